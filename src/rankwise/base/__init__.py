@@ -1,0 +1,1 @@
+"""Words that all sides share; standard library only; a thing is admitted only if two rooms need it."""

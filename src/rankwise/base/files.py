@@ -1,0 +1,39 @@
+"""Files that are whole or absent, and the ends of long ones."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomic(path: str | Path, data: str | bytes) -> None:
+    """Write ``data`` so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: The folder is missing, full or not writable; nothing is left behind.
+    """
+    path = Path(path)
+    raw = data.encode() if isinstance(data, str) else data
+    # rename(2) is atomic only inside one filesystem, so the temporary file sits beside the final one.
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(raw)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_tail(path: str | Path, size_bytes: int) -> bytes:
+    """Return the last ``size_bytes`` of a file; nothing if it can't be read."""
+    try:
+        with Path(path).open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - size_bytes))
+            return file.read(size_bytes)
+    except OSError:
+        return b""

@@ -1,0 +1,124 @@
+"""What this host offers, read without torch: cores allowed to us, GPUs, who holds a port."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from pathlib import Path
+
+from rankwise.base.environ import get
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def own_cgroups() -> dict[str, str]:
+    """Return this process's cgroup path by controller; the unified hierarchy stands under ''."""
+    found = {}
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = path
+    return found
+
+
+def _cgroup_chain(root: Path, path: str) -> list[Path]:
+    """List the folders from our group up to the root: a limit may stand at any of them."""
+    here = root / path.lstrip("/")
+    chain = [folder for folder in (here, *here.parents) if folder.is_relative_to(root)]
+    return [folder for folder in chain if folder.is_dir()]
+
+
+def _cpu_quota() -> float:
+    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit."""
+    groups, quotas = own_cgroups(), [math.inf]
+    for folder in _cgroup_chain(_CGROUP, groups.get("", "/")):
+        limit = _read(folder / "cpu.max").split()
+        if len(limit) == 2 and limit[0] != "max":
+            quotas.append(int(limit[0]) / int(limit[1]))
+    for folder in _cgroup_chain(_CGROUP / "cpu", groups.get("cpu", "/")):
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas)
+
+
+def count_cores() -> int:
+    """Count the cores that this job may use: affinity and cgroup quota counted, hyper-threads not.
+
+    Two threads of one core share its arithmetic units: a second compute thread there gains nothing.
+    """
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    topology = Path("/sys/devices/system/cpu")
+    cores = {_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    quota = _cpu_quota()
+    return len(cores) if math.isinf(quota) else max(1, min(len(cores), math.ceil(quota)))
+
+
+def count_gpus() -> int:
+    """Count the NVIDIA GPUs that a rank would see, without waking a driver; 0 where that can't be told."""
+    try:
+        present = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0
+    visible = get("CUDA_VISIBLE_DEVICES", "all")
+    if visible == "all":
+        return present
+    named = [name.strip() for name in visible.split(",")]
+    # CUDA stops reading at the first empty or negative entry.
+    stop = next((i for i, name in enumerate(named) if not name or name.startswith("-")), len(named))
+    return min(present, stop) if named[0].isdigit() else stop
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host name can only mean this very host, without asking a name server."""
+    name = host.strip("[]").lower()
+    return name in {"localhost", "::1", "0:0:0:0:0:0:0:1", "ip6-localhost"} or name.startswith("127.")
+
+
+def find_port_holder(port: int) -> str:
+    """Say who listens on a TCP port: ``"pid 123 (python train.py)"``; empty if that can't be seen."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _read(Path(table)).splitlines()[1:]:
+            field = line.split()
+            if field[3] == "0A" and int(field[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(f"socket:[{field[9]}]")
+    if not inodes:
+        return ""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [str(fd.readlink()) for fd in (process / "fd").iterdir()]
+        except OSError:
+            continue
+        if inodes.intersection(links):
+            command = _read(process / "cmdline").replace("\0", " ").strip()
+            return f"pid {process.name} ({command[:80]})"
+    return "a process of another user"
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Bind and listen, so that early clients wait in the queue instead of being refused.
+
+    Args:
+        host: ``"127.0.0.1"`` for this host only; an empty string for all its addresses, IPv6 included.
+        port: The port; 0 lets the system choose.
+
+    Raises:
+        OSError: The port is taken, or the address is not ours.
+    """
+    if not host and socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=2048, dualstack_ipv6=True)
+        except OSError:
+            if port:
+                # The port may be held on one family only: the plain attempt below tells the truth.
+                pass
+    return socket.create_server((host, port), backlog=2048)

@@ -1,0 +1,94 @@
+"""The one door to what only some systems have: prctl, pseudo-terminals, limits, memory files.
+
+Every function says what happens where the system lacks the thing, so that nobody else has to ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+IS_LINUX = sys.platform.startswith("linux")
+IS_WINDOWS = os.name == "nt"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Used to ask a rank for its stacks. SIGUSR1/2 belong to schedulers and scripts, 32 and 33 to the C library.
+STACK_SIGNAL: int | None = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
+
+
+# Looked up once and before any fork: loading a library in a forked child is not safe.
+_LIBC = ctypes.CDLL(None, use_errno=True) if IS_LINUX else None
+
+
+def _prctl(option: int, value: int) -> bool:
+    return _LIBC is not None and _LIBC.prctl(option, value, 0, 0, 0) == 0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to SIGKILL this process when the thread that forked it ends; elsewhere nothing happens."""
+    _prctl(_PR_SET_PDEATHSIG, int(getattr(signal, "SIGKILL", 9)))
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of all descendants that lose theirs; False where the system can't do it."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def make_memory_file(name: str) -> int:
+    """Open an unnamed file of no size, in memory where possible, and return its descriptor.
+
+    Unlike a file in a folder it can be written when the disk is full, and it goes with its last user.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    fd, path = tempfile.mkstemp(prefix=name)
+    if not IS_WINDOWS:
+        Path(path).unlink()
+    return fd
+
+
+def open_terminal(like_fd: int) -> tuple[int, int] | None:
+    """Open a pseudo-terminal that looks like the terminal ``like_fd``.
+
+    Returns:
+        (our end, the program's end); None where there are none left or the system has none.
+    """
+    try:
+        import pty
+        import termios
+    except ImportError:
+        return None
+    try:
+        ours, theirs = pty.openpty()
+    except OSError:
+        return None
+    try:
+        settings = termios.tcgetattr(like_fd)
+        # Bytes pass as they are: the real terminal at the end does the newline work, once.
+        settings[1] &= ~termios.OPOST
+        settings[3] &= ~termios.ECHO
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+    except termios.error:
+        pass
+    copy_terminal_size(like_fd, ours)
+    return ours, theirs
+
+
+def copy_terminal_size(from_fd: int, to_fd: int) -> None:
+    """Give the terminal ``to_fd`` the rows and columns of ``from_fd``; nothing happens without terminals."""
+    try:
+        import fcntl
+        import termios
+    except ImportError:
+        return
+    try:
+        size = fcntl.ioctl(from_fd, termios.TIOCGWINSZ, b"\0" * 8)
+        fcntl.ioctl(to_fd, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass

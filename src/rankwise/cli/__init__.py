@@ -1,0 +1,1 @@
+"""argparse and glue: each command is a short module."""

@@ -1,0 +1,58 @@
+"""The command `rankwise`: finds the subcommand and turns our errors into a line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from typing import TYPE_CHECKING
+
+from rankwise import __version__
+from rankwise.base.errors import RankwiseError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_USAGE = f"""rankwise {__version__}: run any PyTorch training program on many processes
+
+  rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
+  rankwise run --help                             all flags
+  rankwise --version
+"""
+
+
+def _run(argv: Sequence[str]) -> int:
+    from rankwise.cli.run import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line without the program's name; return the exit code."""
+    if not argv or argv[0] in {"-h", "--help", "help"}:
+        print(_USAGE, end="")
+        return 0 if argv else 2
+    if argv[0] in {"-V", "--version"}:
+        print(__version__)
+        return 0
+    try:
+        if argv[0] not in _COMMANDS:
+            near = difflib.get_close_matches(argv[0], _COMMANDS, n=1)
+            hint = (
+                f"did you mean `rankwise {near[0]}`?" if near else f"for a script: rankwise run {argv[0]} …"
+            )
+            raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
+        return _COMMANDS[argv[0]](argv[1:])
+    except RankwiseError as error:
+        print(f"rankwise: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def entry(command: str | None = None) -> None:
+    """Entry point of the program; with ``command`` the arguments are that command's."""
+    argv = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    sys.exit(main(argv))

@@ -1,0 +1,208 @@
+"""Do what the parent needs torch for: count devices, bind to NUMA nodes, meet the other nodes of a job.
+
+Requests and answers are JSON lines on standard input and output; ``{"waiting": n}`` is sent unasked when other
+nodes want to join. It ends when its input ends. The rendezvous is torch's own, unchanged, so that nodes started
+by torchrun and nodes started by us meet in one job.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+del sys.path[0]  # our own folder: its names must not shadow anybody's
+
+# Answers leave through a private descriptor: whatever a library prints goes to standard error.
+_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
+_lock = threading.Lock()
+
+
+def _say(answer: dict[str, Any]) -> None:
+    with _lock:
+        _answers.write(json.dumps(answer) + "\n")
+        _answers.flush()
+
+
+def count_devices(what: str) -> int:
+    """Count as torchrun does for ``--nproc-per-node gpu | cpu | auto | xpu | <a backend's name>``."""
+    import torch
+    from torch.distributed.run import determine_local_world_size
+
+    if what == "auto" and not hasattr(torch, "accelerator"):
+        what = "gpu" if torch.cuda.is_available() else "cpu"
+    return int(determine_local_world_size(what))
+
+
+def bind_numa(mode: str, num_ranks: int) -> list[Any]:
+    """Return for each local rank the words that stand before its command, as torchrun would put them."""
+    from torch.numa import binding
+
+    # Private, and the only way to torchrun's answer: without it the parent says that torch is too old.
+    wrap = binding._maybe_wrap_command_args_with_numa_binding
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    return [list(wrap((), gpu_index=index, numa_options=options)) for index in range(num_ranks)]
+
+
+class Meeting:
+    """One job's rendezvous as this node sees it, over all its restarts."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        # Each round gets a store of its own: torch's reuse of one store over restarts leaves the addresses of
+        # dead ranks in it, and a node that joins late waits for a key that nobody writes again.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+        self.orders, self.static = orders, orders["backend"] == "static"
+        self.handler = registry.get_rendezvous_handler(
+            RendezvousParameters(
+                backend=orders["backend"],
+                endpoint=orders["endpoint"],
+                run_id=orders["run_id"],
+                min_nodes=orders["min_nodes"],
+                max_nodes=orders["max_nodes"],
+                local_addr=orders["local_addr"],
+                **orders["conf"],
+            )
+        )
+        self.store, self.world, self.watching = None, 0, False
+
+    def join(self, restart: int) -> dict[str, Any]:
+        """Meet the other nodes and return which ranks are ours."""
+        self.watching = False
+        info = self.handler.next_rendezvous()
+        node_rank, self.world, self.store = info.rank, info.world_size, info.store
+        store, meeting_place = info.store, info.bootstrap_store_info
+        served = self.static
+        if self.static and restart:
+            from torch.distributed import PrefixStore
+            from torch.distributed.elastic.rendezvous import RendezvousStoreInfo
+
+            # Ranks of the first attempt use the agents' own store, as under torchrun; later ones a fresh one.
+            store = PrefixStore(f"rankwise/restart_{restart}", store)
+            address = meeting_place.master_addr
+            meeting_place, served = RendezvousStoreInfo.build(node_rank, store, local_addr=address), False
+        base, world, role_base, role_world = self._agree_on_ranks(store, node_rank)
+        self.watching = not self.static
+        return {
+            "node_rank": node_rank,
+            "num_nodes": self.world,
+            "base_rank": base,
+            "world_size": world,
+            "base_role_rank": role_base,
+            "role_world_size": role_world,
+            "master_addr": meeting_place.master_addr,
+            "master_port": meeting_place.master_port,
+            "store_is_served": served,
+            "run_id": self.handler.get_run_id(),
+        }
+
+    def _agree_on_ranks(self, store: Any, node_rank: int) -> list[Any]:
+        """Number the ranks over all nodes, in torchrun's keys and forms."""
+        mine = {
+            "role": self.orders["role"],
+            "rank": node_rank,
+            "local_world_size": self.orders["local_world_size"],
+        }
+        store.set(f"torchelastic/role_info/{node_rank}", json.dumps(mine).encode())
+        if node_rank == 0:
+            keys = [f"torchelastic/role_info/{index}" for index in range(self.world)]
+            infos = [json.loads(store.get(key)) for key in keys]
+            total = 0
+            per_role: dict[str, int] = {}
+            for info in infos:
+                info["base"], info["role_base"] = total, per_role.get(info["role"], 0)
+                total += info["local_world_size"]
+                per_role[info["role"]] = info["role_base"] + info["local_world_size"]
+            for index, info in enumerate(infos):
+                part = [info["base"], total, info["role_base"], per_role[info["role"]]]
+                store.set(f"torchelastic/assigned_ranks/{index}", json.dumps(part).encode())
+        numbers = json.loads(store.get(f"torchelastic/assigned_ranks/{node_rank}"))
+        return list(numbers)
+
+    def watch(self) -> None:
+        """Tell the parent, for as long as the process lives, when other nodes wait to join."""
+        told = 0
+        while True:
+            time.sleep(0.5)
+            if not self.watching:
+                told = 0
+                continue
+            try:
+                waiting = self.handler.num_nodes_waiting()
+            except Exception as error:  # noqa: BLE001 - torch raises many kinds; the parent is told what and decides
+                _say({"lost": f"{type(error).__name__}: {error}"})
+                return
+            if waiting != told:
+                _say({"waiting": waiting})
+                told = waiting
+
+    def finish(self, timeout_s: float) -> dict[str, Any]:
+        """Wait until all nodes are through, so that no store goes while others still need it."""
+        from torch.distributed.elastic.utils import store as store_util
+
+        self.watching = False
+        store_util.barrier(self.store, self.world, "torchelastic/agent/terminal_state", timeout_s)
+        return {}
+
+    def close(self) -> dict[str, Any]:
+        """Close the meeting for good."""
+        self.watching = False
+        self.handler.shutdown()
+        return {}
+
+
+class Desk:
+    """Where requests are dealt with, each by the method of its name."""
+
+    def __init__(self) -> None:
+        self._meeting: Meeting | None = None
+
+    def count(self, what: str) -> dict[str, Any]:
+        return {"count": count_devices(what)}
+
+    def numa(self, mode: str, num_ranks: int) -> dict[str, Any]:
+        return {"prefixes": bind_numa(mode, num_ranks)}
+
+    def open(self, **orders: Any) -> dict[str, Any]:
+        self._meeting = Meeting(orders)
+        threading.Thread(target=self._meeting.watch, daemon=True).start()
+        return {}
+
+    def join(self, restart: int) -> dict[str, Any]:
+        return self._met().join(restart)
+
+    def finish(self, barrier_s: float) -> dict[str, Any]:
+        return self._met().finish(barrier_s)
+
+    def close(self) -> dict[str, Any]:
+        return self._met().close()
+
+    def _met(self) -> Meeting:
+        if self._meeting is None:
+            raise RuntimeError("no meeting is open")
+        return self._meeting
+
+
+def main() -> None:
+    """Serve requests until the parent closes our input."""
+    desk = Desk()
+
+    def serve(line: str) -> None:
+        request = json.loads(line)
+        try:
+            answer = getattr(desk, request.pop("op"))(**request)
+        except BaseException as error:  # noqa: BLE001 - the parent is told whatever it was
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        _say({"answer": answer})
+
+    # A request may block for minutes: the end of the input must be seen meanwhile.
+    for line in sys.stdin:
+        threading.Thread(target=serve, args=(line,), daemon=True).start()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Serve the store that the ranks of one attempt meet at, on a socket that the parent already listens on.
+
+A process of its own, so that neither rank 0 nor the parent takes the store with it. Started anew for every
+attempt: addresses that dead ranks left in a store keep the next attempt from meeting.
+"""
+
+import os
+import signal
+import sys
+
+# Only the parent decides when the store goes: a `pkill -f` or a Ctrl-C meant for the job must not take it first.
+for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    if hasattr(signal, _name):
+        signal.signal(getattr(signal, _name), signal.SIG_IGN)
+del sys.path[0]  # our own folder: its names must not shadow anybody's
+
+from datetime import timedelta  # noqa: E402
+
+from torch.distributed import TCPStore  # noqa: E402
+
+
+def main(listen_fd: int, port: int) -> None:
+    """Serve until we are killed."""
+    options = {"use_libuv": False} if os.environ.get("USE_LIBUV") == "0" else {}
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        is_master=True,
+        timeout=timedelta(seconds=60),
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+        **options,
+    )
+    print(store.port, flush=True)  # noqa: T201 - tells the parent that clients are served
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,113 @@
+"""Read in the parent what a rank's recorder wrote: how it ended, and its stacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+
+from rankwise.base.faults import FaultRecord
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_HEAD = re.compile(r"^(Current thread|Thread) 0x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the line is neither Python's own nor an installed package's."""
+        foreign = ("/site-packages/", "/dist-packages/", "/lib/python3")
+        return not self.file.startswith("<") and not any(part in self.file for part in foreign)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What the main thread of a rank was doing; innermost frame first."""
+
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def where(self) -> str | None:
+        """``file.py:LINE`` of the innermost line of the user's own code."""
+        own = next((frame for frame in self.frames if frame.is_users), None)
+        own = own or (self.frames[0] if self.frames else None)
+        return None if own is None else str(own)
+
+    @property
+    def op(self) -> str | None:
+        """The function of torch.distributed that the user's line is in, if it is in one."""
+        inside = None
+        for frame in self.frames:
+            if frame.is_users:
+                break
+            if "/torch/" in frame.file:
+                inside = frame.function
+        return inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What a rank said of its own end."""
+
+    fault: FaultRecord | None = None
+    finished_s: float | None = None
+    crash: Stack | None = None
+    stack: Stack | None = field(default=None)
+
+
+def read_all(fd: int) -> str:
+    """Return a memory file's text without moving the offset that the rank writes at."""
+    parts, at = [], 0
+    while chunk := os.pread(fd, 1 << 20, at) if hasattr(os, "pread") else b"":
+        parts.append(chunk)
+        at += len(chunk)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
+    """Return the exception that ended the rank, and when its script was through (monotonic seconds)."""
+    fault, finished_s = None, None
+    for line in text.splitlines():
+        try:
+            note = json.loads(line)
+            if note["note"] == "finished":
+                finished_s = float(note["monotonic_s"])
+            elif note["note"] == "exception":
+                fault = FaultRecord(
+                    message=str(note["message"]),
+                    callstack=str(note["traceback"]),
+                    timestamp_s=float(note["time_s"]),
+                    monotonic_s=float(note["monotonic_s"]),
+                    where=note["where"],
+                )
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut short by the rank's death
+    return fault, finished_s
+
+
+def parse_stack(text: str) -> Stack | None:
+    """Read faulthandler's text; the main thread comes last in it. None if it holds no frame."""
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if _HEAD.match(line):
+            frames = []
+        elif found := _FRAME.match(line):
+            frames.append(Frame(file=found["file"], line=int(found["line"]), function=found["function"]))
+    return Stack(frames=tuple(frames)) if frames else None
+
+
+def split_crash(text: str) -> tuple[str, str]:
+    """Split a stack file into what was asked for and what a crash wrote of itself."""
+    asked, mark, crash = text.partition("Fatal Python error: ")
+    return asked, mark + crash

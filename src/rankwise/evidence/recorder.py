@@ -1,0 +1,219 @@
+"""Armed in every rank before the script's first line: notes how it ends, and shows its stacks when asked.
+
+This file runs alone inside the user's process: standard library only, no import of rankwise (the parent may
+live in another environment, beside the project's own), nothing left in ``sys.modules``, nothing printed.
+The notes are JSON lines in a memory file that the parent reads: ``{"note": "exception" | "finished", …}``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+def arm(*, notes: int | str, stacks: int | str, stack_signal: int | None, lifeline: int | None) -> None:
+    """Start recording in this process.
+
+    Args:
+        notes: Descriptor (or path) that receives the notes.
+        stacks: Descriptor (or path) that receives stacks, on a crash and on ``stack_signal``.
+        stack_signal: The signal that asks for stacks; None where the system has none to spare.
+        lifeline: The read end of a pipe that the parent holds open; its end means that the parent is gone.
+            None where the kernel itself sees to that.
+    """
+    recorder = _Recorder(_take(notes))
+    # An audit hook sees the exception that ends the interpreter, whatever the script made of sys.excepthook,
+    # and leaves sys.excepthook as it was.
+    sys.addaudithook(recorder.on_audit)
+    # Registered before any of the script's own, so called after all of them.
+    atexit.register(recorder.on_exit)
+    stacks_fd = _take(stacks)
+    # A script's PYTHONFAULTHANDLER=1 goes to its stderr, as the user asked.
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=stacks_fd, all_threads=True)
+        _in_forked_child(faulthandler.disable)
+    if stack_signal is not None and hasattr(faulthandler, "register"):
+        faulthandler.register(stack_signal, file=stacks_fd, all_threads=True, chain=False)
+        _in_forked_child(lambda: faulthandler.unregister(stack_signal))
+    if lifeline is not None:
+        _end_with(lifeline)
+
+
+class _Recorder:
+    """Writes the notes of this process, and of no child that it forks."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._identity = fd, _identity(fd)
+        self._pid, self._has_fault = os.getpid(), False
+
+    def on_audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event != "sys.excepthook" or os.getpid() != self._pid:
+            return
+        self._has_fault = True
+        # A failing note must never hide the script's own error.
+        with _Quiet():
+            facts = _describe(args[2], args[3])
+            with _Quiet():
+                self._note("exception", **facts)
+            _write_error_file(facts)
+
+    def on_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        _let_threads_settle()
+        if not self._has_fault:
+            with _Quiet():
+                self._note("finished")
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        # The script may have closed the descriptor, and the number may now be somebody's file.
+        if _identity(self._fd) != self._identity:
+            return
+        import json
+
+        line = json.dumps({"note": kind, "monotonic_s": time.monotonic(), "time_s": time.time(), **facts})
+        os.write(self._fd, line.encode("utf-8", "backslashreplace") + b"\n")
+
+
+class _Quiet:
+    """Swallows whatever goes wrong inside: contextlib is not worth its import in every rank."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> bool:
+        return isinstance(error, Exception)
+
+
+def _in_forked_child(function: Any) -> None:
+    """Call in every forked child: a data-loading worker's crash must not be told as the rank's."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def _take(place: int | str) -> int:
+    """Return a descriptor for ``place`` that the script's own children don't inherit."""
+    if isinstance(place, str):
+        return os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.set_inheritable(place, False)
+    return place
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _describe(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
+    """Return what the parent wants to know about an exception that nobody caught."""
+    import traceback as formatter
+
+    try:
+        text = str(error)
+    except Exception:
+        text = "<its text can't be shown>"
+    name = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        name = f"{type(error).__module__}.{name}"
+    lines = formatter.format_exception(type(error), error, traceback)
+    return {
+        "type": name,
+        "message": f"{name}: {text}"[:20_000] if text else name,
+        "traceback": "".join(lines)[-60_000:],
+        "where": _find_user_line(error, traceback),
+    }
+
+
+def _find_user_line(error: BaseException, traceback: TracebackType | None) -> str | None:
+    """Return ``file.py:LINE`` of the innermost line that is neither Python's nor a package's."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno or 0}"
+    library, innermost, own = os.path.dirname(os.__file__) + os.sep, None, None
+    while traceback is not None:
+        file, line = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        innermost = f"{file}:{line}"
+        if (
+            not file.startswith((library, "<"))
+            and "site-packages" not in file
+            and "dist-packages" not in file
+        ):
+            own = innermost
+        traceback = traceback.tb_next
+    return own or innermost
+
+
+def _write_error_file(facts: dict[str, Any]) -> None:
+    """Write torchelastic's error file, unless the script's own ``@record`` did."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    import json
+
+    extra = {"py_callstack": facts["traceback"], "timestamp": str(int(time.time()))}
+    body = {"message": {"message": facts["message"], "extraInfo": extra}}
+    with open(f"{path}.tmp", "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump(body, file)
+    os.replace(f"{path}.tmp", path)
+
+
+def _let_threads_settle() -> None:
+    """Wait, at most 0.3 s, until the process group's threads have nothing left to do.
+
+    A thread of ProcessGroupGloo that drops its last work while the interpreter goes down aborts the process
+    ("terminate called without an active exception", pytorch#190489): a script that has done its work then
+    looks like a failure. While we sleep here such a thread gets the interpreter's lock and finishes.
+    """
+    if "torch.distributed.distributed_c10d" not in sys.modules:
+        return
+    if not os.path.isdir("/proc/self/task"):
+        time.sleep(0.02)
+        return
+    quiet, end = 0, time.monotonic() + 0.3
+    while quiet < 4 and time.monotonic() < end:
+        time.sleep(0.003)
+        quiet = 0 if _other_threads_run() else quiet + 1
+
+
+def _other_threads_run() -> bool:
+    me = str(os.getpid())
+    for task in os.listdir("/proc/self/task"):
+        if task == me:
+            continue
+        try:
+            with open(f"/proc/self/task/{task}/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[0] == b"R":
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process when the parent's end of the pipe closes (systems without a parent-death signal)."""
+    import threading
+
+    if os.name == "nt":
+        import msvcrt
+
+        lifeline = msvcrt.open_osfhandle(lifeline, os.O_RDONLY)  # type: ignore[attr-defined]
+    else:
+        os.set_inheritable(lifeline, False)
+
+    def wait_for_the_end() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if hasattr(os, "killpg"):
+            os.killpg(0, 9)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_the_end, name="rankwise-lifeline", daemon=True).start()

@@ -1,0 +1,65 @@
+"""Ask living ranks what they are doing, at the moment when another one has failed."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.osdoor import STACK_SIGNAL
+from rankwise.evidence.notes import Stack, parse_stack, read_all, split_crash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.base.clock import Clock
+
+
+def listens(pid: int) -> bool:
+    """Tell whether a process catches our signal: one that does not would die of it."""
+    if STACK_SIGNAL is None:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+
+
+def take_stacks(
+    ranks: Mapping[int, tuple[int, int]], clock: Clock, timeout_s: float = 0.2
+) -> dict[int, Stack]:
+    """Ask ranks for their stacks, all at once.
+
+    Args:
+        ranks: By global rank: (pid, descriptor of its stack file). The pid must not be reaped yet.
+        clock: Where the time comes from.
+        timeout_s: When to stop waiting; a rank that is stopped or swapped out does not answer.
+
+    Returns:
+        The main thread's stack of each rank that answered.
+    """
+    before, stacks = {}, {}
+    for rank, (pid, fd) in ranks.items():
+        if STACK_SIGNAL is None or not listens(pid):
+            continue
+        before[rank] = len(read_all(fd))
+        try:
+            os.kill(pid, STACK_SIGNAL)
+        except OSError:
+            del before[rank]
+    end, size = clock.monotonic() + timeout_s, dict.fromkeys(before, -1)
+    while size and clock.monotonic() < end:
+        clock.sleep(0.004)
+        for rank in list(size):
+            text, _ = split_crash(read_all(ranks[rank][1])[before[rank] :])
+            # The text comes in many small writes and has no end mark: take it when it has stopped growing.
+            if text.endswith("\n") and len(text) == size[rank]:
+                del size[rank]
+            else:
+                size[rank] = len(text)
+            if stack := parse_stack(text):
+                stacks[rank] = stack
+    return stacks

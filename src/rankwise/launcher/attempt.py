@@ -1,0 +1,370 @@
+"""One attempt: all ranks from their start to their end, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.files import read_tail
+from rankwise.base.osdoor import IS_LINUX, make_memory_file
+from rankwise.engine import STORE_PROCESS
+from rankwise.evidence.memory import count_oom_kills
+from rankwise.evidence.notes import Stack, parse_notes, parse_stack, read_all, split_crash
+from rankwise.evidence.snapshot import take_stacks
+from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
+from rankwise.launcher.processes import cpu_ticks
+from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.spec import Std
+from rankwise.launcher.tee import Tee, make_prefix
+from rankwise.launcher.workers import STORE_TAG, Change, Command, Ended, KeeperLost, NotStarted, Started
+from rankwise.verdict.case import Case, RankEnd
+from rankwise.verdict.exits import is_abort_at_exit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.launcher.job import Job
+    from rankwise.launcher.rendezvous.assignment import Assignment
+
+_SNAPSHOT_S = 0.2
+#: A rank that has raised is given this long to end by itself, so that its exit code is its own.
+_LAST_BREATH_S = 2.0
+_ORPHAN_GRACE_S = 5.0
+_KILL_TIMEOUT_S = 20.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rank:
+    """A rank while it lives."""
+
+    rank: int
+    local_rank: int
+    streams: RankStreams
+    notes_fd: int
+    stacks_fd: int
+    pid: int = 0
+    code: int | None = None
+    ended_s: float = 0.0
+    stopped_s: float | None = None
+    stack: Stack | None = None
+    refusal: str = ""
+    ticks: int = -1
+
+    @property
+    def is_alive(self) -> bool:
+        return self.code is None
+
+    @property
+    def tag(self) -> str:
+        return str(self.local_rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an attempt came to.
+
+    Attributes:
+        regroup: Whether it was ended because another node wants to join.
+        open_streams: Standard errors that processes left on purpose still write to.
+    """
+
+    case: Case
+    regroup: bool = False
+    lasted_s: float = 0.0
+    open_streams: list[int] = field(default_factory=list)
+
+
+@final
+class Attempt:
+    """Starts the ranks of one attempt and sees them through."""
+
+    def __init__(self, job: Job, part: Assignment, *, index: int, restarts: int) -> None:
+        """Open the streams of all ranks.
+
+        Args:
+            job: Whose attempt it is.
+            part: Which ranks are ours this time.
+            index: Number of the attempt, from 0.
+            restarts: How many failures came before; an attempt ended for a joining node is none.
+        """
+        self._job, self._part, self._index, self._restarts = job, part, index, restarts
+        self._clock, self._workers = job.clock, job.workers
+        self._folder = job.folder / f"attempt_{index}"
+        self._pump, self._tee = Pump(job.console), Tee(job.console)
+        self._ranks = [self._open_rank(local) for local in range(job.num_ranks)]
+        self._by_tag = {rank.tag: rank for rank in self._ranks}
+        self._oom_before = count_oom_kills() or 0
+        self._started_s = self._clock.monotonic()
+        self._interrupted: int | None = None
+        self._store_code: int | None = None
+        self._keeper_lost = self._left_behind = self._regroup = self._hurry = False
+        self._idle_since: float | None = None
+
+    # ------------------------------------------------------------------ start
+
+    def _open_rank(self, local_rank: int) -> _Rank:
+        folder = self._folder / str(local_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        logs, rank = self._job.spec.logs, self._part.base_rank + local_rank
+        streams = open_streams(logs, local_rank, folder)
+        self._pump.add(streams)
+        tee = logs.tee.get(local_rank, logs.tee.get(None, Std.NONE))
+        prefix = make_prefix(logs.prefix, role_name=self._job.spec.role, rank=rank, local_rank=local_rank)
+        if streams.shown and Std.OUT in tee:
+            self._tee.add(folder / "stdout.log", to_fd=1, prefix=prefix, filters=logs.out_filters,
+                          copy_to=self._folder / "filtered_stdout.log" if logs.out_filters else None)  # fmt: skip
+        if streams.shown and Std.ERR in tee:
+            self._tee.add(folder / "stderr.log", to_fd=2, prefix=prefix, filters=logs.err_filters,
+                          copy_to=self._folder / "filtered_stderr.log" if logs.err_filters else None)  # fmt: skip
+        return _Rank(
+            rank=rank,
+            local_rank=local_rank,
+            streams=streams,
+            notes_fd=self._open_notes(folder / "notes.jsonl"),
+            stacks_fd=self._open_notes(folder / "stacks.txt"),
+        )
+
+    @staticmethod
+    def _open_notes(path: Path) -> int:
+        return make_memory_file(path.stem) if IS_LINUX else os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+    def _start(self) -> None:
+        job, part = self._job, self._part
+        if part.listener is not None:
+            self._start_store(part)
+        for rank in self._ranks:
+            error_file = None if job.spec.logs.is_off else rank.streams.folder / "error.json"
+            env = build_rank_env(
+                job.spec,
+                part,
+                local_rank=rank.local_rank,
+                num_ranks=job.num_ranks,
+                restart=self._restarts,
+                error_file=error_file,
+            )
+            argv = (
+                *job.prefixes[rank.local_rank],
+                *build_argv(job.spec.program, job.python, rank.local_rank),
+            )
+            command = build_rank_command(
+                argv, env, rank.streams, notes_fd=rank.notes_fd, stacks_fd=rank.stacks_fd
+            )
+            self._workers.start(rank.tag, command)
+            for fd in rank.streams.to_close:
+                os.close(fd)
+        self._pump.start()
+        self._tee.start()
+        job.events.write(
+            "ranks.started", attempt=self._index, num=len(self._ranks), world_size=part.world_size
+        )
+
+    def _start_store(self, part: Assignment) -> None:
+        listener = part.listener
+        if listener is None:
+            return
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        log = os.open(self._folder / "store.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        number = 100 if IS_LINUX else listener.fileno()
+        command = Command(
+            argv=(self._job.python, "-u", str(STORE_PROCESS), str(number), str(part.master_port)),
+            env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            stdio=(nowhere, nowhere, log),
+            extra_fds=((number, listener.fileno()),),
+        )
+        self._workers.start(STORE_TAG, command)
+        for fd in (nowhere, log):
+            os.close(fd)
+        listener.close()
+
+    # ------------------------------------------------------------------ watch
+
+    def run(self) -> Outcome:
+        """Start, watch until all ranks have ended or one has failed, and clear up."""
+        self._start()
+        while any(rank.is_alive for rank in self._ranks) and not self._is_over():
+            self._look(self._watch_every_s())
+            if not self._is_over() and self._is_left_behind():
+                self._left_behind = True
+        clean = not self._is_over()
+        if not clean:
+            if self._interrupted is None and not self._regroup:
+                self._take_evidence()
+            self._stop(self._interrupted or signal.SIGTERM)
+            self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
+        self._tee.finish()
+        streams = self._pump.finish()
+        case = self._to_case()
+        if not clean:
+            self._end_store()
+        lasted_s = self._clock.monotonic() - self._started_s
+        for rank in self._ranks:
+            os.close(rank.notes_fd)
+            os.close(rank.stacks_fd)
+        return Outcome(case=case, regroup=self._regroup, lasted_s=lasted_s, open_streams=streams)
+
+    def _is_over(self) -> bool:
+        """Whether there is no point in going on."""
+        if self._interrupted is not None or self._keeper_lost or self._regroup or self._left_behind:
+            return True
+        alive = any(rank.is_alive for rank in self._ranks)
+        return (self._store_code is not None and alive) or any(self._has_failed(rank) for rank in self._ranks)
+
+    def _has_failed(self, rank: _Rank) -> bool:
+        return bool(rank.code) and not (rank.code == -signal.SIGABRT and is_abort_at_exit(self._to_end(rank)))
+
+    def _watch_every_s(self) -> float:
+        return self._job.spec.monitor_interval_s if self._part.num_nodes > 1 else 1.0
+
+    def _look(self, timeout_s: float) -> None:
+        for change in self._workers.wait_change(timeout_s):
+            self._note(change)
+        for number in self._job.signals.take():
+            self._obey(number)
+        if self._part.num_nodes > 1 and self._job.rendezvous.nodes_waiting() > 0:
+            self._regroup = True
+
+    def _note(self, change: Change) -> None:
+        match change:
+            case Started(tag=tag, pid=pid):
+                if rank := self._by_tag.get(tag):
+                    rank.pid = pid
+            case NotStarted(tag=tag, error=error):
+                self._note_end(tag, 127, self._clock.monotonic(), refusal=error)
+            case Ended(tag=tag, code=code, at_s=at_s):
+                self._note_end(tag, code, at_s)
+            case KeeperLost():
+                self._keeper_lost = True
+                now = self._clock.monotonic()
+                for rank in self._living():
+                    rank.code, rank.ended_s, rank.stopped_s = -signal.SIGKILL, now, now
+
+    def _note_end(self, tag: str, code: int, at_s: float, refusal: str = "") -> None:
+        if rank := self._by_tag.get(tag):
+            rank.code, rank.ended_s, rank.refusal = code, at_s, refusal
+            self._job.events.write("rank.ended", rank=rank.rank, code=code)
+        elif tag == STORE_TAG:
+            self._store_code = code
+
+    def _obey(self, number: int) -> None:
+        if number == getattr(signal, "SIGWINCH", None):
+            self._pump.resize()
+        elif number in self._job.passed_on:
+            for rank in self._living():
+                self._workers.signal(rank.tag, number)
+        elif self._interrupted is None:
+            self._interrupted = number
+        else:
+            self._hurry = True
+
+    def _living(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.is_alive]
+
+    def _is_left_behind(self) -> bool:
+        """Whether some ranks are through and all others have been idle since, in a collective, for too long.
+
+        Idle means that no thread has used the CPU. Only then are they asked for their stacks: a signal can
+        cut a sleeping system call short.
+        """
+        living = self._living()
+        if not self._job.spec.watch or not living or len(living) == len(self._ranks):
+            return False
+        now, ticks = self._clock.monotonic(), [cpu_ticks(rank.pid) for rank in living]
+        moved = [rank for rank, at in zip(living, ticks, strict=True) if at < 0 or at - rank.ticks > 2]
+        if moved or self._idle_since is None:
+            for rank, at in zip(living, ticks, strict=True):
+                rank.ticks = at
+            self._idle_since = now
+            return False
+        if now - self._idle_since < (self._job.spec.hang_timeout_s or 60.0):
+            return False
+        self._idle_since = None
+        stacks = take_stacks({rank.rank: (rank.pid, rank.stacks_fd) for rank in living}, self._clock)
+        return len(stacks) == len(living) and all(stack.op for stack in stacks.values())
+
+    # -------------------------------------------------------------------- end
+
+    def _take_evidence(self) -> None:
+        """Look at the living before they are stopped: what they wait for is half of the answer."""
+        living = {rank.rank: rank for rank in self._living() if rank.pid}
+        stacks = take_stacks(
+            {number: (rank.pid, rank.stacks_fd) for number, rank in living.items()}, self._clock, _SNAPSHOT_S
+        )
+        for number, stack in stacks.items():
+            living[number].stack = stack
+        end = self._clock.monotonic() + _LAST_BREATH_S
+        while self._clock.monotonic() < end and self._interrupted is None:
+            if not any(parse_notes(read_all(rank.notes_fd))[0] for rank in self._living()):
+                return
+            self._look(0.02)
+
+    def _stop(self, number: int) -> None:
+        """End all living ranks: the signal, the user's time to save, SIGKILL for whole groups."""
+        for rank in self._living():
+            rank.stopped_s = self._clock.monotonic()
+            self._workers.signal(rank.tag, number, tree=self._job.spec.program.how == "program")
+            if hasattr(signal, "SIGCONT"):
+                self._workers.signal(rank.tag, signal.SIGCONT)
+        end = self._clock.monotonic() + self._job.spec.shutdown_timeout_s
+        while self._living() and self._clock.monotonic() < end and not self._hurry:
+            self._look(min(0.5, max(0.0, end - self._clock.monotonic())))
+        end = self._clock.monotonic() + _KILL_TIMEOUT_S
+        for rank in self._living():
+            self._job.events.write("rank.killed", rank=rank.rank)
+            self._workers.signal(rank.tag, getattr(signal, "SIGKILL", signal.SIGTERM), tree=True)
+        while self._living() and self._clock.monotonic() < end:
+            self._look(0.1)
+
+    def _end_store(self) -> None:
+        """End the store and see it gone: the next attempt may want the same port."""
+        end = self._clock.monotonic() + _KILL_TIMEOUT_S
+        self._workers.signal(STORE_TAG, signal.SIGKILL)
+        while self._part.listener is not None and self._store_code is None and not self._keeper_lost:
+            self._look(0.1)
+            if self._clock.monotonic() > end:
+                return
+
+    def _to_end(self, rank: _Rank) -> RankEnd:
+        fault, finished_s = parse_notes(read_all(rank.notes_fd))
+        crash = parse_stack(split_crash(read_all(rank.stacks_fd))[1])
+        log = rank.streams.log
+        return RankEnd(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            pid=rank.pid,
+            code=rank.code,
+            ended_s=rank.ended_s,
+            stopped_s=rank.stopped_s,
+            fault=fault,
+            finished_s=finished_s,
+            crash=crash,
+            stack=rank.stack,
+            last_words=rank.refusal or read_last_words(rank.streams, self._pump),
+            log=str(log) if log.exists() else None,
+        )
+
+    def _to_case(self) -> Case:
+        try:
+            shm = os.statvfs("/dev/shm")
+            shm_free: int | None = shm.f_bavail * shm.f_frsize
+        except (OSError, AttributeError):
+            shm_free = None
+        # Without a failed rank, a store that ended while ranks lived is the cause; else we ended it ourselves.
+        store_failed = self._store_code is not None and any(
+            rank.stopped_s is not None for rank in self._ranks
+        )
+        return Case(
+            ranks=tuple(self._to_end(rank) for rank in self._ranks),
+            world_size=self._part.world_size,
+            num_nodes=self._part.num_nodes,
+            attempt=self._index,
+            started_s=self._started_s,
+            oom_kills=max(0, (count_oom_kills() or 0) - self._oom_before),
+            shm_free_bytes=shm_free,
+            interrupted=self._interrupted,
+            left_behind=self._left_behind,
+            store_code=self._store_code if store_failed else None,
+            store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),
+            keeper_lost=self._keeper_lost,
+        )

@@ -1,0 +1,182 @@
+"""Look at a command before anything is started: most lost hours begin in the command line.
+
+Each check is a function of what was typed and of this host; it gives a Finding or nothing. Errors stop the
+start, warnings are printed above the run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.findings import Finding
+from rankwise.base.host import count_gpus, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankwise.launcher.spec import LaunchSpec
+
+# Flags that only a launcher has. Others (--role, --log-dir, --module …) are common in scripts.
+_LAUNCHER_ONLY = {
+    f"--{name}"
+    for name in (
+        "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint",
+        "rdzv-id", "rdzv-conf", "standalone", "max-restarts", "monitor-interval", "local-ranks-filter",
+    )
+}  # fmt: skip
+_DEVICES = {"gpu", "cpu", "auto", "xpu"}
+
+
+def check_command(spec: LaunchSpec, argv: Sequence[str] = ()) -> list[Finding]:
+    """Return all that is wrong or doubtful with a command, errors first.
+
+    Args:
+        spec: The command, parsed.
+        argv: The command as typed, after ``run``.
+    """
+    checks = (_check_nproc, _check_script, _check_late_flags, _check_meeting, _check_ignored, _check_gpus)
+    found = [finding for check in checks for finding in check(spec, argv)]
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def _check_nproc(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
+    value = spec.nproc_per_node
+    if value.isdigit() and int(value) > 0:
+        return
+    if value in _DEVICES or re.fullmatch(r"[a-z][a-z0-9_]*", value):
+        return
+    yield Finding(
+        id="L4",
+        severity="error",
+        what=f"--nproc-per-node {value!r} is no number of ranks",
+        fix="a number above 0, gpu, cpu, xpu or auto; did the flag lose its value?",
+    )
+
+
+def _check_script(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
+    program = spec.program
+    script, path = program.script, Path(program.script)
+    if program.how == "module":
+        if script.endswith(".py") and path.exists():
+            module = script[:-3].replace("/", ".")
+            yield Finding(id="L4", severity="error", what=f"-m takes a module's name, and {script!r} is a file",
+                          fix=f"-m {module}, or leave out -m")  # fmt: skip
+        return
+    if program.how == "program":
+        if shutil.which(script) is None:
+            yield Finding(id="L4", severity="error", what=f"no program {script!r} is found",
+                          fix="give its path, or leave out --no-python for a Python script")  # fmt: skip
+        return
+    if program.how == "run_path" and not path.is_absolute():
+        yield Finding(id="L4", severity="error", what=f"--run-path needs an absolute path, and {script!r} is none",
+                      fix=f"give {path.absolute()}")  # fmt: skip
+    elif path.is_dir():
+        if not (path / "__main__.py").exists():
+            yield Finding(id="L4", severity="error", what=f"{script!r} is a folder without __main__.py",
+                          fix="name the script in it")  # fmt: skip
+    elif not path.exists():
+        yield Finding(
+            id="L4", severity="error", what=f"no script {script!r} in {Path.cwd()}", fix=_guess(script)
+        )
+
+
+def _guess(script: str) -> str:
+    if script.startswith("torch") or script in {"python", "python3", "rankwise", "accelerate"}:
+        return f"a second command begins at {script!r}: keep one of the two"
+    if re.fullmatch(r"[\w.]+", script) and "." in script and not script.endswith(".py"):
+        return f"for a module: -m {script}"
+    folder = Path(script).parent
+    names = [str(path) for path in folder.glob("*.py")] if folder.is_dir() else []
+    near = difflib.get_close_matches(script, names, n=1)
+    return f"did you mean {near[0]}?" if near else "check the path, and the folder that you are in"
+
+
+def _check_late_flags(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
+    if "--" in argv[: len(argv) - len(spec.program.args)]:
+        return  # the user said where the launcher's flags end
+    for word in spec.program.args:
+        flag = word.split("=", 1)[0]
+        if flag.replace("_", "-") not in _LAUNCHER_ONLY or _knows(spec, flag.lstrip("-")):
+            continue
+        yield Finding(
+            id="L3",
+            severity="error",
+            what=f"{word} stands after the script, so it would go to {spec.program.script} and not to the launcher",
+            fix=f"put it before {spec.program.script}; if the script does take it: rankwise run [flags] -- "
+            f"{spec.program.script} …",
+        )
+        return
+
+
+def _knows(spec: LaunchSpec, name: str) -> bool:
+    """Tell whether the script, or a file beside it, speaks of an option of that name."""
+    if spec.program.how not in {"script", "run_path"}:
+        return True  # a module or a program may be anything: no ground for a refusal
+    script, words = Path(spec.program.script), (name, name.replace("-", "_"))
+    files = [script, *sorted(script.parent.glob("*.py"))[:200], *sorted(script.parent.glob("*/*.py"))[:200]]
+    for file in files:
+        try:
+            text = file.read_text(errors="replace")
+        except OSError:
+            continue
+        if any(word in text for word in words):
+            return True
+    return False
+
+
+def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
+    meeting = spec.meeting
+    if spec.is_one_node:
+        return
+    if meeting.backend == "static":
+        if spec.min_nodes != spec.max_nodes:
+            yield Finding(
+                id="L10",
+                severity="error",
+                what=f"--nnodes {spec.min_nodes}:{spec.max_nodes} is a range, and the static rendezvous knows one number",
+                fix="give one number, or --rdzv-backend c10d --rdzv-endpoint HOST:PORT",
+            )
+        if not 0 <= spec.node_rank < spec.max_nodes:
+            yield Finding(id="I11", severity="error",
+                          what=f"--node-rank {spec.node_rank} with --nnodes {spec.max_nodes}: nodes are numbered from 0",
+                          fix=f"0 to {spec.max_nodes - 1}, another on each node")  # fmt: skip
+        if spec.master_addr and is_loopback(spec.master_addr):
+            given = any("master" in word or "rdzv" in word for word in argv)
+            yield Finding(
+                id="I4",
+                severity="warning" if given else "error",
+                what=f"{spec.max_nodes} nodes would meet at {spec.master_addr}, and that is another host on each of them",
+                fix="--master-addr ADDRESS-OF-NODE-0"
+                + ("" if given else "; if all nodes are on this host: --master-addr 127.0.0.1"),
+            )
+    elif not meeting.endpoint and meeting.backend == "c10d":
+        yield Finding(id="I21", severity="error", what="--rdzv-backend c10d without --rdzv-endpoint on several nodes",
+                      fix="--rdzv-endpoint HOST:PORT, with the name by which one of the nodes knows itself")  # fmt: skip
+
+
+def _check_ignored(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
+    if spec.meeting.backend == "static":
+        return
+    typed = {word.split("=", 1)[0].replace("_", "-") for word in argv[: len(argv) - len(spec.program.args)]}
+    for flag in sorted(typed & {"--node-rank", "--master-addr", "--master-port"}):
+        yield Finding(id="L9", severity="warning",
+                      what=f"{flag} is not used with --rdzv-backend {spec.meeting.backend}",
+                      fix="leave it out, or use the static rendezvous")  # fmt: skip
+
+
+def _check_gpus(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
+    gpus = count_gpus()
+    if not gpus or not spec.nproc_per_node.isdigit():
+        return
+    ranks = int(spec.nproc_per_node)
+    asked = any("nproc" in word for word in argv)
+    if ranks > gpus:
+        yield Finding(id="L7", severity="warning", what=f"{ranks} ranks on {gpus} GPU{'s' * (gpus > 1)}",
+                      fix=f"for a GPU job --nproc-per-node {gpus} (or gpu): the others would have no device")  # fmt: skip
+    elif ranks == 1 and gpus > 1 and not asked and spec.is_one_node:
+        yield Finding(id="", severity="hint", what=f"one rank on a host with {gpus} GPUs",
+                      fix="--nproc-per-node gpu starts one on each")  # fmt: skip

@@ -1,0 +1,197 @@
+"""From the command line to what it asks for."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.environ import environ, is_on
+from rankwise.base.errors import UsageError
+from rankwise.launcher.parser import OWN_FLAGS, build_parser
+from rankwise.launcher.spec import LaunchSpec, Logs, Meeting, Program, Std
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["OWN_FLAGS", "build_parser", "parse"]
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> LaunchSpec:
+    """Turn a command line into a spec.
+
+    Raises:
+        UsageError: The command is wrong; it says what was typed and what was probably meant.
+    """
+    env = environ() if env is None else env
+    _refuse_unicode_dashes(argv)
+    return _to_spec(build_parser(env).parse_args(list(argv)), env)
+
+
+def _refuse_unicode_dashes(argv: Sequence[str]) -> None:
+    for word in argv:
+        if word[:1] in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212" and word[:1]:
+            meant = "--" + re.sub(r"^[\u2010-\u2015\u2212-]+", "", word)
+            raise UsageError(f"{word!r} begins with a typographic dash, not with '--'", hint=f"type {meant}")
+        if not word.startswith("-"):
+            return
+
+
+def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
+    nodes = _parse_nnodes(args.nnodes)
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more is meant")
+    if args.logs_specs is not None:
+        raise UsageError(
+            f"--logs-specs {args.logs_specs}: plug-ins of torchrun's agent can't be used here",
+            hint="use --log-dir, -r and -t, or start this job with torchrun",
+        )
+    if args.module and args.no_python:
+        raise UsageError("--module and --no-python contradict each other", hint="drop one of them")
+    shutdown = args.shutdown_timeout
+    if shutdown is None:
+        shutdown = _read_number(env, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
+    meeting, master_addr, master_port = _to_meeting(args, nodes[1])
+    return LaunchSpec(
+        program=Program(
+            script=args.training_script, args=tuple(args.training_script_args), how=_how_to_run(args)
+        ),
+        nproc_per_node=args.nproc_per_node,
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        node_rank=args.node_rank,
+        max_restarts=args.max_restarts,
+        monitor_interval_s=args.monitor_interval,
+        shutdown_timeout_s=float(shutdown),
+        role=args.role,
+        signals=_parse_signals(args.signals_to_handle),
+        numa_binding=args.numa_binding,
+        virtual_local_rank=args.virtual_local_rank,
+        report=args.report,
+        hang_timeout_s=args.hang_timeout,
+        logs=_to_logs(args, env),
+        meeting=meeting,
+        master_addr=master_addr,
+        master_port=master_port,
+        cold=args.cold or is_on("RANKWISE_COLD", env=env),
+        watch=is_on("RANKWISE_WATCH", default=True, env=env),
+    )
+
+
+def _how_to_run(args: argparse.Namespace) -> str:
+    if args.run_path:
+        return "run_path"
+    if args.no_python:
+        return "program"
+    return "module" if args.module else "script"
+
+
+def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str | None, int | None]:
+    """Return where the nodes meet, and the address and port that the ranks are told, if they are fixed."""
+    if args.standalone and max_nodes > 1:
+        raise UsageError(
+            f"--standalone means one node, and --nnodes {args.nnodes} asks for up to {max_nodes}",
+            hint="drop --standalone and give --master-addr or --rdzv-endpoint, or drop --nnodes",
+        )
+    conf = tuple(_parse_conf(args.rdzv_conf).items())
+    if args.standalone:
+        return Meeting(local_addr=args.local_addr, run_id=""), None, None
+    endpoint, port, addr = args.rdzv_endpoint, args.master_port, args.master_addr
+    run_id = args.rdzv_id
+    if args.rdzv_backend == "static":
+        if endpoint:
+            addr, port = _split_endpoint(endpoint)
+        elif port is None and max_nodes == 1:
+            # torchrun picks a free port then, and names the job by a random id.
+            return Meeting(local_addr=args.local_addr, run_id=""), None, None
+        port = 29500 if port is None else port
+        endpoint = f"{addr}:{port}"
+    else:
+        addr = port = None
+    if port is not None and not 0 <= port < 65536:
+        raise UsageError(f"port {port}: 0 to 65535 is meant")
+    meeting = Meeting(
+        backend=args.rdzv_backend, endpoint=endpoint, run_id=run_id, conf=conf, local_addr=args.local_addr
+    )
+    return meeting, addr, port
+
+
+def _to_logs(args: argparse.Namespace, env: Mapping[str, str]) -> Logs:
+    folder = None if args.log_dir is None else Path(args.log_dir)
+    if folder is not None and folder.is_file():
+        raise UsageError(f"--log-dir {folder} is a file", hint="name a folder")
+    try:
+        shown = frozenset(map(int, args.local_ranks_filter.split(","))) if args.local_ranks_filter else None
+    except ValueError:
+        raise UsageError(
+            f"--local-ranks-filter {args.local_ranks_filter!r}: numbers are meant, as in 0,1,2"
+        ) from None
+    return Logs(
+        folder=folder,
+        redirects=_parse_std("--redirects", args.redirects),
+        tee=_parse_std("--tee", args.tee),
+        shown_ranks=shown,
+        out_filters=tuple(args.duplicate_stdout_filters),
+        err_filters=tuple(args.duplicate_stderr_filters),
+        prefix=env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}${local_rank}]:"),
+    )
+
+
+def _parse_std(flag: str, value: str) -> dict[int | None, Std]:
+    """Read ``3`` or ``0:1,1:2``."""
+    try:
+        if re.fullmatch(r"[0-3]", value):
+            return {None: Std(int(value))}
+        pairs = [item.split(":") for item in value.split(",")]
+        return {int(rank): Std(int(std)) for rank, std in pairs}
+    except ValueError:
+        raise UsageError(
+            f"{flag} {value!r}: 0, 1, 2 or 3 is meant, or local rank and number as in 0:1,1:2"
+        ) from None
+
+
+def _parse_nnodes(value: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", value)
+    low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < low <= high:
+        raise UsageError(f"--nnodes {value!r}: a number is meant, or MIN:MAX as in 1:4")
+    return low, high
+
+
+def _parse_conf(text: str) -> dict[str, str]:
+    conf = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise UsageError(f"--rdzv-conf {text!r}: KEY=VALUE,KEY=VALUE is meant")
+        conf[key.strip()] = value.strip()
+    return conf
+
+
+def _split_endpoint(endpoint: str) -> tuple[str, int]:
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"--rdzv-endpoint {endpoint!r} has no port", hint="give host:port")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _parse_signals(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    for name in names:
+        if name not in signal.Signals.__members__:
+            near = difflib.get_close_matches(name, signal.Signals.__members__, n=1)
+            raise UsageError(
+                f"--signals-to-handle: there is no signal {name!r}",
+                hint=f"did you mean {near[0]}?" if near else None,
+            )
+    return names
+
+
+def _read_number(env: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(env.get(name, default))
+    except ValueError:
+        raise UsageError(f"{name}={env[name]!r} is not a number") from None

@@ -1,0 +1,73 @@
+"""What all attempts of one launch share."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankwise.base.clock import Clock
+    from rankwise.base.events import EventLog
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.rendezvous.assignment import Rendezvous
+    from rankwise.launcher.signals import Signals
+    from rankwise.launcher.spec import LaunchSpec, Logs
+    from rankwise.launcher.workers import Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One launch.
+
+    Attributes:
+        python: The interpreter that runs the ranks.
+        num_ranks: Ranks on this node.
+        prefixes: Words that stand before each local rank's command (NUMA binding).
+        folder: Where logs and error files of this run go.
+    """
+
+    spec: LaunchSpec
+    python: str
+    num_ranks: int
+    prefixes: tuple[tuple[str, ...], ...]
+    folder: Path
+    rendezvous: Rendezvous
+    workers: Workers
+    signals: Signals
+    console: Console
+    clock: Clock
+    events: EventLog
+
+    @property
+    def passed_on(self) -> set[int]:
+        """Signals that reach the ranks and end nothing."""
+        return self.signals.passed_on
+
+
+def make_folder(logs: Logs, run_id: str) -> Path:
+    """Make the folder of this run: ``<log-dir>/<run id>_<random>``, or a temporary one.
+
+    Raises:
+        UsageError: The folder can't be made.
+    """
+    try:
+        if logs.folder is None or logs.is_off:
+            return Path(tempfile.mkdtemp(prefix="rankwise_"))
+        logs.folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{run_id or 'run'}_", dir=logs.folder.absolute()))
+    except OSError as error:
+        raise UsageError(
+            f"can't make a folder for logs in {logs.folder or tempfile.gettempdir()}: {error.strerror}",
+            hint="give another one with --log-dir, or make room",
+        ) from error
+
+
+def drop_folder(logs: Logs, folder: Path) -> None:
+    """Remove a temporary folder that nobody needs: after success, or with logs switched off."""
+    if logs.folder is None or logs.is_off:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""Workers behind the keeper: our side of its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from dataclasses import asdict
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.errors import LaunchError
+from rankwise.base.osdoor import adopt_orphans, make_memory_file
+from rankwise.launcher.keeper import DATAGRAM_BYTES, Order, fork_keeper
+from rankwise.launcher.processes import end_descendants
+from rankwise.launcher.workers import Change, Command, Ended, KeeperLost, NotStarted, Started
+
+if TYPE_CHECKING:
+    from rankwise.base.clock import Clock
+    from rankwise.launcher.signals import Signals
+
+_LONGEST_DATAGRAM = 60_000
+
+
+@final
+class KeptWorkers:
+    """Starts processes through the keeper, which is forked here: before this process has threads."""
+
+    def __init__(self, signals: Signals, clock: Clock) -> None:
+        # If the keeper dies, what it had adopted comes to us.
+        adopt_orphans()
+        self._signals, self._clock = signals, clock
+        self._pid, self._sock = fork_keeper()
+        self._waiting: list[Change] = []
+        self._lost = False
+
+    def start(self, tag: str, command: Command) -> None:
+        order = Order(
+            op="start",
+            tag=tag,
+            argv=list(command.argv),
+            env=command.env,
+            fds=[number for number, _ in command.extra_fds],
+        )
+        self._send(order, [*command.stdio, *(fd for _, fd in command.extra_fds)])
+
+    def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
+        self._send(Order(op="signal", tag=tag, number=number, tree=tree))
+
+    def sweep(self, grace_s: float) -> None:
+        self._send(Order(op="sweep", grace_s=grace_s))
+        self._wait_answer("swept", grace_s + 15)
+
+    def leave(self) -> int:
+        self._send(Order(op="leave"))
+        left = self._wait_answer("left", 5)
+        self._end_keeper()
+        return max(0, left)
+
+    def close(self) -> None:
+        # Closing the socket is the order to end everything; the keeper ends when all below it has ended.
+        self._sock.close()
+        self._end_keeper()
+
+    def wait_change(self, timeout_s: float) -> list[Change]:
+        if not self._waiting and not self._lost:
+            ready = self._wait_ready(timeout_s)
+            if self._sock.fileno() in ready:
+                self._receive()
+        elif self._lost and not self._waiting:
+            select.select([self._signals.fileno()], [], [], timeout_s)
+        found, self._waiting = self._waiting, []
+        return found
+
+    def _wait_ready(self, timeout_s: float) -> list[int]:
+        return select.select([self._sock.fileno(), self._signals.fileno()], [], [], timeout_s)[0]
+
+    def _receive(self) -> dict[str, int]:
+        """Take all messages that are there; answers to a question of ours are returned."""
+        answers: dict[str, int] = {}
+        while True:
+            try:
+                data = self._sock.recv(DATAGRAM_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return answers
+            except ConnectionError:
+                data = b""
+            if not data:
+                if not self._lost:
+                    self._lost = True
+                    end_descendants((self._pid,), 0, self._clock)
+                    self._waiting.append(KeeperLost())
+                return answers
+            message = json.loads(data)
+            if "ended" in message:
+                code = os.waitstatus_to_exitcode(message["status"])
+                self._waiting.append(Ended(tag=message["ended"], code=code, at_s=message["at"]))
+            elif "started" in message:
+                self._waiting.append(Started(tag=message["started"], pid=message["pid"]))
+            elif "failed" in message:
+                self._waiting.append(NotStarted(tag=message["failed"], error=message["error"]))
+            else:
+                answers.update(message)
+
+    def _wait_answer(self, name: str, timeout_s: float) -> int:
+        end = self._clock.monotonic() + timeout_s
+        while not self._lost and (rest := end - self._clock.monotonic()) > 0:
+            ready = self._wait_ready(rest)
+            if self._sock.fileno() in ready and name in (answers := self._receive()):
+                return answers[name]
+            if self._signals.fileno() in ready:
+                # Somebody presses Ctrl-C again: any further order tells the keeper to hurry.
+                self._signals.take()
+                self._send(Order(op="hurry"))
+        return 0
+
+    def _send(self, order: Order, fds: list[int] | None = None) -> None:
+        if self._lost:
+            return
+        data, fds, payload = json.dumps(asdict(order)).encode(), list(fds or ()), None
+        if len(data) > _LONGEST_DATAGRAM:
+            payload = make_memory_file("rankwise-order")
+            os.write(payload, data)
+            data, fds = json.dumps({"op": order.op, "payload": True}).encode(), [*fds, payload]
+        try:
+            socket.send_fds(self._sock, [data], fds)
+        except (BrokenPipeError, ConnectionError):
+            return  # the next look at the socket tells that the keeper is lost
+        except OSError as error:
+            raise LaunchError(f"the keeper can't take an order: {error}") from error
+        finally:
+            if payload is not None:
+                os.close(payload)
+
+    def _end_keeper(self) -> None:
+        end = self._clock.monotonic() + 12
+        while self._clock.monotonic() < end:
+            try:
+                if os.waitpid(self._pid, os.WNOHANG)[0]:
+                    return
+            except ChildProcessError:
+                return
+            self._clock.sleep(0.002)
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)

@@ -1,0 +1,271 @@
+"""Where each rank's streams go: straight through, to a file, to both; and what it said last.
+
+Standard output is inherited as under torchrun. Standard error passes through us, so that the report can show
+its end: through a pseudo-terminal where ours is a terminal, else through a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.files import read_tail
+from rankwise.base.osdoor import IS_LINUX, copy_terminal_size, open_terminal
+from rankwise.launcher.spec import Std
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.spec import Logs
+
+_CHUNK_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 16
+#: A rank's copied standard error takes at most twice this on disk, however much it prints.
+_LOG_BYTES = 8 << 20
+#: How long half a line is held back for its end.
+_HALF_LINE_S = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class RankStreams:
+    """One rank's streams in one attempt.
+
+    Attributes:
+        stdio: The descriptors that the rank is started with.
+        log: The file that holds its standard error, whole or its last megabytes.
+    """
+
+    local_rank: int
+    folder: Path
+    stdio: tuple[int, int, int]
+    to_close: list[int] = field(default_factory=list)
+    source: int | None = None
+    shown: bool = True
+    is_redirected: bool = False
+
+    @property
+    def log(self) -> Path:
+        """Path of the log of standard error."""
+        return self.folder / "stderr.log"
+
+
+@final
+class Pump:
+    """A thread that moves standard error from the ranks to the console and keeps the end of each."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._tails: dict[int, deque[bytes]] = {}
+        self._held: dict[int, bytes] = {}
+        self._logs: dict[int, _RollingLog] = {}
+        self._open: dict[int, RankStreams] = {}
+        self._idle = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rankwise-pump", daemon=True)
+
+    def add(self, streams: RankStreams) -> None:
+        """Take over the read end of a rank's standard error; only before ``start``."""
+        if streams.source is not None:
+            self._open[streams.source] = streams
+            self._tails[streams.local_rank] = deque()
+            self._logs[streams.local_rank] = _RollingLog(streams.log)
+            self._selector.register(streams.source, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        """Begin to move bytes."""
+        if self._open:
+            self._thread.start()
+
+    def resize(self) -> None:
+        """Tell the ranks' terminals that ours has another size."""
+        for source in list(self._open):
+            copy_terminal_size(2, source)
+
+    def tail(self, local_rank: int) -> bytes:
+        """Return the last bytes that a rank wrote."""
+        return b"".join(self._tails.get(local_rank, ()))
+
+    def finish(self, timeout_s: float = 2.0) -> list[int]:
+        """Move what is still there, then stop.
+
+        Returns:
+            Read ends that somebody still writes to: processes that the script left running.
+        """
+        if self._thread.is_alive():
+            self._stopping = True
+            os.write(self._wake_write, b"!")
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return []  # the console takes nothing: we can't wait for it for ever
+        for log in self._logs.values():
+            log.close()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        return list(self._open)
+
+    def _run(self) -> None:
+        while self._open:
+            ready = self._selector.select(_HALF_LINE_S if any(self._held.values()) else None)
+            sources = [key.fd for key, _ in ready if key.fd != self._wake_read]
+            if not sources:
+                for streams in self._open.values():
+                    self._show(streams, self._held.pop(streams.local_rank, b""))
+                if self._stopping:
+                    return
+            for source in sources:
+                self._move(source)
+
+    def _move(self, source: int) -> None:
+        streams = self._open[source]
+        try:
+            data = os.read(source, _CHUNK_BYTES)
+        except OSError:
+            data = b""  # a terminal whose last user is gone
+        rank = streams.local_rank
+        if not data:
+            self._show(streams, self._held.pop(rank, b""))
+            self._selector.unregister(source)
+            del self._open[source]
+            os.close(source)
+            return
+        self._keep(rank, data)
+        whole, newline, rest = (self._held.pop(rank, b"") + data).rpartition(b"\n")
+        # With one rank nobody can come in between: half lines pass at once.
+        if len(self._tails) == 1 or len(rest) > _CHUNK_BYTES:
+            whole, newline, rest = whole + newline + rest, b"", b""
+        self._show(streams, whole + newline)
+        if rest:
+            self._held[rank] = rest
+
+    def _keep(self, rank: int, data: bytes) -> None:
+        self._logs[rank].write(data)
+        tail = self._tails[rank]
+        tail.append(data)
+        size = sum(map(len, tail))
+        while size - len(tail[0]) >= _TAIL_BYTES:
+            size -= len(tail.popleft())
+
+    def _show(self, streams: RankStreams, data: bytes) -> None:
+        if data and streams.shown:
+            self._console.write(2, data)
+
+
+@final
+class _RollingLog:
+    """A log that keeps the last megabytes: the file and the one before it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, 0
+        self._fd: int | None = None
+
+    def write(self, data: bytes) -> None:
+        with suppress(OSError):  # a full disk must not stop the pump
+            if self._fd is None or self._size > _LOG_BYTES:
+                self.close()
+                if self._size:
+                    self._path.replace(self._path.with_suffix(".log.1"))
+                self._fd, self._size = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 0
+            self._size += os.write(self._fd, data)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def open_streams(logs: Logs, local_rank: int, folder: Path) -> RankStreams:
+    """Decide and open the streams of one rank.
+
+    Args:
+        logs: What the user asked for.
+        local_rank: The rank, counted on this node.
+        folder: Its folder in this attempt; it exists.
+    """
+    tee = logs.tee.get(local_rank, logs.tee.get(None, Std.NONE))
+    files = logs.redirects.get(local_rank, logs.redirects.get(None, Std.NONE)) | tee
+    shown = logs.shown_ranks is None or local_rank in logs.shown_ranks
+    opened: list[int] = []
+
+    def open_file(name: str) -> int:
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        opened.append(fd)
+        return fd
+
+    if Std.OUT in files:
+        out = open_file("stdout.log")
+    elif shown:
+        out = 1
+    else:
+        out = os.open(os.devnull, os.O_WRONLY)
+        opened.append(out)
+    source = None
+    if Std.ERR in files:
+        err = open_file("stderr.log")
+    else:
+        pair = open_terminal(2) if shown and os.isatty(2) else None
+        source, err = pair or os.pipe()
+        opened.append(err)
+    return RankStreams(
+        local_rank=local_rank,
+        folder=folder,
+        stdio=(0, out, err),
+        to_close=opened,
+        source=source,
+        shown=shown,
+        is_redirected=Std.ERR in files,
+    )
+
+
+def read_last_words(streams: RankStreams, pump: Pump) -> str:
+    """Return the end of a rank's standard error as text, as a terminal would show it."""
+    raw = read_tail(streams.log, _TAIL_BYTES) if streams.is_redirected else pump.tail(streams.local_rank)
+    lines = raw.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rpartition("\r")[2].rstrip() for line in lines).strip("\n")
+
+
+def relay_in_background(sources: list[int]) -> None:
+    """Leave a small process behind that goes on moving standard error for processes left on purpose.
+
+    Without it an uploader that outlives a finished job would die of a broken pipe at its next message.
+    """
+    if not sources or not IS_LINUX:
+        return
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        # Nobody must wait for the end of our own standard output because of the relay.
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        with selectors.DefaultSelector() as selector:
+            for source in sources:
+                selector.register(source, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if data := _read_or_end(key.fd):
+                        with suppress(OSError):
+                            os.write(2, data)
+                    else:
+                        selector.unregister(key.fd)
+    finally:
+        os._exit(0)
+
+
+def _read_or_end(fd: int) -> bytes:
+    try:
+        return os.read(fd, _CHUNK_BYTES)
+    except OSError:
+        return b""

@@ -1,0 +1,183 @@
+"""The parser of `rankwise run`: torchrun's flags in both spellings, its PET_* variables, and few of our own."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, final
+
+from rankwise.base.environ import environ
+from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+#: The flags that are ours; all others are torchrun's, with torchrun's meaning.
+OWN_FLAGS = ("--report", "--hang-timeout", "--hang_timeout", "--cold")
+
+_NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
+
+
+@final
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises our error instead of ending the process, and guesses what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        known = [flag for action in self._actions for flag in action.option_strings]
+        hint = "see `rankwise run --help`"
+        if unknown := re.search(
+            r"unrecognized arguments: (--?[^\s=]+)|no such option: (--?[^\s=]+)", message
+        ):
+            wrong = (unknown[1] or unknown[2]).replace("_", "-")
+            if near := difflib.get_close_matches(wrong, known, n=1, cutoff=0.6):
+                hint = f"did you mean {near[0]}?"
+        if "required: training_script" in message:
+            message, hint = "no script given", "rankwise run [flags] train.py [the script's own arguments]"
+        raise UsageError(message, hint=hint)
+
+
+def _comma_list(value: str) -> list[str]:
+    """Split at commas; a double comma stands for one."""
+    return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
+
+
+def _positive_seconds(value: str) -> float:
+    seconds = float(value)
+    if seconds <= 0:
+        raise ValueError(value)
+    return seconds
+
+
+def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser; PET_* variables of ``env`` (default: this process's) stand in for absent flags."""
+    env = environ() if env is None else env
+    parser = _Parser(
+        prog="rankwise run",
+        usage="rankwise run [flags] train.py [the script's own arguments]",
+        description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
+        epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), RANKWISE_WATCH=0 "
+        "(never judge a hang). Every flag of torchrun is also read from PET_<FLAG>.",
+    )
+    add = _Adder(env)
+    _add_start(parser, add)
+    _add_meeting(parser, add)
+    _add_faults(parser, add)
+    _add_logs(parser, add)
+    parser.add_argument("training_script", help="The script, with its own arguments behind it.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
+    nodes = parser.add_argument_group("what to start")
+    add.value(nodes, "nnodes", "1:1", "Nodes of the job, N or MIN:MAX.")
+    add.value(nodes, "nproc-per-node", "1", "Ranks on this node: a number, gpu, cpu, xpu or auto.")
+    add.flag(nodes, "module", "-m", "Run the script as a module, as `python -m` does.")
+    add.flag(nodes, "no-python", None, "Run the script as a program, without Python in front.")
+    add.flag(nodes, "run-path", None, "Run the script, an absolute path, with runpy.run_path.")
+    add.value(nodes, "role", "default", "Role of the ranks, for jobs of several roles.")
+    nodes.add_argument(
+        "--numa-binding", "--numa_binding", choices=_NUMA_MODES, help="Bind ranks to the CPUs near their GPU."
+    )
+    add.flag(nodes, "virtual-local-rank", None, "Each rank sees its own GPU as number 0, and LOCAL_RANK=0.")
+    add.value(nodes, "start-method", "spawn", "Accepted as by torchrun; it concerns function entrypoints only.",
+              choices=("spawn", "fork", "forkserver"))  # fmt: skip
+
+
+def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
+    meeting = parser.add_argument_group("where several nodes meet")
+    add.value(meeting, "node-rank", 0, "Number of this node (static rendezvous).", kind=int)
+    add.value(meeting, "master-addr", "127.0.0.1", "Address of node 0 (static rendezvous).")
+    add.value(
+        meeting, "master-port", None, "Port on node 0 (static rendezvous); 29500 if several nodes.", kind=int
+    )
+    add.value(meeting, "local-addr", None, "Address of this node.")
+    add.value(
+        meeting, "rdzv-backend", "static", "Rendezvous backend: static, c10d or another that torch knows."
+    )
+    add.value(meeting, "rdzv-endpoint", "", "Where the backend is, host:port.")
+    add.value(meeting, "rdzv-id", "none", "Name of the job, the same on all nodes.")
+    add.value(meeting, "rdzv-conf", "", "Further settings of the backend: KEY=VALUE,…")
+    add.flag(meeting, "standalone", None, "A job of this node alone, on a free port.")
+
+
+def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
+    faults = parser.add_argument_group("when something goes wrong")
+    add.value(faults, "max-restarts", 0, "How often all ranks are started again after a failure.", kind=int)
+    add.value(faults, "monitor-interval", 0.1, "Seconds between looks at what no event tells.", kind=float)
+    add.value(faults, "shutdown-timeout", None, "Seconds between SIGTERM and SIGKILL (30).", kind=int)
+    add.value(faults, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that end the job.")
+    faults.add_argument("--report", type=Path, metavar="FILE", help="Write the report as JSON to FILE.")
+    faults.add_argument(
+        "--hang-timeout", "--hang_timeout", type=_positive_seconds, metavar="SECONDS",
+        help="How long ranks may wait, idle, for one that has already left (60).",
+    )  # fmt: skip
+    faults.add_argument("--cold", action="store_true", help="Start every rank as a fresh interpreter.")
+
+
+def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:
+    logs = parser.add_argument_group("output")
+    add.value(logs, "log-dir", None, "Folder in which a folder of logs is made for this run.")
+    add.value(
+        logs,
+        "redirects",
+        "0",
+        "Streams to files: 0 none, 1 output, 2 errors, 3 both, or RANK:N,…",
+        short="-r",
+    )
+    add.value(logs, "tee", "0", "Streams to files and to the console, as for -r.", short="-t")
+    add.value(logs, "local-ranks-filter", "", "Show only these local ranks on the console: 0,1,…")
+    add.value(logs, "duplicate-stdout-filters", [], "Copy teed output lines that hold one of these words.",
+              kind=_comma_list)  # fmt: skip
+    add.value(logs, "duplicate-stderr-filters", [], "Copy teed error lines that hold one of these words.",
+              kind=_comma_list)  # fmt: skip
+    add.value(
+        logs, "event-log-handler", "null", "Accepted as by torchrun: null, console or a registered name."
+    )
+    logs.add_argument(
+        "--logs-specs", "--logs_specs", help="Not supported: torchrun's plug-ins need its own agent."
+    )
+
+
+@final
+class _Adder:
+    """Adds a flag in both spellings, with its PET_* variable as the default."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+
+    def value(
+        self,
+        group: argparse._ArgumentGroup,
+        name: str,
+        default: object,
+        text: str,
+        *,
+        kind: Callable[[str], object] = str,
+        short: str | None = None,
+        choices: tuple[str, ...] | None = None,
+    ) -> None:
+        variable = f"PET_{name.upper().replace('-', '_')}"
+        if variable in self._env:
+            raw = self._env[variable]
+            try:
+                default = kind(raw)
+            except ValueError:
+                raise UsageError(f"{variable}={raw!r} is not a valid value for --{name}") from None
+            if choices and raw not in choices:
+                raise UsageError(f"{variable}={raw!r} is none of {', '.join(choices)}")
+        group.add_argument(*_spellings(name, short), default=default, type=kind, choices=choices, help=text)
+
+    def flag(self, group: argparse._ArgumentGroup, name: str, short: str | None, text: str) -> None:
+        variable = f"PET_{name.upper().replace('-', '_')}"
+        try:
+            default = bool(int(self._env.get(variable, "0")))
+        except ValueError:
+            raise UsageError(f"{variable}={self._env[variable]!r}: 0 or 1 is meant") from None
+        group.add_argument(*_spellings(name, short), action="store_true", default=default, help=text)
+
+
+def _spellings(name: str, short: str | None) -> list[str]:
+    return [*([short] if short else []), *dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))]

@@ -1,0 +1,70 @@
+"""What to do after an attempt: pure, so that every case can be tested in a line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: So many failures of the same cause at the same place, none later than the first by much, are a loop.
+_LOOP_LENGTH = 3
+_SLACK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How an attempt failed, as far as the policy needs to know.
+
+    Attributes:
+        message: The first cause; numbers in it are ignored when two are compared.
+        where: Its place; an attempt without one (killed from outside) is never part of a loop.
+        lasted_s: How long the attempt ran: one that ran longer than those before made progress.
+    """
+
+    message: str
+    where: str | None
+    lasted_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Start all ranks again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """End the job; ``reason`` says why there is no further attempt, if the user may ask."""
+
+    reason: str = ""
+
+
+Decision = Restart | GiveUp
+
+
+def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:
+    """Decide after the last of ``failures``, which are all attempts so far."""
+    used = len(failures) - 1
+    if used >= max_restarts:
+        return GiveUp(reason=f"all {max_restarts} restarts are used up" if max_restarts else "")
+    if _is_loop(failures):
+        return GiveUp(
+            reason=f"the last {_LOOP_LENGTH} attempts failed for the same cause at the same place, none getting further: "
+            f"{max_restarts - used} more restarts would not help"
+        )
+    return Restart()
+
+
+def _is_loop(failures: Sequence[Failure]) -> bool:
+    last = failures[-_LOOP_LENGTH:]
+    if len(last) < _LOOP_LENGTH or last[0].where is None:
+        return False
+    if len({(_without_numbers(failure.message), failure.where) for failure in last}) > 1:
+        return False
+    return all(failure.lasted_s <= 1.5 * last[0].lasted_s + _SLACK_S for failure in last)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)

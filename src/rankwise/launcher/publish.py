@@ -1,0 +1,74 @@
+"""Tell the world how it went: the terminal, the report file, and torchelastic's error file of our own."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.environ import get
+from rankwise.base.faults import FaultRecord
+from rankwise.base.files import write_atomic
+from rankwise.verdict.report import render
+
+if TYPE_CHECKING:
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.job import Job
+    from rankwise.verdict.case import Verdict
+
+
+def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True) -> None:
+    """Report an attempt's end.
+
+    Args:
+        job: Whose it is.
+        verdict: What happened.
+        attempt: Which attempt it was, from 0.
+        reason: Why there is, or is not, another attempt.
+        is_final: Whether the job ends with it: then the files are written too.
+    """
+    console = job.console
+    if verdict.kind != "ok":
+        console.say(render(verdict, attempt=attempt, colour=console.has_colour()))
+    elif verdict.notes:
+        console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))
+    if reason:
+        console.say(f"rankwise: {reason}")
+    job.events.write(
+        "attempt.ended",
+        attempt=attempt,
+        kind=verdict.kind,
+        culprits=verdict.culprits,
+        message=verdict.message,
+    )
+    if not is_final:
+        return
+    if job.spec.report is not None:
+        write_report(job.spec.report, verdict, attempt=attempt, console=console, reason=reason)
+    if verdict.kind != "ok":
+        _write_own_error_file(verdict, console)
+
+
+def write_report(path: Path, verdict: Verdict, *, attempt: int, console: Console, reason: str = "") -> None:
+    """Write the report as JSON; a folder that does not exist is no reason to lose the exit code."""
+    body = {**verdict.to_json(), "attempts": attempt + 1, "host": socket.gethostname(), "end": reason}
+    try:
+        write_atomic(path, json.dumps(body, indent=1) + "\n")
+    except OSError as error:
+        console.say(f"rankwise: the report can't be written to {path}: {error.strerror}")
+
+
+def _write_own_error_file(verdict: Verdict, console: Console) -> None:
+    """Write the error file that a scheduler above us asked for, in torchelastic's schema."""
+    path = get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    record = FaultRecord(
+        message=verdict.message, callstack=verdict.traceback, timestamp_s=SYSTEM_CLOCK.time()
+    )
+    try:
+        write_atomic(Path(path), record.to_json(error_code=verdict.exit_code))
+    except OSError as error:
+        console.say(f"rankwise: the error file can't be written to {path}: {error.strerror}")

@@ -1,0 +1,108 @@
+"""The command, environment and descriptors that one rank is started with: torchrun's, and the recorder's."""
+
+from __future__ import annotations
+
+import json
+import os
+import string
+from typing import TYPE_CHECKING
+
+from rankwise.base.environ import RankEnv, environ
+from rankwise.base.host import count_cores
+from rankwise.base.osdoor import IS_LINUX, STACK_SIGNAL
+from rankwise.launcher.workers import Command
+from rankwise.warm import HOOK_FOLDER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.launcher.output import RankStreams
+    from rankwise.launcher.rendezvous.assignment import Assignment
+    from rankwise.launcher.spec import LaunchSpec, Program
+
+# High, so that the script's own descriptors get the numbers that they have under torchrun.
+NOTES_FD, STACKS_FD = 100, 101
+_RUN_PATH = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def build_argv(program: Program, python: str, local_rank: int) -> tuple[str, ...]:
+    """Return the words of a rank's command; ``${local_rank}`` in the script's arguments is filled in."""
+    args = [string.Template(arg).safe_substitute(local_rank=local_rank) for arg in program.args]
+    front = {
+        "script": (python, "-u"),
+        "module": (python, "-u", "-m"),
+        "program": (),
+        "run_path": (python, "-u", "-c", _RUN_PATH),
+    }
+    return (*front[program.how], program.script, *args)
+
+
+def build_rank_env(
+    spec: LaunchSpec,
+    part: Assignment,
+    *,
+    local_rank: int,
+    num_ranks: int,
+    restart: int,
+    error_file: Path | None,
+) -> dict[str, str | None]:
+    """Return what a rank's environment has beyond ours."""
+    env: dict[str, str | None] = {}
+    rank = RankEnv(
+        rank=part.base_rank + local_rank,
+        local_rank=local_rank,
+        world_size=part.world_size,
+        local_world_size=num_ranks,
+        group_rank=part.node_rank,
+        group_world_size=part.num_nodes,
+        role_name=spec.role,
+        role_rank=part.base_role_rank + local_rank,
+        role_world_size=part.role_world_size,
+        master_addr=part.master_addr,
+        master_port=part.master_port,
+        restart_count=restart,
+        max_restarts=spec.max_restarts,
+        run_id=part.run_id,
+        use_agent_store=not part.rank0_serves,
+        error_file=str(error_file or ""),
+        signals_to_handle=",".join(spec.signals),
+        local_rank_shown=0 if spec.virtual_local_rank else None,
+    )
+    env.update(rank.to_env())
+    outer = environ()
+    env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if "OMP_NUM_THREADS" not in outer:
+        env["OMP_NUM_THREADS"] = str(max(1, count_cores() // num_ranks))
+    if spec.virtual_local_rank:
+        visible = outer.get("CUDA_VISIBLE_DEVICES")
+        env["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible.split(",")[local_rank]
+    if os.name == "nt":
+        env["USE_LIBUV"] = outer.get("USE_LIBUV", "0")
+    return env
+
+
+def hook_env(notes: int | str, stacks: int | str, lifeline: int | None) -> dict[str, str | None]:
+    """Return what makes Python arm the recorder before the script's first line."""
+    outer = environ().get("PYTHONPATH")
+    orders = {"notes": notes, "stacks": stacks, "stack_signal": STACK_SIGNAL, "lifeline": lifeline}
+    env: dict[str, str | None] = {
+        "RANKWISE_RANK": json.dumps(orders),
+        "PYTHONPATH": os.pathsep.join([str(HOOK_FOLDER), *([outer] if outer else [])]),
+    }
+    if outer == "":
+        env["RANKWISE_EMPTY_PYTHONPATH"] = "1"
+    return env
+
+
+def build_rank_command(
+    argv: tuple[str, ...], env: dict[str, str | None], streams: RankStreams, *, notes_fd: int, stacks_fd: int
+) -> Command:
+    """Put a rank's command together."""
+    if IS_LINUX:
+        fds = ((NOTES_FD, notes_fd), (STACKS_FD, stacks_fd))
+        return Command(
+            argv=argv, env={**env, **hook_env(NOTES_FD, STACKS_FD, None)}, stdio=streams.stdio, extra_fds=fds
+        )
+    # Without a keeper nobody moves descriptors: the recorder opens files by their names.
+    notes, stacks = str(streams.folder / "notes.jsonl"), str(streams.folder / "stacks.txt")
+    return Command(argv=argv, env={**env, **hook_env(notes, stacks, None)}, stdio=streams.stdio)

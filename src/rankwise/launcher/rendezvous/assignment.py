@@ -1,0 +1,52 @@
+"""What a meeting gives: which ranks are ours, and where all ranks find their store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """This node's part in one attempt.
+
+    Attributes:
+        base_rank: Global rank of our first rank; the others follow.
+        listener: The socket that our store process must serve; None if the store is served elsewhere.
+        rank0_serves: Whether rank 0 must serve the store itself, as without a launcher.
+    """
+
+    node_rank: int = 0
+    num_nodes: int = 1
+    base_rank: int = 0
+    world_size: int
+    base_role_rank: int = 0
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    run_id: str
+    listener: socket.socket | None = None
+    rank0_serves: bool = False
+
+
+class Rendezvous(Protocol):
+    """A way for nodes to meet."""
+
+    def join(self, restart: int) -> Assignment:
+        """Meet, and return our part; called again after every failure.
+
+        Raises:
+            RendezvousError: The others did not come, or the place can't be reached.
+        """
+
+    def nodes_waiting(self) -> int:
+        """Return how many nodes want to join."""
+
+    def finish(self) -> None:
+        """Wait until all nodes are through."""
+
+    def close(self) -> None:
+        """Leave the meeting for good."""

@@ -1,0 +1,115 @@
+"""A job of several nodes: torch's own rendezvous (static, c10d, …), held in the helper process.
+
+It speaks torchrun's keys, so that nodes started by either of the two meet in one job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.errors import LaunchError, RendezvousError
+from rankwise.launcher.rendezvous.assignment import Assignment
+from rankwise.launcher.rendezvous.single import bind_store
+
+if TYPE_CHECKING:
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.helper import Helper
+    from rankwise.launcher.spec import LaunchSpec
+
+_EXIT_BARRIER_S = 300.0
+
+
+@final
+class SeveralNodes:
+    """Asks the helper; says on the console for whom it waits."""
+
+    def __init__(self, spec: LaunchSpec, num_ranks: int, helper: Helper, console: Console) -> None:
+        self._spec, self._helper, self._console = spec, helper, console
+        conf: dict[str, object] = dict(spec.meeting.conf)
+        if spec.meeting.backend == "static":
+            conf["rank"] = spec.node_rank
+        # torch's own bound, and a little for the helper to say so itself.
+        self._timeout_s = 60 + float(
+            str(conf.get("join_timeout" if spec.meeting.backend != "static" else "timeout", 600))
+        )
+        self._ask(
+            "open",
+            backend=spec.meeting.backend,
+            endpoint=spec.meeting.endpoint,
+            run_id=spec.meeting.run_id,
+            min_nodes=spec.min_nodes,
+            max_nodes=spec.max_nodes,
+            local_addr=spec.meeting.local_addr,
+            conf=conf,
+            role=spec.role,
+            local_world_size=num_ranks,
+        )
+
+    def join(self, restart: int) -> Assignment:
+        """Meet the others and number the ranks."""
+        self._helper.forget_news()
+        part = self._ask("join", restart=restart)
+        addr, port = str(part["master_addr"]), int(str(part["master_port"]))
+        serve_here = part["node_rank"] == 0 and not part["store_is_served"]
+        return Assignment(
+            node_rank=int(str(part["node_rank"])),
+            num_nodes=int(str(part["num_nodes"])),
+            base_rank=int(str(part["base_rank"])),
+            world_size=int(str(part["world_size"])),
+            base_role_rank=int(str(part["base_role_rank"])),
+            role_world_size=int(str(part["role_world_size"])),
+            master_addr=addr,
+            master_port=port,
+            run_id=str(part["run_id"]),
+            listener=bind_store("", port, restart) if serve_here else None,
+        )
+
+    def nodes_waiting(self) -> int:
+        """Return how many nodes stand before the door."""
+        if (lost := self._helper.news("lost")) is not None:
+            self._helper.forget_news()
+            self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
+        return int(str(self._helper.news("waiting") or 0))
+
+    def finish(self) -> None:
+        """Wait for the other nodes' ranks; the store on one of them serves all."""
+        try:
+            self._helper.ask(
+                "finish",
+                timeout_s=_EXIT_BARRIER_S + 10,
+                on_wait=self._say_waiting_to_end,
+                barrier_s=_EXIT_BARRIER_S,
+            )
+        except LaunchError as error:
+            self._console.say(f"rankwise: this node is through, but not all others said so: {error.message}")
+
+    def close(self) -> None:
+        """Close the meeting, so that nobody waits for us."""
+        try:
+            self._helper.ask("close", timeout_s=10)
+        except LaunchError:
+            return  # its place is gone already
+
+    def _ask(self, op: str, **facts: object) -> dict[str, object]:
+        meeting = self._spec.meeting
+        try:
+            return self._helper.ask(op, timeout_s=self._timeout_s, on_wait=self._say_waiting, **facts)
+        except LaunchError as error:
+            raise RendezvousError(
+                f"node {self._spec.node_rank} did not meet the other nodes at {meeting.endpoint} "
+                f"({meeting.backend}, --nnodes {self._spec.min_nodes}:{self._spec.max_nodes}): {error.message}",
+                hint="start the same command on every node; check with `nc -vz HOST PORT` that the endpoint is reached",
+            ) from error
+
+    def _say_waiting(self, waited_s: float) -> None:
+        if round(waited_s) in {10, 60, 300}:
+            self._console.say(
+                f"rankwise: waiting since {waited_s:.0f} s for other nodes at {self._spec.meeting.endpoint}: "
+                f"{self._spec.min_nodes} are needed in all"
+            )
+
+    def _say_waiting_to_end(self, waited_s: float) -> None:
+        if round(waited_s) in {10, 60}:
+            self._console.say(
+                f"rankwise: all ranks of this node are through, waiting since {waited_s:.0f} s for the others"
+            )

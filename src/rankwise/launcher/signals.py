@@ -1,0 +1,66 @@
+"""Signals sent to the launcher, remembered until the loop looks: no work is done inside a handler."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+#: Signals that reach the ranks and end nothing.
+_PASSED_ON = ("SIGUSR1", "SIGUSR2")
+
+
+@final
+class Signals:
+    """Catches signals while it is open; a descriptor wakes whoever waits in a selector.
+
+    Args:
+        ending: Names of the signals that end the job. One that was ignored when we started (nohup) stays so.
+    """
+
+    def __init__(self, ending: tuple[str, ...]) -> None:
+        self._pending: list[int] = []
+        self._old: dict[int, signal._HANDLER] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self.passed_on = {getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)}
+        wanted = {getattr(signal, name) for name in ending if hasattr(signal, name)} | self.passed_on
+        for number in wanted:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old[number] = signal.signal(number, self._note)
+        if hasattr(signal, "SIGWINCH"):
+            self._old[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._pending.append(number)
+        with suppress(BlockingIOError):  # the pipe is full: whoever waits is awake already
+            os.write(self._wake_write, b"!")
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when a signal has come."""
+        return self._wake_read
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether ``take`` would return something."""
+        return bool(self._pending)
+
+    def take(self) -> list[int]:
+        """Return the signals that came since the last call, in order."""
+        with suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+        came, self._pending = self._pending, []
+        return came
+
+    def close(self) -> None:
+        """Give the handlers back."""
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        os.close(self._wake_read)
+        os.close(self._wake_write)

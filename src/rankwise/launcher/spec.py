@@ -1,0 +1,124 @@
+"""What to launch, checked once and never changed: the command line as facts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Flag
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Std(Flag):
+    """Which of a rank's streams: none, output, error or both (torchrun's 0, 1, 2, 3)."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What each rank runs.
+
+    Attributes:
+        script: Path of the script, name of the module, or path of a program.
+        args: The script's own arguments.
+        how: ``script`` (python script), ``module`` (python -m), ``program`` (no Python in front) or
+            ``run_path`` (the script is run by ``runpy.run_path``).
+    """
+
+    script: str
+    args: tuple[str, ...] = ()
+    how: str = "script"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the nodes of a job meet; a job of one node needs none of it.
+
+    Attributes:
+        backend: ``static``, ``c10d`` or another backend that torch knows.
+        endpoint: ``host:port``.
+        run_id: Name of the job, the same on all nodes.
+        conf: Further settings of the backend, as given by ``--rdzv-conf``.
+    """
+
+    backend: str = "static"
+    endpoint: str = ""
+    run_id: str = "none"
+    conf: tuple[tuple[str, str], ...] = ()
+    local_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """Where the ranks' output goes.
+
+    Attributes:
+        folder: Where log folders are made; None for a temporary one.
+        redirects: Streams that go to files, by local rank; the key None is for all others.
+        tee: Streams that go to files and to the console as well.
+        shown_ranks: Local ranks whose output reaches the console; None for all.
+        prefix: Template of a teed line's prefix, with ``${role_name}``, ``${rank}``, ``${local_rank}``.
+    """
+
+    folder: Path | None = None
+    redirects: dict[int | None, Std] = field(default_factory=dict)
+    tee: dict[int | None, Std] = field(default_factory=dict)
+    shown_ranks: frozenset[int] | None = None
+    out_filters: tuple[str, ...] = ()
+    err_filters: tuple[str, ...] = ()
+    prefix: str = "[${role_name}${local_rank}]:"
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the user wants no files at all (``--log-dir /dev/null``)."""
+        return str(self.folder) == os.devnull
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One launch, as the user asked for it.
+
+    Attributes:
+        nproc_per_node: Ranks on this node: a number, or ``gpu``, ``cpu``, ``auto``, ``xpu`` for the helper to count.
+        master_addr: Address that the ranks are told; None lets the rendezvous choose.
+        master_port: Port of the store; None for a free one.
+        shutdown_timeout_s: Seconds between SIGTERM and SIGKILL.
+        signals: Names of the signals that end the job.
+        report: File for the report as JSON; None for none.
+        hang_timeout_s: Seconds that living ranks may go on after others have left and they wait for them;
+            None for the default.
+        cold: Start every rank as a fresh interpreter.
+        watch: Judge whether ranks that live still get on.
+    """
+
+    program: Program
+    nproc_per_node: str = "1"
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    meeting: Meeting = field(default_factory=Meeting)
+    role: str = "default"
+    max_restarts: int = 0
+    monitor_interval_s: float = 0.1
+    shutdown_timeout_s: float = 30.0
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    logs: Logs = field(default_factory=Logs)
+    numa_binding: str | None = None
+    virtual_local_rank: bool = False
+    report: Path | None = None
+    hang_timeout_s: float | None = None
+    cold: bool = False
+    watch: bool = True
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether the job can only ever be this node."""
+        return self.max_nodes == 1 and self.meeting.backend in {"static", "c10d"}

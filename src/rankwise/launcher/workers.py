@@ -1,0 +1,84 @@
+"""The seam between the agent and the processes it runs: start, signal, hear of the end, sweep.
+
+``KeptWorkers`` puts the keeper between us and the ranks (Linux); ``PlainWorkers`` is what is left where the
+kernel offers neither parent-death signals nor the adoption of orphans (macOS, Windows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+#: How the store's process is called beside the ranks, whose tag is their local rank.
+STORE_TAG = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One process to start.
+
+    Attributes:
+        env: What differs from our own environment; None removes a variable.
+        stdio: Descriptors for standard input, output and error.
+        extra_fds: Further descriptors: the number in the new process, and ours.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str | None] = field(default_factory=dict)
+    stdio: tuple[int, int, int] = (0, 1, 2)
+    extra_fds: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A process runs."""
+
+    tag: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotStarted:
+    """A process could not be started at all."""
+
+    tag: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A process is gone: ``code`` is its exit code, or minus the signal that killed it."""
+
+    tag: str
+    code: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLost:
+    """The keeper died; the kernel has killed all that it had started."""
+
+
+Change = Started | NotStarted | Ended | KeeperLost
+
+
+class Workers(Protocol):
+    """Runs processes under tags."""
+
+    def start(self, tag: str, command: Command) -> None:
+        """Start a process; ``Started`` or ``NotStarted`` follows."""
+
+    def wait_change(self, timeout_s: float) -> list[Change]:
+        """Return what happened; wait at most ``timeout_s`` for something, less if a signal comes in."""
+
+    def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
+        """Send a signal to a process, with ``tree`` to its whole process group."""
+
+    def sweep(self, grace_s: float) -> None:
+        """End what dead ranks left behind: SIGTERM, ``grace_s``, SIGKILL; it lasts until all are gone."""
+
+    def leave(self) -> int:
+        """End what is ours, leave alone what the script left running on purpose; return how much that is."""
+
+    def close(self) -> None:
+        """End everything at once."""

@@ -1,0 +1,150 @@
+"""What a verdict is judged from, and what it says: plain facts, so that yesterday's job can be judged too."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rankwise.base.faults import FaultRecord
+    from rankwise.evidence.notes import Stack
+
+Kind = Literal["ok", "failure", "hang", "mismatch"]
+#: How a rank that is not to blame ended.
+Fate = Literal["finished", "lost its peer", "failed alike", "failed later", "stopped by us", "timed out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How one rank ended.
+
+    Attributes:
+        code: Exit code, or minus the signal that killed it; None if it was never started.
+        ended_s: When it was gone, on the host's monotonic clock.
+        stopped_s: When we told it to stop; None if it went by itself.
+        fault: The exception that ended it, if it was one.
+        finished_s: When its script was through, if it was.
+        crash: Its stack when it crashed.
+        stack: Its stack at the moment when the first rank had failed, if it still lived then.
+        last_words: The end of its standard error.
+        log: Where all of that stands.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int = 0
+    code: int | None = None
+    ended_s: float = 0.0
+    stopped_s: float | None = None
+    fault: FaultRecord | None = None
+    finished_s: float | None = None
+    crash: Stack | None = None
+    stack: Stack | None = None
+    last_words: str = ""
+    log: str | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """When it left by itself: at its exception, or at its end; None if we stopped it before."""
+        moment = self.ended_s
+        if self.fault is not None and self.fault.monotonic_s is not None:
+            moment = self.fault.monotonic_s
+        return None if self.stopped_s is not None and moment >= self.stopped_s else moment
+
+    @property
+    def error(self) -> str:
+        """The text that tells most of its end."""
+        return self.fault.message if self.fault else self.last_words
+
+    @property
+    def where(self) -> str | None:
+        """``file.py:LINE`` of its end, or of what it did when another failed."""
+        if self.fault and self.fault.where:
+            return self.fault.where
+        stack = self.crash or self.stack
+        return stack.where if stack else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One attempt of one job on one host, after its end.
+
+    Attributes:
+        started_s: When the attempt began, on the host's monotonic clock.
+        oom_kills: How often the kernel killed for memory meanwhile.
+        shm_free_bytes: What was left in /dev/shm; None if there is no such place.
+        interrupted: The signal that the user or the scheduler sent to us.
+        left_behind: Whether the ranks still living were waiting, idle, for those that had left.
+        store_code: Exit code of the store's process, if it ended before the ranks; ``store_words``: what it said.
+        keeper_lost: Whether the keeper was killed, and all ranks with it.
+    """
+
+    ranks: tuple[RankEnd, ...]
+    world_size: int
+    num_nodes: int = 1
+    attempt: int = 0
+    started_s: float = 0.0
+    oom_kills: int = 0
+    shm_free_bytes: int | None = None
+    interrupted: int | None = None
+    left_behind: bool = False
+    store_code: int | None = None
+    store_words: str = ""
+    keeper_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A rank that was waiting when the first one left."""
+
+    rank: int
+    where: str | None
+    op: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casualty:
+    """A rank that ended because of another."""
+
+    rank: int
+    fate: Fate
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What happened.
+
+    Attributes:
+        culprits: The ranks to look at first; empty when it was none of them.
+        class_id: The failure class (docs/reference/failure-classes.md); None if it is none of them for sure.
+        message: What happened, in a sentence.
+        reason: What the exit code or signal means.
+        traceback: The culprit's.
+        exit_code: What the launcher exits with.
+        notes: Facts beside the matter that the user should know.
+        stopped_by: The signal that ended the job, if it came from outside.
+    """
+
+    kind: Kind
+    culprits: tuple[int, ...] = ()
+    class_id: str | None = None
+    where: str | None = None
+    waiting: tuple[Waiting, ...] = ()
+    message: str = ""
+    reason: str = ""
+    fix: str = ""
+    traceback: str = ""
+    last_words: str = ""
+    casualties: tuple[Casualty, ...] = ()
+    exits: dict[int, int | None] = field(default_factory=dict)
+    logs: dict[int, str] = field(default_factory=dict)
+    exit_code: int = 0
+    notes: tuple[str, ...] = ()
+    stopped_by: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report as ``--report`` writes it."""
+        body = asdict(self)
+        body["class"] = body.pop("class_id")
+        return body

@@ -1,0 +1,84 @@
+"""What an exit code or a signal tells, with what the host knows of it."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.verdict.case import Case, RankEnd
+
+_ABORT_AT_EXIT = "terminate called without an active exception"
+
+
+def name_signal(number: int) -> str:
+    """Return ``SIGKILL`` for 9; ``signal 77`` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def explain_exit(code: int, case: Case, end: RankEnd) -> str:
+    """Say in a clause what an end means."""
+    if code >= 0:
+        return _explain_code(code, end)
+    name = name_signal(-code)
+    reasons = {
+        "SIGKILL": _explain_kill(case),
+        "SIGBUS": _explain_bus(case),
+        "SIGSEGV": "a crash in native code: a library of another build, a bad extension, or a stack overflow",
+        "SIGABRT": "native code gave up: the last lines of its standard error say why",
+        "SIGTERM": "somebody outside the job asked it to stop",
+        "SIGINT": "interrupted from outside the job",
+        "SIGHUP": "its terminal went away",
+        "SIGILL": "a machine instruction that this CPU lacks: a library built for another one",
+        "SIGFPE": "a division by zero in native code",
+        "SIGPIPE": "it wrote to a pipe whose reader was gone",
+        "SIGXCPU": "its limit of CPU time is used up",
+    }
+    reason = reasons.get(name, "")
+    return f"killed by {name} ({-code})" + (f": {reason}" if reason else "")
+
+
+def _explain_code(code: int, end: RankEnd) -> str:
+    if code == 2 and "error: " in end.last_words and "usage: " in end.last_words:
+        return "exit code 2: the script's own argument parser refused its arguments"
+    if code == 0:
+        return "exit code 0"
+    shells = {126: ": found, but not executable", 127: ": command not found"}
+    if code in shells:
+        return f"exit code {code}{shells[code]}"
+    if 128 < code < 160:
+        return (
+            f"exit code {code}: a shell's way to say that its program was killed by {name_signal(code - 128)}"
+        )
+    return f"exit code {code}"
+
+
+def _explain_kill(case: Case) -> str:
+    if case.oom_kills:
+        return (
+            f"the kernel ran out of memory for this job (oom_kill count went up by {case.oom_kills}): "
+            "less memory per rank, fewer loader workers, or a larger limit"
+        )
+    return "no out-of-memory kill is counted for this job, so a scheduler, a supervisor or a person killed it with -9"
+
+
+def _explain_bus(case: Case) -> str:
+    if case.shm_free_bytes is not None and case.shm_free_bytes < 64 << 20:
+        return f"/dev/shm is full ({case.shm_free_bytes >> 20} MiB free), and data-loading workers pass batches through it"
+    return "mostly a full /dev/shm, or a mapped file that was cut short"
+
+
+def is_abort_at_exit(end: RankEnd) -> bool:
+    """Tell whether torch aborted a process that had done its work.
+
+    torch 2.9 to 2.13 with Gloo: a thread drops its last work while the interpreter goes down (pytorch#190489).
+    """
+    return (
+        end.code == -6
+        and end.finished_s is not None
+        and end.fault is None
+        and end.last_words.rstrip().endswith(_ABORT_AT_EXIT)
+    )

@@ -1,0 +1,308 @@
+"""Who left first, and why. The rank that complains is usually innocent: it lost the one that left before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import Casualty, Verdict, Waiting
+from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal
+from rankwise.verdict.meanings import Meaning, find_meaning, find_missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.verdict.case import Case, Fate, Kind, RankEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """The answer before it is dressed for the reader."""
+
+    kind: Kind
+    culprits: tuple[RankEnd, ...]
+    message: str
+    class_id: str | None = None
+    where: str | None = None
+    fix: str = ""
+    reason: str = ""
+
+
+def judge(case: Case) -> Verdict:
+    """Return the verdict on an attempt that has ended."""
+    case = replace(case, ranks=tuple(_forgive_abort(end) for end in case.ranks))
+    forgiven = [end.rank for end in case.ranks if end.code == 0 and is_abort_at_exit(replace(end, code=-6))]
+    notes = (
+        (f"torch aborted {_ranks(forgiven)} at exit, after the script was through: counted as success",)
+        if forgiven
+        else ()
+    )
+    exits = {end.rank: end.code for end in case.ranks}
+    logs = {end.rank: end.log for end in case.ranks if end.log}
+    outside = (
+        case.interrupted is not None or case.keeper_lost or case.left_behind or case.store_code is not None
+    )
+    if not outside and all(end.code == 0 for end in case.ranks):
+        return Verdict(kind="ok", message="all ranks finished", exits=exits, logs=logs, notes=notes)
+    cause = _find_cause(case)
+    first = cause.culprits[0] if cause.culprits else None
+    blamed = {end.rank for end in cause.culprits}
+    return Verdict(
+        kind=cause.kind,
+        culprits=tuple(sorted(blamed)),
+        class_id=cause.class_id,
+        where=cause.where,
+        waiting=_find_waiting(case, blamed),
+        message=cause.message,
+        reason=cause.reason,
+        fix=cause.fix,
+        traceback=first.fault.callstack if first and first.fault else "",
+        last_words=first.last_words if first else case.store_words if case.store_code is not None else "",
+        casualties=tuple(_casualty(end, first) for end in case.ranks if end.rank not in blamed),
+        exits=exits,
+        logs=logs,
+        exit_code=_exit_code(case, cause),
+        notes=notes,
+        stopped_by=None if case.interrupted is None else name_signal(case.interrupted),
+    )
+
+
+def _forgive_abort(end: RankEnd) -> RankEnd:
+    return replace(end, code=0) if is_abort_at_exit(end) else end
+
+
+def _find_cause(case: Case) -> _Cause:
+    if case.interrupted is not None:
+        name = name_signal(case.interrupted)
+        return _Cause(kind="failure", culprits=(), message=f"the launcher was told to stop by {name}")
+    if case.keeper_lost:
+        return _Cause(
+            kind="failure",
+            culprits=(),
+            message="the launcher's own keeper process was killed, and the kernel ended all ranks with it",
+            reason="somebody killed it, or the kernel did for memory",
+        )
+    left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
+    if own := [end for end in left if _blame(end) in {"own", "mismatch"}]:
+        return _judge_own(case, own)
+    if waited := [end for end in left if _blame(end) == "timeout"]:
+        return _judge_timeout(case, waited)
+    if case.store_code is not None:
+        return _Cause(
+            kind="failure",
+            culprits=(),
+            message="the process of the ranks' store ended: no new group could meet any more",
+            reason=f"killed by {name_signal(-case.store_code)}" if case.store_code < 0 else "it exited",
+        )
+    return _judge_lost(case, left)
+
+
+def _left_in_error(end: RankEnd) -> bool:
+    if end.left_s is None:
+        return False
+    return end.fault is not None or end.code not in {0, None}
+
+
+def _moment(end: RankEnd) -> float:
+    return end.left_s if end.left_s is not None else float("inf")
+
+
+def _meaning(end: RankEnd) -> Meaning | None:
+    # Standard error holds warnings from long before: only the end of it tells of the end.
+    text = end.fault.message if end.fault else "\n".join(end.last_words.splitlines()[-12:])
+    return find_meaning(text)
+
+
+def _blame(end: RankEnd) -> str:
+    if end.fault is None and end.code is not None and end.code < 0 and end.code != -6:
+        return "own"  # a signal from outside: what stood on its standard error before is beside the point
+    meaning = _meaning(end)
+    return meaning.blame if meaning else "own"
+
+
+def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
+    first = own[0]
+    alike = [end for end in own if end is first or _is_alike(end, first)]
+    meaning = _meaning(first)
+    who = _ranks([end.rank for end in alike])
+    if len(alike) == len(case.ranks) and len(alike) > 1:
+        who = f"all {len(alike)} ranks alike, rank {first.rank} first"
+    return _Cause(
+        kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
+        culprits=tuple(alike),
+        message=f"{who}: {_tell_end(first)}",
+        class_id=meaning.class_id if meaning else _class_of_exit(first),
+        where=first.where,
+        fix=meaning.fix if meaning else "",
+        reason="" if first.code is None else explain_exit(first.code, case, first),
+    )
+
+
+def _tell_end(end: RankEnd) -> str:
+    told = _first_line(end)
+    if end.fault is not None or end.code is None:
+        return told
+    if end.code < 0:
+        by = f"killed by {name_signal(-end.code)}"
+        return f"{by}: {told}" if end.code == -6 and told else by
+    return told or f"ended with exit code {end.code}"
+
+
+def _is_alike(end: RankEnd, first: RankEnd) -> bool:
+    """Whether two ranks failed in the same way at the same place."""
+    if end.fault is None or first.fault is None:
+        return end.fault is first.fault and end.code == first.code and end.where == first.where
+    same_kind = end.fault.message.split(":")[0] == first.fault.message.split(":")[0]
+    return same_kind and end.fault.where == first.fault.where
+
+
+def _class_of_exit(end: RankEnd) -> str | None:
+    if end.code == -7:
+        return "X16"
+    return "R3" if end.code is not None and end.code < 0 else None
+
+
+def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
+    by_rank = {end.rank: end for end in case.ranks}
+    first = next((end for end in waited if find_missing(_text(end))), waited[0])
+    missing, meaning = find_missing(_text(first)), _meaning(first)
+    class_id = meaning.class_id if meaning else None
+    fix = meaning.fix if meaning else ""
+    if missing and min(missing) >= case.world_size:
+        return _Cause(
+            kind="hang",
+            culprits=(first,),
+            class_id="I12",
+            where=first.where,
+            message=f"rank {first.rank} waited for rank {missing[0]}, and this job has {case.world_size} ranks: "
+            "it was given another world size",
+            fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher tells every rank the same",
+        )
+    culprits = [by_rank[rank] for rank in missing if rank in by_rank]
+    if not culprits:
+        quiet = [
+            end for end in case.ranks if end not in waited and not (end.code == 0 and end.stopped_s is None)
+        ]
+        # Those that were in no collective when the others gave up; if all were, all that did not complain.
+        culprits = [end for end in quiet if end.stack is None or end.stack.op is None] or quiet
+    if not culprits:
+        return _Cause(kind="hang", culprits=(first,), where=first.where, message=_says(first), fix=fix)
+    if class_id is None and all(_is_in_init(end) for end in culprits):
+        class_id, fix = "L12", "both sides were in init_process_group and did not meet: the script changes RANK, " \
+            "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks"  # fmt: skip
+    place = culprits[0].where or first.where
+    doing = f", which {'was' if len(culprits) == 1 else 'were'} at {place}" if place else ""
+    return _Cause(
+        kind="hang",
+        culprits=tuple(culprits),
+        class_id=class_id,
+        where=place,
+        message=f"rank {first.rank} waited in vain for {_ranks([end.rank for end in culprits])}{doing}: {_first_line(first)}",
+        fix=fix,
+    )
+
+
+def _is_in_init(end: RankEnd) -> bool:
+    frames = end.stack.frames if end.stack else ()
+    return any(frame.function in {"init_process_group", "_env_rendezvous_handler"} for frame in frames)
+
+
+def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
+    """All that failed only lost a peer: it was one that left without an error, or one of another node."""
+    gone = sorted((end for end in case.ranks if end.code == 0 and end.stopped_s is None), key=_moment)
+    felt = left[0] if left else next((end for end in case.ranks if end.stack is not None), None)
+    place = felt.where if felt else None
+    if gone and felt is not None:
+        needed = (
+            f"rank {felt.rank} still needed it at {place}" if place else f"rank {felt.rank} still needed it"
+        )
+        return _Cause(
+            kind="hang" if case.left_behind else "failure",
+            culprits=tuple(gone),
+            where=place,
+            message=f"{_ranks([end.rank for end in gone])} ended with exit code 0 while others had not: {needed}",
+            fix="let all ranks make the same number of steps and collectives, and end together "
+            "(a barrier before destroy_process_group)",
+        )
+    if felt is None:
+        return _Cause(kind="failure", culprits=(), message="the job ended without a rank that failed first")
+    elsewhere = "; the first cause is on another node" if case.num_nodes > 1 else ""
+    return _Cause(
+        kind="failure",
+        culprits=() if case.num_nodes > 1 else (felt,),
+        where=place,
+        message=f"rank {felt.rank} lost a peer{elsewhere}: {_first_line(felt)}",
+    )
+
+
+def _find_waiting(case: Case, blamed: set[int]) -> tuple[Waiting, ...]:
+    # A rank that had raised, or was through, was on its way out and waited for nobody.
+    living = [
+        end for end in case.ranks if end.rank not in blamed and not end.fault and end.finished_s is None
+    ]
+    return tuple(
+        Waiting(rank=end.rank, where=end.stack.where, op=end.stack.op)
+        for end in living
+        if end.stack is not None
+    )
+
+
+def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
+    fate: Fate
+    if end.left_s is None:
+        fate = "stopped by us"
+    elif not _left_in_error(end):
+        fate = "finished"
+    elif _blame(end) == "peer":
+        fate = "lost its peer"
+    elif _blame(end) == "timeout":
+        fate = "timed out"
+    elif first is not None and _is_alike(end, first):
+        fate = "failed alike"
+    else:
+        fate = "failed later"
+    in_error = fate in {"failed later", "timed out"}
+    return Casualty(rank=end.rank, fate=fate, detail=_first_line(end) if in_error else "")
+
+
+def _exit_code(case: Case, cause: _Cause) -> int:
+    """Return the first cause's exit code; 128 + N for a signal, as shells do."""
+    if case.interrupted is not None:
+        return 128 + case.interrupted
+    for end in (*cause.culprits, *sorted(case.ranks, key=_moment)):
+        if end.code and end.stopped_s is None:
+            return end.code if end.code > 0 else 128 - end.code
+    if case.store_code:
+        return case.store_code if case.store_code > 0 else 128 - case.store_code
+    return 137 if case.keeper_lost else 1
+
+
+def _text(end: RankEnd) -> str:
+    return end.fault.message if end.fault else end.last_words
+
+
+def _says(end: RankEnd) -> str:
+    return f"rank {end.rank}: {_first_line(end)}"
+
+
+def _first_line(end: RankEnd) -> str:
+    """Return the line of an error that says most."""
+    if end.fault:
+        return end.fault.message.strip().splitlines()[0][:300] if end.fault.message.strip() else ""
+    lines = [line.strip() for line in end.last_words.splitlines() if line.strip()]
+    told = [
+        line for line in lines[-12:] if "what():" in line or "error: " in line.lower() or "Error:" in line
+    ]
+    return (told[-1] if told else lines[-1] if lines else "")[:300]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, or ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -1,0 +1,126 @@
+"""What error texts mean: whose fault they tell of, the failure class, and what to do.
+
+One line a text, first match wins. The texts are torch's, Gloo's, NCCL's and Python's own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+#: ``own``: the rank that says it is to blame. ``peer``: it only lost another rank. ``timeout``: it waited in
+#: vain for others. ``mismatch``: the ranks' collectives do not correspond.
+Blame = Literal["own", "peer", "timeout", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a text stands for."""
+
+    pattern: re.Pattern[str]
+    blame: Blame
+    class_id: str | None
+    fix: str
+
+
+def _meaning(blame: Blame, class_id: str | None, pattern: str, fix: str) -> Meaning:
+    return Meaning(re.compile(pattern, re.DOTALL), blame, class_id, fix)
+
+
+MEANINGS: tuple[Meaning, ...] = (
+    # The ranks do not do the same thing.
+    _meaning("mismatch", "C8", r"Detected mismatch between collectives.*?OpType=(\w+).*?OpType=(?!\1)\w+",
+             "let all ranks make the same calls in the same order: look at the branches before this line"),
+    _meaning("mismatch", "C5", r"Detected mismatch between collectives",
+             "give the tensor the same shape on all ranks, or gather the lengths first and pad"),
+    _meaning("mismatch", "C5", r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size",
+             "all ranks must give the same shapes in the same order; TORCH_DISTRIBUTED_DEBUG=DETAIL names the pair"),
+    _meaning("own", "D12", r"DDP expects same model across all ranks.*inconsistent [1-9]\d{0,6} params|appears not to match (sizes|strides) of the same param",
+             "build the same model on all ranks: same configuration, same order of layers, nothing that depends on the rank"),
+    # A rank that only lost another.
+    _meaning("peer", None, r"successfully reached monitoredBarrier, but received errors while waiting", ""),
+    _meaning("peer", None, r"[Cc]onnection (was )?(closed|reset) by peer|Connection reset by peer|Broken pipe|Socket closed"
+             r"|recvBytes|sendBytes|failed to recv, got 0 bytes|Failed to recv|remote process exited|ncclRemoteError"
+             r"|Application timeout caused pair closure|[Pp]eer .* (closed|died)|inconsistent 0 params"
+             r"|Connection refused.*connectFullMesh|connectFullMesh failed", ""),
+    # A rank that waited in vain.
+    _meaning("timeout", "R10", r"Ranks? (?P<missing>\d+(?:, ?\d+)*) failed to pass monitoredBarrier",
+             "look at what the named ranks do instead of reaching this barrier"),
+    _meaning("timeout", None, r"wait timeout after \d+ms, keys: \S*?/(?P<missing>\d+)\s*$|wait timeout after \d+ms, keys: \S*?/(?P<missing2>\d+)\b",
+             "the named rank never came to init_process_group: look at its line, and at who changes RANK, WORLD_SIZE or MASTER_PORT"),
+    _meaning("timeout", None, r"Timed out waiting \d+ms for (recv|send)|Timed out after \d+ seconds waiting for clients"
+             r"|Watchdog caught collective operation timeout|Socket Timeout|Timeout waiting for key|RendezvousTimeout",
+             "look at what the ranks that did not fail were doing; a longer timeout= helps only a rank that is slow"),
+    # Rendezvous and initialisation.
+    _meaning("own", "I2", r"client socket has (timed out|failed).*while trying to connect to|The client socket has failed to connect",
+             "nobody listens at that address: don't set MASTER_ADDR or MASTER_PORT in the script, the launcher has set them"),
+    _meaning("own", "I9", r"EADDRINUSE|[Aa]ddress already in use",
+             "drop the fixed port from the script: the launcher chose a free one and put it into MASTER_PORT"),
+    _meaning("own", "I13", r"file:// rendezvous: path missing",
+             "an absolute path is needed (file:///…), new for each run; under a launcher init_method is best left out"),
+    _meaning("own", "I14", r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set|KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'",
+             "the launcher sets these variables: don't remove them, and start the script with `rankwise run`"),
+    _meaning("own", "I15", r"[Dd]efault process group has not been initialized",
+             "call torch.distributed.init_process_group() before this line, on all ranks"),
+    _meaning("own", "I16", r"trying to initialize the default process group twice",
+             "guard with `if not torch.distributed.is_initialized():`, or leave it to the framework"),
+    _meaning("own", "I17", r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs|no GPUs found",
+             "use backend='gloo' on CPU, or leave the backend out and let torch choose"),
+    _meaning("own", "I18", r"use_libuv was requested but PyTorch was build without libuv", "set USE_LIBUV=0"),
+    _meaning("own", "I19", r"Expected timeout argument to be of type datetime\.timedelta",
+             "give a datetime.timedelta, as in timeout=timedelta(minutes=5)"),
+    _meaning("own", "I6", r"Unable to find address for: ",
+             "set GLOO_SOCKET_IFNAME to one name that `ip link` shows; Gloo knows no '^' exclusions"),
+    # Launch command.
+    _meaning("own", "L1", r"unrecognized arguments: --local[-_]rank",
+             "read LOCAL_RANK from the environment instead of parsing --local_rank"),
+    _meaning("own", "R13", r"Duplicate GPU detected|ncclInvalidUsage",
+             "call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any use of CUDA"),
+    _meaning("own", "R14", r"invalid device ordinal",
+             "take the device from LOCAL_RANK, not from RANK, and start no more ranks than there are GPUs"),
+    # Collectives.
+    _meaning("own", "C11", r"Global rank \d+ is not part of group", "src and dst are global ranks, and must be in the group"),
+    _meaning("own", "C17", r"No backend type associated with device type|Tensors must be CUDA and dense",
+             "move the tensor to the GPU, or initialise with backend='cpu:gloo,cuda:nccl'"),
+    _meaning("own", "C18", r"Expected parameter `?tensor`? (of|to be of) type torch\.Tensor", "wrap the number: torch.tensor(value)"),
+    _meaning("own", "C19", r"(gather_list|scatter_list)\S* must (NOT )?be specified on",
+             "give the list on the root rank only, and None on all others"),
+    # DDP and the wrappers.
+    _meaning("own", "D1", r"Expected to have finished reduction in the prior iteration",
+             "use every trainable parameter and every output in the loss, or wrap with find_unused_parameters=True"),
+    _meaning("own", "D4", r"mark a variable ready only once",
+             "use checkpoint(…, use_reentrant=False), and don't share a parameter between two forward passes of one step"),
+    _meaning("own", "D6", r"graph has changed in this iteration", "wrap without static_graph=True"),
+    _meaning("own", "D11", r"module doesn't have any parameter that requires a gradient",
+             "leave this module unwrapped: it has nothing to train"),
+    _meaning("own", "D20", r"SyncBatchNorm layers only work with GPU modules",
+             "convert to SyncBatchNorm only when the model is on a GPU"),
+    _meaning("own", "D27", r"device_ids and output_device arguments only work with",
+             "leave device_ids out for a model on the CPU"),
+    _meaning("own", "X2", r"sampler option is mutually exclusive with shuffle",
+             "drop shuffle=True from the loader: DistributedSampler(shuffle=True) shuffles"),
+    _meaning("own", "K4", r"Error\(s\) in loading state_dict.*module\.",
+             "save model.module.state_dict(), or take the prefix 'module.' off the keys"),
+    _meaning("own", "L13", r"Can't pickle .*lambda|finished its bootstrapping phase",
+             "give mp.spawn a function of the module's top level, and guard the start with `if __name__ == '__main__':`"),
+    # The machine.
+    _meaning("own", "X16", r"killed by signal: Bus error|unable to (open|write to|allocate) shared memory",
+             "enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader workers"),
+    _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "a smaller batch, gradient accumulation, or activation checkpointing"),
+)  # fmt: skip
+
+
+def find_meaning(text: str) -> Meaning | None:
+    """Return what an error text means, as far as it is known."""
+    return next((meaning for meaning in MEANINGS if meaning.pattern.search(text)), None)
+
+
+def find_missing(text: str) -> tuple[int, ...]:
+    """Return the ranks that a time-out names as absent."""
+    meaning = find_meaning(text)
+    if meaning is None or meaning.blame != "timeout":
+        return ()
+    found = meaning.pattern.search(text)
+    named = (found.groupdict().get("missing") or found.groupdict().get("missing2")) if found else None
+    return tuple(int(rank) for rank in re.findall(r"\d+", named or ""))

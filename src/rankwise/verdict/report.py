@@ -1,0 +1,91 @@
+"""The report as text: the first cause on top, the casualties below it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.verdict.case import Casualty, Verdict
+
+_TAIL_LINES = 12
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
+    """Return the report as lines for a terminal or a log file."""
+    paint = _paint if colour else _plain
+    kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks did not do the same"}
+    what = "was stopped" if verdict.stopped_by else kind.get(verdict.kind, verdict.kind)
+    head = f"the job {what}" + (f" (attempt {attempt})" if attempt else "")
+    lines = [paint("bold red", f"rankwise: {head}")]
+
+    def row(label: str, text: str, style: str = "") -> None:
+        if text:
+            lines.append(f"  {label:<9}{paint(style, text) if style else text}")
+
+    row("first", verdict.message, "bold")
+    row("where", verdict.where or "")
+    row("why", verdict.reason)
+    row("class", verdict.class_id or "")
+    row("do", verdict.fix, "green")
+    lines += _quote(_shorten(verdict.traceback))
+    lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
+    row("others", _join_casualties(verdict.casualties))
+    for waiting in verdict.waiting:
+        op = f"in {waiting.op} " if waiting.op else ""
+        row("", f"rank {waiting.rank} was {op}at {waiting.where}", "dim")
+    row("log", ", ".join(path for rank, path in sorted(verdict.logs.items()) if rank in verdict.culprits))
+    lines += [f"  {note}" for note in verdict.notes]
+    return "\n".join(lines)
+
+
+def _shorten(traceback: str, most: int = 40) -> str:
+    lines = traceback.rstrip().splitlines()
+    if len(lines) <= most:
+        return "\n".join(lines)
+    cut = len(lines) - most
+    return "\n".join([*lines[:4], f"  … {cut} lines left out, they stand in the log …", *lines[4 + cut :]])
+
+
+def _tail_beside(verdict: Verdict) -> str:
+    """Return the last lines, without what the traceback says anyway."""
+    told = {line.strip() for line in verdict.traceback.splitlines()}
+    # torch puts "[rank3]: " before each line of a traceback.
+    clean = [_RANK_PREFIX.sub("", _ESCAPES.sub("", line)) for line in verdict.last_words.splitlines()]
+    lines = [
+        line for line in clean if line.strip() and line.strip() not in told and set(line.strip()) - set("~^")
+    ]
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _quote(text: str, title: str = "") -> list[str]:
+    if not text:
+        return []
+    head = [f"  {title}:"] if title else []
+    return [*head, *(f"    | {line}" for line in text.splitlines())]
+
+
+def _join_casualties(casualties: tuple[Casualty, ...]) -> str:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for casualty in casualties:
+        groups.setdefault((casualty.fate, casualty.detail[:120]), []).append(casualty.rank)
+    texts = []
+    for (fate, detail), ranks in groups.items():
+        named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        many = len(ranks) > 1
+        told = fate.replace("its peer", "their peer") if many else fate
+        texts.append(f"rank{'s' * many} {named} {told}" + (f" ({detail})" if detail else ""))
+    return "; ".join(texts)
+
+
+_CODES = {"bold": "1", "bold red": "1;31", "green": "32", "dim": "2"}
+
+
+def _paint(style: str, text: str) -> str:
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def _plain(_style: str, text: str) -> str:
+    return text

@@ -1,0 +1,47 @@
+"""What all tests share: no test of the launcher leaves a process behind."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REAL_PROCESSES = ("launch", "nodes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register our markers."""
+    config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
+    config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what only Linux can do."""
+    for item in items:
+        if "linux" in item.keywords and not sys.platform.startswith("linux"):
+            item.add_marker(pytest.mark.skip(reason="Linux only"))
+
+
+@pytest.fixture(autouse=True)
+def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test of the launcher that leaves a process behind, unless it says so."""
+    folders = request.node.path.parts
+    if not sys.platform.startswith("linux") or not any(name in folders for name in _REAL_PROCESSES):
+        yield
+        return
+    import support
+
+    marker = uuid.uuid4().hex
+    support.set_marker(marker)
+    yield
+    if request.node.get_closest_marker("leaves_processes"):
+        support.kill_leftovers(marker)
+        return
+    left = support.leftovers(marker)
+    support.kill_leftovers(marker)
+    assert not left, f"left behind: {left}"

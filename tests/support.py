@@ -1,0 +1,310 @@
+"""Run the launcher as users do, in real processes, and see that none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import textwrap
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+#: Carried in the environment by every process that a test starts, and by all that those start.
+MARK = "LAUNCH_TEST_MARK"
+RANKWISE: tuple[str, ...] = (sys.executable, "-m", "rankwise.run")
+TORCHRUN: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
+
+#: Variables of an outer launcher or of the machine that would change what a test sees.
+_NOT_OURS = ("PET_", "RANKWISE_", "TORCHELASTIC_", "PYTHONPATH", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
+             "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR", "PYTEST_")  # fmt: skip
+_markers: list[str] = ["none"]
+
+
+def set_marker(marker: str) -> None:
+    """Make ``marker`` the one that processes started from now on carry."""
+    _markers[0] = marker
+
+
+def make_env(env: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return a clean environment with the marker; None in ``env`` takes a variable out."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+    wanted = {**base, MARK: _markers[0], **(env or {})}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def leftovers(marker: str | None = None, wait_s: float = 3.0) -> list[str]:
+    """List living processes that carry the marker, after giving them ``wait_s`` to go: "pid command"."""
+    end = time.monotonic() + wait_s
+    while True:
+        found = list_marked(marker)
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.02)
+
+
+def list_marked(marker: str | None = None) -> list[str]:
+    """List living processes that carry the marker, now."""
+    wanted = f"{MARK}={marker or _markers[0]}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            if wanted not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                continue
+            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if state not in "ZX":
+            found.append(f"{entry} {command.strip()}")
+    return found
+
+
+def kill_leftovers(marker: str | None = None) -> None:
+    """End what a test has left behind, so that the next one starts clean."""
+    for line in list_marked(marker):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "") -> Any:
+    """Poll until ``condition`` is true and return its value; fail the test at the deadline."""
+    end = time.monotonic() + timeout_s
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
+    """Write a rank's script, dedented, and return its path."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text).lstrip("\n"))
+    return path
+
+
+def line_of(path: Path, text: str) -> str:
+    """Return ``file:LINE`` of the first line of a file that holds ``text``."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if text in line:
+            return f"{path}:{number}"
+    raise AssertionError(f"{text!r} is not in {path}")
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read what ``--report`` wrote."""
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+    wall_s: float = 0.0
+
+
+@final
+class Running:
+    """A launcher in the background; its output goes to files, so that nobody waits for us to read."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        stdin: str | int | None = None,
+        out: int | None = None,
+        preexec_fn: Callable[[], None] | None = None,
+    ) -> None:
+        self._out: IO[bytes] = tempfile.TemporaryFile()
+        self._err: IO[bytes] = tempfile.TemporaryFile()
+        self.started_s = time.monotonic()
+        self.process = subprocess.Popen(
+            list(command), cwd=cwd, env=make_env(env), stdout=self._out if out is None else out, stderr=self._err,
+            stdin=subprocess.PIPE if isinstance(stdin, str) else stdin if stdin is not None else subprocess.DEVNULL,
+            start_new_session=True, preexec_fn=preexec_fn,
+        )  # fmt: skip
+        if isinstance(stdin, str) and self.process.stdin is not None:
+            self.process.stdin.write(stdin.encode())
+            self.process.stdin.close()
+
+    @property
+    def out(self) -> str:
+        """What it has written to standard output so far."""
+        return self._read(self._out)
+
+    @property
+    def err(self) -> str:
+        """What it has written to standard error so far."""
+        return self._read(self._err)
+
+    @staticmethod
+    def _read(file: IO[bytes]) -> str:
+        size = os.fstat(file.fileno()).st_size
+        return os.pread(file.fileno(), min(size, 4 << 20), 0).decode("utf-8", "replace")
+
+    def send(self, number: int) -> None:
+        """Signal the launcher itself."""
+        self.process.send_signal(number)
+
+    def finish(self, timeout_s: float = 60.0) -> Result:
+        """Wait for the end; a launcher that does not end is killed and fails the test."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            left = list_marked()
+            out, err = self.out, self.err
+            self.process.kill()
+            self.process.wait()
+            self.close()
+            raise AssertionError(f"no end within {timeout_s} s\nalive: {left}\nout: {out}\nerr: {err}") from None
+        result = Result(code=code, out=self.out, err=self.err, wall_s=time.monotonic() - self.started_s)
+        self.close()
+        return result
+
+    def close(self) -> None:
+        """Close the files."""
+        self._out.close()
+        self._err.close()
+
+
+@contextlib.contextmanager
+def start_rankwise(args: Sequence[str], cwd: Path, **options: Any) -> Iterator[Running]:
+    """Start the launcher in the background; it is killed at the end of the block if it still runs."""
+    running = Running([*RANKWISE, *args], cwd, **options)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
+        running.close()
+
+
+def run_rankwise(
+    args: Sequence[str],
+    cwd: Path,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    timeout_s: float = 60,
+    stdin: str | None = None,
+    launcher: Sequence[str] = RANKWISE,
+) -> Result:
+    """Run the launcher (or torchrun) to its end, in its own session, without a terminal."""
+    return Running([*launcher, *args], cwd, env=env, stdin=stdin).finish(timeout_s)
+
+
+def run_reported(
+    args: Sequence[str], cwd: Path, *, env: Mapping[str, str | None] | None = None, timeout_s: float = 60
+) -> tuple[Result, dict[str, Any]]:
+    """Run the launcher with ``--report`` and return its end and the report."""
+    path = cwd / "report.json"
+    result = run_rankwise(["--report", str(path), *args], cwd, env=env, timeout_s=timeout_s)
+    assert path.exists(), f"no report, exit {result.code}\n{result.err}"
+    return result, read_report(path)
+
+
+@dataclass(slots=True)
+class Terminal:
+    """A program on a pseudo-terminal of its own, as its controlling terminal."""
+
+    command: Sequence[str]
+    cwd: Path
+    env: Mapping[str, str | None] | None = None
+    size: tuple[int, int] = (40, 123)
+    stdout: int | None = None
+    process: subprocess.Popen[bytes] = field(init=False)
+    _ours: int = field(init=False)
+    _seen: bytearray = field(init=False, default_factory=bytearray)
+    _reader: threading.Thread = field(init=False)
+
+    def __enter__(self) -> Terminal:
+        self._ours, theirs = pty.openpty()
+        self.resize(*self.size, tell=False)
+
+        def take_terminal() -> None:
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            list(self.command), cwd=self.cwd, env=make_env({"TERM": "xterm", **(self.env or {})}), stdin=theirs,
+            stdout=theirs if self.stdout is None else self.stdout, stderr=theirs, start_new_session=True,
+            preexec_fn=take_terminal,
+        )  # fmt: skip
+        os.close(theirs)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._ours, 1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            self._seen += data
+
+    @property
+    def text(self) -> str:
+        """What the terminal has shown so far."""
+        return self._seen.decode("utf-8", "replace")
+
+    def resize(self, rows: int, columns: int, *, tell: bool = True) -> None:
+        """Give the terminal another size; the kernel tells the foreground group (SIGWINCH)."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if tell:
+            os.kill(self.process.pid, signal.SIGWINCH)
+
+    def type(self, text: str) -> None:
+        """Type on its keyboard; ``\\x03`` is Ctrl-C."""
+        os.write(self._ours, text.encode())
+
+    def finish(self, timeout_s: float = 60) -> Result:
+        """Wait for the end and return all that was shown."""
+        start = time.monotonic()
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {timeout_s} s\n{list_marked()}\n{self.text}") from None
+        self._reader.join(2)
+        return Result(code=code, out=self.text, err="", wall_s=time.monotonic() - start)
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        kill_leftovers()
+        self._reader.join(2)
+        os.close(self._ours)
