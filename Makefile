@@ -3,7 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What the demo needs is a part of what development needs.
+DEMO := $(VENV)/.demo-installed
+DEV := $(VENV)/.dev-installed
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One rank a GPU; two on the CPU. A broken driver prints its complaint to stdout, so only lines that name a GPU count.
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
@@ -12,26 +15,32 @@ NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
-demo: $(STAMP)  ## train a digit classifier on NPROC ranks (default: one a GPU, or two on the CPU)
+demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, or two on the CPU)
 	$(BIN)/rankwise run --nproc-per-node $(NPROC) examples/digits/train.py --out digits-model.pt
 
-test: $(STAMP)  ## run the tests
+test: $(DEV)  ## run the tests
 	$(BIN)/pytest
 
-lint: $(STAMP)  ## check style, formatting, types and layers
+lint: $(DEV)  ## check style, formatting, types and layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports
 
-bench: $(STAMP)  ## measure every speed claim
+bench: $(DEV)  ## measure every speed claim
 	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
-docs: $(STAMP)  ## draw the README's pictures anew
+docs: $(DEV)  ## draw the README's pictures anew
 	$(BIN)/python docs/pictures.py
 
 clean:  ## remove what was built, trained or cached; .venv stays
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis digits-model.pt
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[demo]'
 	touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	touch $@ $(DEMO)

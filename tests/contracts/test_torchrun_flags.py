@@ -5,19 +5,21 @@ torch is asked in one subprocess (it answers for all cases at once), so that thi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.launcher.command import OWN_FLAGS, build_parser, parse
+
+if TYPE_CHECKING:
+    import argparse
 
 Env = dict[str, str]
 Namespace = dict[str, Any]
@@ -222,6 +224,14 @@ train.py --a b
 -r 0:1,1:2 train.py
 --virtual-local-rank --duplicate-stdout-filters a,b --duplicate-stderr-filters c train.py
 --signals-to-handle SIGTERM,SIGINT train.py
+""".splitlines()
+    if line.strip()
+]
+
+#: What torchrun refuses when it makes its configuration, we refuse too.
+REFUSED = [
+    line.split()
+    for line in """
 --nnodes 0 train.py
 --nnodes 3:2 train.py
 --nnodes 1:2:3 train.py
@@ -230,7 +240,7 @@ train.py --a b
 -r 4 train.py
 -t 0:5 train.py
 -r 0:-1 train.py
--r -1:3 train.py
+--redirects=-1:3 train.py
 --local-ranks-filter a train.py
 --rdzv-conf novalue train.py
 --rdzv-conf a= train.py
@@ -274,13 +284,11 @@ def _random_cases() -> list[tuple[list[str], Env]]:
         for name in chance.sample([*values, *switches], chance.randrange(4)):
             value = chance.choice(values.get(name, ["0", "1"]))
             env[f"PET_{name.upper().replace('-', '_')}"] = value
-        tail = chance.choice([[], ["train.py"], ["train.py"], ["train.py", "--role", "x"], ["--", "t.py", "-m"]])
+        tail = chance.choice(
+            [[], ["train.py"], ["train.py"], ["train.py", "--role", "x"], ["--", "t.py", "-m"]]
+        )
         cases.append(([*argv, *tail], env))
     return cases
-
-
-def _option_flags(actions: list[dict[str, Any]]) -> list[str]:
-    return [flag for action in actions for flag in action["strings"] if flag.startswith("--")]
 
 
 # Every prefix of every long flag, with a value that all of them take, or none.
@@ -319,7 +327,7 @@ def _clean_env() -> Env:
 
 @pytest.fixture(scope="module")
 def torch_says() -> Torch:
-    asked = {"cases": _CASES, "launches": LAUNCHES}
+    asked = {"cases": _CASES, "launches": [*LAUNCHES, *REFUSED]}
     done = subprocess.run(
         [sys.executable, "-c", _ASK_TORCH], input=json.dumps(asked), capture_output=True, text=True,
         timeout=100, env={**_clean_env(), "OMP_NUM_THREADS": "1"}, check=False,
@@ -332,7 +340,7 @@ def torch_says() -> Torch:
     return Torch(answer["actions"], namespaces, answer["launches"])
 
 
-def _ours(argv: list[str], env: Env, capsys: pytest.CaptureFixture[str] | None = None) -> Namespace | None:
+def _ours(argv: list[str], env: Env) -> Namespace | None:
     try:
         return vars(build_parser(env).parse_args(argv))
     except (UsageError, SystemExit):
@@ -358,7 +366,12 @@ def test_every_flag_of_torchrun_is_ours_with_its_dest_default_choices_and_shape(
             if action is None:
                 wrong.append(f"{flag} is missing")
                 continue
-            mine = (action.dest, action.default, action.nargs, list(action.choices) if action.choices else None)
+            mine = (
+                action.dest,
+                action.default,
+                action.nargs,
+                list(action.choices) if action.choices else None,
+            )
             if mine != (theirs["dest"], theirs["default"], theirs["nargs"], theirs["choices"]):
                 wrong.append(f"{flag}: {mine} instead of {theirs}")
     assert not wrong, "\n".join(wrong)
@@ -426,7 +439,9 @@ def test_abbreviations_mean_the_same_but_for_two(
 
 
 @pytest.mark.parametrize(
-    "argv", [["--gpus", "2", "t.py"], ["--proc_per_node=2", "t.py"], ["-q", "t.py"], ["--n", "2", "t.py"]], ids=" ".join
+    "argv",
+    [["--gpus", "2", "t.py"], ["--proc_per_node=2", "t.py"], ["-q", "t.py"], ["--n", "2", "t.py"]],
+    ids=" ".join,
 )
 def test_unknown_flags_are_refused_with_our_error(argv: list[str], torch_says: Torch) -> None:
     """An unknown or ambiguous flag ends in a UsageError that says what to do, never in SystemExit."""
@@ -467,46 +482,39 @@ def _std(std: dict[int | None, Any]) -> Any:
     return std[None].value if None in std else {str(rank): value.value for rank, value in std.items()}
 
 
-def _pairs() -> list[tuple[int, list[str]]]:
-    return list(enumerate(LAUNCHES))
+@pytest.mark.parametrize("argv", LAUNCHES, ids=" ".join)
+def test_what_torchrun_would_launch_is_what_we_launch(argv: list[str], torch_says: Torch) -> None:
+    """Nodes, ranks, role, streams, signals, filters and the ranks' command equal torchrun's."""
+    theirs, mine = torch_says.launches[LAUNCHES.index(argv)], _spec_as_torch_tells(argv)
+    assert theirs is not None
+    assert mine == {name: theirs[name] for name in mine or theirs}
 
 
-@pytest.mark.parametrize(("index", "argv"), _pairs(), ids=[" ".join(argv) for argv in LAUNCHES])
-def test_what_torchrun_would_launch_is_what_we_launch(
-    index: int, argv: list[str], torch_says: Torch
-) -> None:
-    """Nodes, ranks, role, streams, signals, filters and the ranks' command equal torchrun's; what it refuses is refused."""
-    theirs, mine = torch_says.launches[index], _spec_as_torch_tells(argv)
-    assert (mine is None) == (theirs is None)
-    if mine is not None and theirs is not None:
-        assert mine == {name: theirs[name] for name in mine}
+@pytest.mark.parametrize("argv", REFUSED, ids=" ".join)
+def test_what_torchrun_refuses_to_launch_is_refused(argv: list[str], torch_says: Torch) -> None:
+    """A value that torchrun finds wrong after parsing is a UsageError here."""
+    assert torch_says.launches[len(LAUNCHES) + REFUSED.index(argv)] is None
+    with pytest.raises(UsageError):
+        parse(argv, {})
 
 
-@pytest.mark.parametrize(("index", "argv"), _pairs(), ids=[" ".join(argv) for argv in LAUNCHES])
-def test_where_torchrun_would_meet_is_where_we_meet(
-    index: int, argv: list[str], torch_says: Torch
-) -> None:
+@pytest.mark.parametrize("argv", LAUNCHES, ids=" ".join)
+def test_where_torchrun_would_meet_is_where_we_meet(argv: list[str], torch_says: Torch) -> None:
     """Backend, endpoint, run id and settings equal torchrun's; its c10d on a free port of this host is our single node."""
-    theirs = torch_says.launches[index]
-    if theirs is None:
-        pytest.skip("torchrun refuses this command")
-    spec = parse(argv, {})
+    theirs, spec = torch_says.launches[LAUNCHES.index(argv)], parse(argv, {})
+    meeting = spec.meeting
+    assert theirs is not None
     if theirs["endpoint"] == "localhost:0":
         assert spec.is_one_node
-        assert (spec.master_addr, spec.master_port, spec.meeting.endpoint, spec.meeting.run_id) == (None, None, "", "")
+        assert (spec.master_addr, spec.master_port, meeting.endpoint, meeting.run_id) == (None, None, "", "")
         return
-    meeting = spec.meeting
-    assert (meeting.backend, meeting.endpoint, meeting.run_id) == (
-        theirs["backend"],
-        theirs["endpoint"],
-        theirs["run_id"],
-    )
+    assert (meeting.backend, meeting.endpoint) == (theirs["backend"], theirs["endpoint"])
+    assert meeting.run_id == theirs["run_id"]
     conf = dict(meeting.conf)
     if meeting.backend == "static":
         conf["rank"] = str(spec.node_rank)
-    assert conf == theirs["conf"]
-    if meeting.backend == "static":
         assert f"{spec.master_addr}:{spec.master_port}" == theirs["endpoint"]
+    assert conf == theirs["conf"]
 
 
 def test_shutdown_timeout_falls_back_as_torchruns_does() -> None:

@@ -285,7 +285,7 @@ def test_ranks_meet_and_reduce(tmp_path: Path) -> None:
 def test_role_id_and_pet_variables(tmp_path: Path) -> None:
     """--role and --rdzv-id reach the ranks; PET_* variables stand in for absent flags, and a flag beats them."""
     names = ["ROLE_NAME", "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS", "MASTER_ADDR"]
-    write_script(tmp_path, f"import os; print(*[os.environ[n] for n in {names}], end=chr(10))")
+    write_script(tmp_path, f"import os, sys; sys.stdout.write(' '.join(os.environ[n] for n in {names}) + chr(10))")
     pet: dict[str, str | None] = {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "actor", "PET_MAX_RESTARTS": "4", "PET_RDZV_ID": "job7",
                                   "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}  # fmt: skip
     flags = ["--role", "critic", "--rdzv_id=9", "--nproc-per-node=1", "train.py"]

@@ -18,6 +18,9 @@ IS_WINDOWS = os.name == "nt"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+#: What ends a process that does not listen; Windows knows one way only.
+KILL_SIGNAL = int(getattr(signal, "SIGKILL", signal.SIGTERM))
+
 # Used to ask a rank for its stacks. SIGUSR1/2 belong to schedulers and scripts, 32 and 33 to the C library.
 STACK_SIGNAL: int | None = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
 

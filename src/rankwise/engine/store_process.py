@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # noqa: E402
 def main(listen_fd: int, port: int) -> None:
     """Serve until we are killed."""
     options = {"use_libuv": False} if os.environ.get("USE_LIBUV") == "0" else {}
-    store = TCPStore(
+    store = TCPStore(  # noqa: F841 - it serves as long as it lives
         "127.0.0.1",
         port,
         None,
@@ -32,7 +32,11 @@ def main(listen_fd: int, port: int) -> None:
         master_listen_fd=listen_fd,
         **options,
     )
-    print(store.port, flush=True)  # noqa: T201 - tells the parent that clients are served
+    lifeline = os.environ.get("RANKWISE_LIFELINE")
+    if lifeline is not None:
+        # No parent-death signal here: the end of this pipe says that the parent is gone.
+        os.read(int(lifeline), 1)
+        return
     while True:
         signal.pause()
 

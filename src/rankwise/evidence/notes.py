@@ -69,10 +69,18 @@ class Notes:
 def read_all(fd: int) -> str:
     """Return a memory file's text without moving the offset that the rank writes at."""
     parts, at = [], 0
-    while chunk := os.pread(fd, 1 << 20, at) if hasattr(os, "pread") else b"":
+    while chunk := _read_at(fd, at):
         parts.append(chunk)
         at += len(chunk)
     return b"".join(parts).decode("utf-8", "replace")
+
+
+def _read_at(fd: int, at: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(fd, 1 << 20, at)
+    # Windows: there the rank has opened the file by itself, so the offset is ours alone.
+    os.lseek(fd, at, os.SEEK_SET)
+    return os.read(fd, 1 << 20)
 
 
 def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_tail
-from rankwise.base.osdoor import IS_LINUX, make_memory_file
+from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, make_memory_file
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import Stack, parse_notes, parse_stack, read_all, split_crash
@@ -238,7 +238,7 @@ class Attempt:
                 self._keeper_lost = True
                 now = self._clock.monotonic()
                 for rank in self._living():
-                    rank.code, rank.ended_s, rank.stopped_s = -signal.SIGKILL, now, now
+                    rank.code, rank.ended_s, rank.stopped_s = -KILL_SIGNAL, now, now
 
     def _note_end(self, tag: str, code: int, at_s: float, refusal: str = "") -> None:
         if rank := self._by_tag.get(tag):
@@ -312,14 +312,14 @@ class Attempt:
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
         for rank in self._living():
             self._job.events.write("rank.killed", rank=rank.rank)
-            self._workers.signal(rank.tag, getattr(signal, "SIGKILL", signal.SIGTERM), tree=True)
+            self._workers.signal(rank.tag, KILL_SIGNAL, tree=True)
         while self._living() and self._clock.monotonic() < end:
             self._look(0.1)
 
     def _end_store(self) -> None:
         """End the store and see it gone: the next attempt may want the same port."""
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
-        self._workers.signal(STORE_TAG, signal.SIGKILL)
+        self._workers.signal(STORE_TAG, KILL_SIGNAL)
         while self._part.listener is not None and self._store_code is None and not self._keeper_lost:
             self._look(0.1)
             if self._clock.monotonic() > end:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_tail
-from rankwise.base.osdoor import IS_LINUX, copy_terminal_size, open_terminal
+from rankwise.base.osdoor import IS_LINUX, IS_WINDOWS, copy_terminal_size, open_terminal
 from rankwise.launcher.spec import Std
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ class Pump:
         self._console = console
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._tails: dict[int, deque[bytes]] = {}
         self._held: dict[int, bytes] = {}
         self._logs: dict[int, _RollingLog] = {}
@@ -83,6 +82,7 @@ class Pump:
     def start(self) -> None:
         """Begin to move bytes."""
         if self._open:
+            self._selector.register(self._wake_read, selectors.EVENT_READ)
             self._thread.start()
 
     def resize(self) -> None:
@@ -211,6 +211,8 @@ def open_streams(logs: Logs, local_rank: int, folder: Path) -> RankStreams:
     source = None
     if Std.ERR in files:
         err = open_file("stderr.log")
+    elif IS_WINDOWS:
+        err = 2  # pipes can't be waited for there: the traceback comes by the recorder, the tail is lost
     else:
         pair = open_terminal(2) if shown and os.isatty(2) else None
         source, err = pair or os.pipe()

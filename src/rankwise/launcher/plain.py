@@ -6,13 +6,14 @@ of a pipe whose other end we hold.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.environ import environ
-from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.base.osdoor import IS_WINDOWS, KILL_SIGNAL
 from rankwise.launcher.workers import Change, Command, Ended, NotStarted, Started
 
 if TYPE_CHECKING:
@@ -36,23 +37,21 @@ class PlainWorkers:
         env = environ() | {name: value for name, value in command.env.items() if value is not None}
         for name in (name for name, value in command.env.items() if value is None):
             env.pop(name, None)
-        # Descriptors can't be moved to a number without code in the child: it is told the number they have.
-        extra = [fd for _, fd in command.extra_fds]
+        lifeline = _inheritable(self._lifeline)
+        if "RANKWISE_RANK" in env:
+            env["RANKWISE_RANK"] = json.dumps({**json.loads(env["RANKWISE_RANK"]), "lifeline": lifeline})
+        else:
+            env["RANKWISE_LIFELINE"] = str(lifeline)  # the store's process
         try:
             process = subprocess.Popen(
                 command.argv, env=env, stdin=command.stdio[0], stdout=command.stdio[1], stderr=command.stdio[2],
-                start_new_session=not IS_WINDOWS, pass_fds=() if IS_WINDOWS else [*extra, self._lifeline],
+                start_new_session=not IS_WINDOWS, close_fds=not IS_WINDOWS, pass_fds=() if IS_WINDOWS else [*(fd for _, fd in command.extra_fds), lifeline],
             )  # fmt: skip
         except OSError as error:
             self._waiting.append(NotStarted(tag=tag, error=f"{error.strerror}: {command.argv[0]}"))
             return
         self._processes[tag] = process
         self._waiting.append(Started(tag=tag, pid=process.pid))
-
-    @property
-    def lifeline(self) -> int:
-        """The read end of the pipe whose end tells a rank that we are gone."""
-        return self._lifeline
 
     def wait_change(self, timeout_s: float) -> list[Change]:
         end = self._clock.monotonic() + timeout_s
@@ -90,7 +89,18 @@ class PlainWorkers:
 
     def close(self) -> None:
         for tag in list(self._processes):
-            self.signal(tag, int(getattr(signal, "SIGKILL", signal.SIGTERM)), tree=True)
+            self.signal(tag, KILL_SIGNAL, tree=True)
         for process in self._processes.values():
             process.wait(timeout=10)
         self._processes.clear()
+
+
+def _inheritable(fd: int) -> int:
+    """Return the number by which a child finds a descriptor of ours: on Windows it is a handle's."""
+    if not IS_WINDOWS:
+        return fd
+    import msvcrt  # noqa: PLC0415 - Windows only
+
+    handle = msvcrt.get_osfhandle(fd)  # type: ignore[attr-defined]
+    os.set_handle_inheritable(handle, True)  # type: ignore[attr-defined] # noqa: FBT003 - its only form
+    return int(handle)

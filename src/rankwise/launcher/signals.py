@@ -7,6 +7,8 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
+from rankwise.base.osdoor import IS_WINDOWS
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -26,8 +28,9 @@ class Signals:
         self._pending: list[int] = []
         self._old: dict[int, signal._HANDLER] = {}
         self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        if not IS_WINDOWS:  # nobody waits in a selector there
+            os.set_blocking(self._wake_read, False)
+            os.set_blocking(self._wake_write, False)
         self.passed_on = {getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)}
         wanted = {getattr(signal, name) for name in ending if hasattr(signal, name)} | self.passed_on
         for number in wanted:
@@ -38,6 +41,8 @@ class Signals:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)
+        if IS_WINDOWS:
+            return
         with suppress(BlockingIOError):  # the pipe is full: whoever waits is awake already
             os.write(self._wake_write, b"!")
 
@@ -53,7 +58,7 @@ class Signals:
     def take(self) -> list[int]:
         """Return the signals that came since the last call, in order."""
         with suppress(BlockingIOError):
-            while os.read(self._wake_read, 4096):
+            while not IS_WINDOWS and os.read(self._wake_read, 4096):
                 pass
         came, self._pending = self._pending, []
         return came

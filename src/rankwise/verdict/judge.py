@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -288,12 +289,19 @@ def _says(end: RankEnd) -> str:
 def _first_line(end: RankEnd) -> str:
     """Return the line of an error that says most."""
     if end.fault:
-        return end.fault.message.strip().splitlines()[0][:300] if end.fault.message.strip() else ""
+        return _trim(end.fault.message.strip().split("\n")[0])
     lines = [line.strip() for line in end.last_words.splitlines() if line.strip()]
     told = [
         line for line in lines[-12:] if "what():" in line or "error: " in line.lower() or "Error:" in line
     ]
-    return (told[-1] if told else lines[-1] if lines else "")[:300]
+    return _trim(told[-1] if told else lines[-1] if lines else "")
+
+
+def _trim(text: str) -> str:
+    """Leave out what tells the reader nothing: torch's prefix, paths of the machine that built it, advice."""
+    text = re.sub(r"^\[rank\d+\]: ", "", text)
+    text = re.sub(r"\[/\S*/([\w.]+:\d+)\]", r"[\1]", text)
+    return text.partition(" This is typically caused by")[0][:300]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
