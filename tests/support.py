@@ -172,7 +172,7 @@ class Running:
     @staticmethod
     def _read(file: IO[bytes]) -> str:
         size = os.fstat(file.fileno()).st_size
-        return os.pread(file.fileno(), min(size, 4 << 20), 0).decode("utf-8", "replace")
+        return os.pread(file.fileno(), min(size, 64 << 20), 0).decode("utf-8", "replace")
 
     def send(self, number: int) -> None:
         """Signal the launcher itself."""

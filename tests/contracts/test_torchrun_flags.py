@@ -301,10 +301,24 @@ _PREFIXES = sorted(
         for length in range(3, len(flag) + 1)
     }
 )
-_PREFIX_CASES: list[tuple[list[str], Env]] = [
-    case for prefix in _PREFIXES for case in (([f"{prefix}=1", "t.py"], {}), ([prefix, "t.py"], {}))
+_PREFIX# Words behind the script that look like the beginning of a flag of ours.
+_BEHIND: list[tuple[list[str], Env]] = [
+    (["--role", "a", "train.py", flag[:length], "3"], {})
+    for flag in OWN_FLAGS
+    for length in range(3, len(flag) + 1)
 ]
 _CASES: list[tuple[list[str], Env]] = [
+    *_BEHIND,
+    case for prefix in _PREFIXES for case in (([f"{prefix}=1", "t.py"], {}), ([prefix, "t.py"], {}))
+]
+# Words behind the script that look like the beginning of a flag of ours.
+_BEHIND: list[tuple[list[str], Env]] = [
+    (["--role", "a", "train.py", flag[:length], "3"], {})
+    for flag in OWN_FLAGS
+    for length in range(3, len(flag) + 1)
+]
+_CASES: list[tuple[list[str], Env]] = [
+    *_BEHIND,
     *((argv, {}) for argv in COMMANDS),
     *((["train.py"], env) for env in ENVS),
     *((["--nproc-per-node=3", "-r", "1", "train.py"], env) for env in ENVS),
@@ -436,6 +450,15 @@ def test_abbreviations_mean_the_same_but_for_two(
         if theirs is not None and mine != theirs:
             lost.add(argv[0].partition("=")[0])
     assert lost == {"--re"}
+
+
+def test_no_word_behind_the_script_is_taken_for_ours(torch_says: Torch) -> None:
+    """`train.py --h 256` reaches the script as under torchrun, though --hang-timeout begins like that."""
+    wrong = []
+    for argv, env in _BEHIND:
+        if _without_own(_ours(argv, env)) != torch_says.namespaces[_key(argv, env)]:
+            wrong.append(argv[3])
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,12 @@ def count_devices(what: str) -> int:
 
 def bind_numa(mode: str, num_ranks: int) -> list[Any]:
     """Return for each local rank the words that stand before its command, as torchrun would put them."""
+    import logging
+
     from torch.numa import binding
 
+    # It logs a traceback before it raises the same; the parent says it in a line.
+    logging.getLogger(binding.__name__).setLevel(logging.CRITICAL + 1)
     # Private, and the only way to torchrun's answer: without it the parent says that torch is too old.
     wrap = binding._maybe_wrap_command_args_with_numa_binding
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))

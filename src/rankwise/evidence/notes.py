@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,10 @@ from dataclasses import dataclass, field
 from rankwise.base.faults import FaultRecord
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+# Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
+_BACKWARD = {"_engine_run_backward"}
+_DECORATORS = {"wrapper", "inner", "decorate_context", "_fn"}
+_TRACED = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
 _HEAD = re.compile(r"^(Current thread|Thread) 0x")
 
 
@@ -46,14 +51,15 @@ class Stack:
 
     @property
     def op(self) -> str | None:
-        """The function of torch.distributed that the user's line is in, if it is in one."""
-        inside = None
-        for frame in self.frames:
-            if frame.is_users:
-                break
-            if "/torch/" in frame.file:
-                inside = frame.function
-        return inside
+        """The function of torch.distributed, or the backward pass, that the user's line is in; else None."""
+        inside = [frame for frame in self._below_user() if "/torch/" in frame.file]
+        if not any("/torch/distributed/" in frame.file or frame.function in _BACKWARD for frame in inside):
+            return None
+        named = [frame.function for frame in inside if frame.function not in _DECORATORS]
+        return named[-1] if named else inside[-1].function
+
+    def _below_user(self) -> list[Frame]:
+        return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +119,13 @@ def parse_stack(text: str) -> Stack | None:
         elif found := _FRAME.match(line):
             frames.append(Frame(file=found["file"], line=int(found["line"]), function=found["function"]))
     return Stack(frames=tuple(frames)) if frames else None
+
+
+def parse_traceback(text: str) -> Stack | None:
+    """Read a traceback as Python prints it; the innermost frame comes last in it. None if it holds no frame."""
+    found = _TRACED.finditer(text)
+    frames = [Frame(file=one["file"], line=int(one["line"]), function=one["function"]) for one in found]
+    return Stack(frames=tuple(reversed(frames))) if frames else None
 
 
 def split_crash(text: str) -> tuple[str, str]:

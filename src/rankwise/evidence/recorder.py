@@ -63,6 +63,8 @@ class _Recorder:
             with _Quiet():
                 self._note("exception", **facts)
             _write_error_file(facts)
+        if isinstance(args[2], KeyboardInterrupt):
+            _remember_interrupt()
 
     def on_exit(self) -> None:
         if os.getpid() != self._pid:
@@ -96,6 +98,18 @@ def _in_forked_child(function: Any) -> None:
     """Call in every forked child: a data-loading worker's crash must not be told as the rank's."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+
+
+def _remember_interrupt() -> None:
+    """Let Python end by SIGINT, as it does without us.
+
+    It remembers an unhandled KeyboardInterrupt in a flag that every evaluated string clears, and the modules
+    that we import to describe an error evaluate some (namedtuple does). The same way sets it again.
+    """
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        return
 
 
 def _take(place: int | str) -> int:

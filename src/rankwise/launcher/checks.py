@@ -38,6 +38,11 @@ def check_command(spec: LaunchSpec, argv: Sequence[str] = ()) -> list[Finding]:
         spec: The command, parsed.
         argv: The command as typed, after ``run``.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        gone = "the current folder does not exist any more"
+        return [Finding(id="", severity="error", what=gone, fix="change to one that does: cd …")]
     checks = (_check_nproc, _check_script, _check_late_flags, _check_meeting, _check_ignored, _check_gpus)
     found = [finding for check in checks for finding in check(spec, argv)]
     return sorted(found, key=lambda finding: finding.severity != "error")

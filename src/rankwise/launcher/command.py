@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+#: Known everywhere, also where the system lacks them: torchrun's default names two of them.
+_POSIX_SIGNALS = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_TYPOGRAPHIC_DASH = "[\u2010-\u2015\u2212]"
+
 __all__ = ["OWN_FLAGS", "build_parser", "parse"]
 
 
@@ -27,17 +31,14 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> LaunchSp
         UsageError: The command is wrong; it says what was typed and what was probably meant.
     """
     env = environ() if env is None else env
-    _refuse_unicode_dashes(argv)
-    return _to_spec(build_parser(env).parse_args(list(argv)), env)
-
-
-def _refuse_unicode_dashes(argv: Sequence[str]) -> None:
-    for word in argv:
-        if word[:1] in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212" and word[:1]:
-            meant = "--" + re.sub(r"^[\u2010-\u2015\u2212-]+", "", word)
-            raise UsageError(f"{word!r} begins with a typographic dash, not with '--'", hint=f"type {meant}")
-        if not word.startswith("-"):
-            return
+    args = build_parser(env).parse_args(list(argv))
+    # What a text processor made of "--" is no flag: argparse takes it for the script.
+    if re.match(_TYPOGRAPHIC_DASH, args.training_script):
+        meant = "--" + re.sub(rf"^(?:{_TYPOGRAPHIC_DASH}|-)+", "", args.training_script)
+        raise UsageError(
+            f"{args.training_script!r} begins with a typographic dash, not with '--'", hint=f"type {meant}"
+        )
+    return _to_spec(args, env)
 
 
 def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
@@ -127,7 +128,8 @@ def _to_logs(args: argparse.Namespace, env: Mapping[str, str]) -> Logs:
         shown = frozenset(map(int, args.local_ranks_filter.split(","))) if args.local_ranks_filter else None
     except ValueError:
         raise UsageError(
-            f"--local-ranks-filter {args.local_ranks_filter!r}: numbers are meant, as in 0,1,2"
+            f"--local-ranks-filter {args.local_ranks_filter!r} is no list of ranks",
+            hint="give numbers, as in 0,1,2",
         ) from None
     return Logs(
         folder=folder,
@@ -142,15 +144,12 @@ def _to_logs(args: argparse.Namespace, env: Mapping[str, str]) -> Logs:
 
 def _parse_std(flag: str, value: str) -> dict[int | None, Std]:
     """Read ``3`` or ``0:1,1:2``."""
-    try:
-        if re.fullmatch(r"[0-3]", value):
-            return {None: Std(int(value))}
-        pairs = [item.split(":") for item in value.split(",")]
-        return {int(rank): Std(int(std)) for rank, std in pairs}
-    except ValueError:
-        raise UsageError(
-            f"{flag} {value!r}: 0, 1, 2 or 3 is meant, or local rank and number as in 0:1,1:2"
-        ) from None
+    if re.fullmatch(r"[0-3]", value):
+        return {None: Std(int(value))}
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", value):
+        raise UsageError(f"{flag} {value!r}: 0, 1, 2 or 3 is meant, or local rank and number as in 0:1,1:2")
+    pairs = [item.split(":") for item in value.split(",")]
+    return {int(rank): Std(int(std)) for rank, std in pairs}
 
 
 def _parse_nnodes(value: str) -> tuple[int, int]:
@@ -181,7 +180,7 @@ def _split_endpoint(endpoint: str) -> tuple[str, int]:
 def _parse_signals(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     for name in names:
-        if name not in signal.Signals.__members__:
+        if name not in {*signal.Signals.__members__, *_POSIX_SIGNALS}:
             near = difflib.get_close_matches(name, signal.Signals.__members__, n=1)
             raise UsageError(
                 f"--signals-to-handle: there is no signal {name!r}",

@@ -78,7 +78,8 @@ def _list_others() -> Iterator[str]:
     name = "Scripts/python.exe" if os.name == "nt" else "bin/python"
     for folder in (get("VIRTUAL_ENV"), get("CONDA_PREFIX"), ".venv", "venv"):
         path = Path(folder, name)
-        if folder and path.exists() and not path.samefile(sys.executable):
+        # Compared as written: the pythons of all virtual environments are links to one file.
+        if folder and path.exists() and str(path.absolute()) != sys.executable:
             yield str(path.absolute())
     for command in ("python", "python3"):
         if path_found := shutil.which(command):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.case import Casualty, Verdict, Waiting
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal
 from rankwise.verdict.meanings import Meaning, find_meaning, find_missing
@@ -13,6 +14,7 @@ from rankwise.verdict.meanings import Meaning, find_meaning, find_missing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankwise.evidence.notes import Stack
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
 
 
@@ -237,15 +239,22 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
 
 
 def _find_waiting(case: Case, blamed: set[int]) -> tuple[Waiting, ...]:
-    # A rank that had raised, or was through, was on its way out and waited for nobody.
-    living = [
-        end for end in case.ranks if end.rank not in blamed and not end.fault and end.finished_s is None
-    ]
-    return tuple(
-        Waiting(rank=end.rank, where=end.stack.where, op=end.stack.op)
-        for end in living
-        if end.stack is not None
-    )
+    waiting = []
+    for end in case.ranks:
+        if end.rank in blamed:
+            continue
+        stack = _waiting_stack(end)
+        if stack is not None:
+            waiting.append(Waiting(rank=end.rank, where=stack.where, op=stack.op))
+    return tuple(waiting)
+
+
+def _waiting_stack(end: RankEnd) -> Stack | None:
+    """Return where a rank stood when the first one left: its stack, or where it noticed."""
+    if end.fault is None:
+        # A rank that was through was on its way out and waited for nobody.
+        return end.stack if end.finished_s is None else None
+    return parse_traceback(end.fault.callstack) if _blame(end) in {"peer", "timeout"} else None
 
 
 def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:

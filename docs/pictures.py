@@ -1,0 +1,94 @@
+"""Draw the README's pictures: run its commands on a terminal of their own and keep what stands there as SVG.
+
+Folders, ports and process numbers are replaced by fixed ones, so that a picture changes only when what it shows does.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+COLUMNS = 112
+
+
+def read_file(document: Path, name: str) -> str:
+    """Return the file ``name`` that a document holds as a Python block."""
+    found = re.search(
+        rf"^```python\n(# {re.escape(name)}\n.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL
+    )
+    if found is None:
+        sys.exit(f"{document} holds no {name}")
+    return found[1]
+
+
+def run_on_terminal(command: list[str], folder: Path) -> str:
+    """Return all that a command shows on a terminal, colours included."""
+    ours, theirs = pty.openpty()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    env = {**os.environ, "PATH": path, "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": str(COLUMNS)}
+    for name in ("NO_COLOR", "PYTHONPATH", "OMP_NUM_THREADS"):
+        env.pop(name, None)
+    process = subprocess.Popen(command, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = bytearray()
+    while True:
+        try:
+            data = os.read(ours, 1 << 16)
+        except OSError:  # Linux's way to say that the last program on this terminal is gone
+            data = b""
+        if not data:
+            break
+        shown += data
+    os.close(ours)
+    process.wait()
+    return shown.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+def make_neutral(text: str, folder: Path) -> str:
+    """Put fixed names in the place of what differs from run to run and from machine to machine."""
+    text = text.replace(str(folder.resolve()), "/home/you/job")
+    text = re.sub(r"/\S*/site-packages/", ".../site-packages/", text)
+    text = re.sub(r"/\S*/rankwise_\w{8}(?=/)", "/tmp/rankwise_1a2b3c4d", text)  # noqa: S108 - shown, not used
+    text = re.sub(r"\[/\S*/gloo/", "[.../gloo/", text)
+    return re.sub(r"(\[127\.0\.0\.1\]:|pid )\d+", r"\g<1>12345", text)
+
+
+def draw(name: str, command: str, text: str) -> None:
+    """Write ``docs/pictures/<name>.svg``: a terminal with the command and what it showed."""
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
+    console.print(Text.from_ansi(f"\x1b[1m$ {command}\x1b[0m"))
+    console.print(Text.from_ansi(text.rstrip("\n")))
+    svg = console.export_svg(title="rankwise", unique_id=name)
+    # No fonts from the network: a picture in a README may not load them, and a reader need not be counted.
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    svg = svg.replace("Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono")
+    PICTURES.mkdir(exist_ok=True)
+    target = PICTURES / f"{name}.svg"
+    target.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
+    print(f"drew {target.relative_to(ROOT)}")
+
+
+def main() -> None:
+    """Draw all pictures."""
+    command = "rankwise run --nproc-per-node 2 train.py --broken"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "train.py").write_text(read_file(ROOT / "README.md", "train.py"))
+        draw("failure", command, make_neutral(run_on_terminal(command.split(), folder), folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,365 @@
+"""The documents say what is true: their commands are run here, and their lists are compared with the code.
+
+How a document is written, so that it can be run:
+
+- A ```` ```python ```` block begins with ``# name.py``: it is that file.
+- A ```` ```console ```` block holds ``$ command`` lines, each followed by its output, both streams together. In the output, ``...``
+  on a line of its own stands for any lines, and inside a line for any text. A command without output lines may print
+  anything; one followed by ``(nothing)`` must print nothing.
+- A comment right above a block: ``<!-- exit: N -->`` is the exit code of its last command (all others: 0),
+  ``<!-- any order -->`` lets the lines of output come in any order, ``<!-- not run: REASON -->`` takes one of the few reasons below.
+
+Each section (``##``) runs in a folder of its own, with the files of the sections before it. That folder is shown as
+``/home/you/job``, and the launcher's temporary folder as ``/tmp/rankwise_1a2b3c4d``.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "rankwise"
+COMMAND_TIMEOUT_S = 60
+NOT_RUN = {"a target of the Makefile", "installs from the network", "needs two hosts"}
+
+_BLOCK = re.compile(
+    r"(?P<notes>(?:^<!-- .*? -->\n)*)^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_CLASS_ID = re.compile(r"[A-Z]\d{1,2}")
+#: What would change what a command does or prints: an outer launcher's variables, and the test runner's.
+_NOT_PASSED_ON = ("PET_", "RANKWISE_", "TORCHELASTIC_", "MASTER_", "PYTEST_", "LOCAL_", "GROUP_", "ROLE_", "RANK",
+                  "WORLD_SIZE", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHON_EXEC", "NO_COLOR", "FORCE_COLOR")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One fenced block of a document, with the comments above it."""
+
+    kind: str
+    body: str
+    notes: tuple[str, ...]
+    line: int
+
+    def note(self, name: str) -> str | None:
+        """Return what stands behind ``name:`` in the comments, "" for a bare name, None if it is not there."""
+        for note in self.notes:
+            key, _, value = note.partition(":")
+            if key.strip() == name:
+                return value.strip()
+        return None
+
+    @property
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """The commands with the lines of output that follow each; a backslash continues a command."""
+        found: list[tuple[str, list[str]]] = []
+        continued = False
+        for line in self.body.splitlines():
+            if continued:
+                command, output = found[-1]
+                found[-1] = (f"{command}\n{line}", output)
+            elif line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+            continued = line.endswith("\\") and (continued or line.startswith("$ "))
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Section:
+    """The part of a document under one heading, with the files that the parts before it wrote."""
+
+    document: str
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+    files_before: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_run(self) -> bool:
+        return any(block.kind == "console" and block.note("not run") is None for block in self.blocks)
+
+    def __str__(self) -> str:
+        return f"{self.document}:{'-'.join(re.findall(r'[a-z0-9_]+', self.title.lower())) or 'top'}"
+
+
+def run_documents() -> list[Path]:
+    """List the documents whose commands are run; the Chinese README has the English one's blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def all_documents() -> list[Path]:
+    """List every Markdown file of the project."""
+    folders = ("docs", "examples", "benchmarks", "src", "tests")
+    return sorted(
+        {*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))}
+    )
+
+
+def find_blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a document."""
+    return [
+        Block(
+            kind=found["kind"],
+            body=found["body"],
+            notes=tuple(re.findall(r"<!-- (.*?) -->", found["notes"])),
+            line=text.count("\n", 0, found.start("kind")) + 1,
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def file_name(block: Block) -> str:
+    """Return the name of the file that a Python block is."""
+    found = re.match(r"# ([\w/]+\.py)\n", block.body)
+    assert found, f"the Python block at line {block.line} does not begin with '# name.py'"
+    return found[1]
+
+
+def find_sections(document: Path) -> list[Section]:
+    """Cut a document at its ``##`` headings."""
+    text, name = document.read_text(encoding="utf-8"), document.relative_to(ROOT).as_posix()
+    blocks = find_blocks(text)
+    fenced = {line for block in blocks for line in range(block.line, block.line + block.body.count("\n") + 2)}
+    sections, files = [Section(document=name, title="")], dict[str, str]()
+    starts = {
+        n: line[3:]
+        for n, line in enumerate(text.splitlines(), 1)
+        if line.startswith("## ") and n not in fenced
+    }
+    for line, title in [*starts.items(), (sys.maxsize, "")]:
+        while blocks and blocks[0].line < line:
+            sections[-1].blocks.append(blocks.pop(0))
+        files.update(
+            {file_name(block): block.body for block in sections[-1].blocks if block.kind == "python"}
+        )
+        sections.append(Section(document=name, title=title, files_before=dict(files)))
+    return sections
+
+
+SECTIONS = [section for document in run_documents() for section in find_sections(document) if section.is_run]
+
+
+def run_command(command: str, folder: Path) -> tuple[int, str]:
+    """Run a command as a reader would, with the tested installation first on PATH; return exit code and output."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    env |= {"CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8", "COLUMNS": "120"}
+    process = subprocess.Popen(
+        ["bash", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=10)
+        pytest.fail(f"still running after {COMMAND_TIMEOUT_S} s: $ {command}\n{output}")
+    return process.returncode, output
+
+
+def neutral(output: str, folder: Path) -> str:
+    """Put the documents' names in the place of this run's folders."""
+    output = output.replace(str(folder.resolve()), "/home/you/job").replace(str(folder), "/home/you/job")
+    return re.sub(r"/\S*/rankwise_\w{8}(?=/)", "/tmp/rankwise_1a2b3c4d", output)
+
+
+def line_pattern(line: str) -> str:
+    """Return the pattern of a line of output in a document."""
+    return re.escape(line.rstrip()).replace(r"\.\.\.", ".*")
+
+
+def agrees(shown: list[str], output: str, *, in_any_order: bool = False) -> bool:
+    """Tell whether a command's output is what the document shows."""
+    if shown == ["(nothing)"]:
+        return not output.strip()
+    lines = [line.rstrip() for line in output.splitlines()]
+    if in_any_order:
+        return sorted(lines) == sorted(line.rstrip() for line in shown)
+    parts = [r"(?:[^\n]*\n)*?" if line.strip() == "..." else line_pattern(line) + "\n" for line in shown]
+    return re.fullmatch("".join(parts), "".join(f"{line}\n" for line in lines)) is not None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the documents show a Linux shell")
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
+def test_commands_do_what_the_document_shows(section: Section, tmp_path: Path) -> None:
+    """Every command of this section ends with the exit code and prints the lines that the document shows."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name, text in section.files_before.items():
+        write(folder / name, text)
+    for block in section.blocks:
+        if block.kind == "python":
+            write(folder / file_name(block), block.body)
+        if block.kind != "console" or block.note("not run") is not None:
+            continue
+        for number, (command, shown) in enumerate(block.commands, 1):
+            code, output = run_command(command, folder)
+            output = neutral(output, folder)
+            place = f"{section.document}:{block.line}: $ {command}\n"
+            wanted = int(block.note("exit") or 0) if number == len(block.commands) else 0
+            assert code == wanted, f"{place}exit code {code}, the document says {wanted}\n{output}"
+            if shown:
+                same = agrees(shown, output, in_any_order=block.note("any order") is not None)
+                assert same, f"{place}printed\n{output}\nand the document shows\n" + "\n".join(shown)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of a document."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", run_documents(), ids=lambda path: path.name)
+def test_no_block_escapes(document: Path) -> None:
+    """Every fenced block is a file or commands in the form above, and each that is not run names an accepted reason."""
+    text = document.read_text(encoding="utf-8")
+    blocks = find_blocks(text)
+    fences = [line for line in text.splitlines() if line.lstrip(" >-*").startswith(("```", "~~~"))]
+    assert len(fences) == 2 * len(blocks), "a fence is indented, unclosed or made of tildes"
+    for block in blocks:
+        assert block.kind in {"python", "console"}, f"line {block.line}: {block.kind or 'no language'}"
+        reason = block.note("not run")
+        assert reason is None or reason in NOT_RUN, f"line {block.line}: {reason!r}"
+        if block.kind == "console":
+            assert block.body.startswith("$ "), f"line {block.line}: no command"
+        else:
+            ast.parse(block.body)
+            assert file_name(block)
+
+
+def test_output_patterns() -> None:
+    """Dots stand for lines or for text, everything else is exact: a wrong line of output is found."""
+    assert agrees(["a", "...", "z ... y"], "a\nb\nc\nz x y\n")
+    assert agrees(["..."], "")
+    assert not agrees(["a"], "a\nb\n")
+    assert not agrees(["rank 0 of 2"], "rank 1 of 2\n")
+    assert agrees(["b", "a"], "a\nb\n", in_any_order=True)
+    assert not agrees(["(nothing)"], "something\n")
+
+
+def test_readmes_have_the_same_commands() -> None:
+    """The Chinese README has the English one's files and commands, in the same order, letter for letter."""
+    english, chinese = (
+        find_blocks((ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh-CN.md")
+    )
+    assert [(block.kind, block.body, block.notes) for block in english] == [
+        (block.kind, block.body, block.notes) for block in chinese
+    ]
+
+
+def test_make_targets_exist() -> None:
+    """The README names `make demo` and `make test`, and the Makefile has every target that a document calls."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for document in all_documents():
+        named = set(
+            re.findall(r"\bmake ([a-z]+)\b(?=`|$)", document.read_text(encoding="utf-8"), re.MULTILINE)
+        )
+        assert named <= targets, f"{document.name}: {named - targets}"
+        if document.name.startswith("README"):
+            assert {"demo", "test"} <= named, document.name
+
+
+def heading_anchor(heading: str) -> str:
+    """Return the anchor that a heading gets on the usual hosts of Markdown."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def without_code(text: str) -> str:
+    """Return a document without its blocks and its code in backticks."""
+    return re.sub(r"`[^`\n]*`", "", _BLOCK.sub("", text))
+
+
+@pytest.mark.parametrize("document", all_documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document: Path) -> None:
+    """Every relative link in a document leads to a file, and to a heading of it if it names one."""
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", without_code(text)):
+        link = target[0] or target[1]
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        file = (document.parent / name) if name else document
+        assert file.exists(), f"{link} leads nowhere"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {heading_anchor(heading) for heading in headings}, f"{link} leads to no heading"
+
+
+def test_architecture_names_what_exists() -> None:
+    """Every path in ARCHITECTURE.md exists, and every module of the package stands in it."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = [
+        token for token in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(r"[\w.*/-]+(/|\.\w+)", token)
+    ]
+    paths = [token for token in named if "/" in token or re.search(r"\.(py|md|toml|txt|svg)$", token)]
+    for path in paths:
+        assert [*ROOT.glob(path.rstrip("/")), *SOURCE.glob(path.rstrip("/"))], f"{path} does not exist"
+    modules = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
+    left_out = {name for name in modules if name.endswith("/__init__.py")}
+    assert [name for name in modules if name not in left_out and name not in paths] == []
+
+
+def test_architecture_shows_the_layers_that_are_checked() -> None:
+    """The layers in ARCHITECTURE.md are those that import-linter enforces, in the same order."""
+    contract = re.search(
+        r"^layers = \[\n(.*?)^\]",
+        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert contract
+    layers = re.findall(r'"([^"]+)"', contract[1])
+    rows = re.findall(
+        r"^\| `([a-z_| \\]+)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    shown = [row.replace("\\", "") for row in rows]
+    present = [" | ".join(room for room in layer.split(" | ") if exists(room)) for layer in layers]
+    assert shown == [layer for layer in present if layer]
+
+
+def exists(room: str) -> bool:
+    """Tell whether a room of the package is there: a contract may name one before it is built."""
+    return (SOURCE / room).is_dir() or (SOURCE / f"{room}.py").is_file()
+
+
+def class_ids_in_code() -> set[str]:
+    """Return the failure classes that the code can name: every string in it that has their form."""
+    return {
+        node.value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CLASS_ID.fullmatch(node.value)
+    }
+
+
+def test_every_failure_class_is_explained() -> None:
+    """Each failure class that the code can name has its entry in the reference, and no entry is without its code."""
+    text = (ROOT / "docs" / "reference" / "failure-classes.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^### ([A-Z]\d{1,2}): ", text, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    assert set(entries) == class_ids_in_code()
+    for entry in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        for part in ("You see", "It is", "Do"):
+            assert f"**{part}:**" in entry, f"{entry.splitlines()[0]} lacks {part!r}"
+
+
+def test_picture_shows_the_report_of_the_readme() -> None:
+    """The README's picture shows the same report as the text below it: it was drawn from the same command."""
+    block = next(
+        block
+        for block in find_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+        if "the job failed" in block.body
+    )
+    svg = (ROOT / "docs" / "pictures" / "failure.svg").read_text(encoding="utf-8")
+    drawn = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", svg)).replace("\xa0", " "))
+    for line in block.body[block.body.index("rankwise: the job failed") :].splitlines():
+        assert re.sub(r"\s+", " ", line.strip()) in drawn, line
