@@ -301,14 +301,7 @@ _PREFIXES = sorted(
         for length in range(3, len(flag) + 1)
     }
 )
-_PREFIX# Words behind the script that look like the beginning of a flag of ours.
-_BEHIND: list[tuple[list[str], Env]] = [
-    (["--role", "a", "train.py", flag[:length], "3"], {})
-    for flag in OWN_FLAGS
-    for length in range(3, len(flag) + 1)
-]
-_CASES: list[tuple[list[str], Env]] = [
-    *_BEHIND,
+_PREFIX_CASES: list[tuple[list[str], Env]] = [
     case for prefix in _PREFIXES for case in (([f"{prefix}=1", "t.py"], {}), ([prefix, "t.py"], {}))
 ]
 # Words behind the script that look like the beginning of a flag of ours.

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rankwise.base.faults import FaultRecord
 
@@ -60,16 +60,6 @@ class Stack:
 
     def _below_user(self) -> list[Frame]:
         return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
-    """What a rank said of its own end."""
-
-    fault: FaultRecord | None = None
-    finished_s: float | None = None
-    crash: Stack | None = None
-    stack: Stack | None = field(default=None)
 
 
 def read_all(fd: int) -> str:

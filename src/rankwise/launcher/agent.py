@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import LaunchError, UsageError
+from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.osdoor import IS_LINUX
 from rankwise.launcher.attempt import Attempt
@@ -59,7 +59,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
             rendezvous = SingleNode(spec, num_ranks, rank0_serves=interpreter.torch_version is None)
         else:
             rendezvous = SeveralNodes(spec, num_ranks, helper, console)
-        folder = make_folder(spec.logs, spec.meeting.run_id)
+        folder = make_folder(spec.logs, rendezvous.run_id)
         job = Job(
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
@@ -67,6 +67,13 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         return _run_attempts(job)
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
+    except RankwiseError as error:
+        if spec.report is not None:
+            verdict = Verdict(
+                kind="failure", message=error.message, fix=error.hint or "", exit_code=error.exit_code
+            )
+            write_report(spec.report, verdict, attempt=0, console=console)
+        raise
     finally:
         workers.close()
         if helper is not None:
@@ -77,7 +84,12 @@ def launch(spec: LaunchSpec, console: Console) -> int:
 def _run_attempts(job: Job) -> int:
     failures: list[Failure] = []
     for index in itertools.count():
-        part = job.rendezvous.join(len(failures))
+        try:
+            part = job.rendezvous.join(len(failures))
+        except RankwiseError:
+            if not index:
+                drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
+            raise
         outcome = Attempt(job, part, index=index, restarts=len(failures)).run()
         verdict = judge(outcome.case)
         if verdict.kind == "ok" and not outcome.regroup:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_tail
+from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, make_memory_file
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
@@ -134,6 +135,7 @@ class Attempt:
         job, part = self._job, self._part
         if part.listener is not None:
             self._start_store(part)
+        num_threads = max(1, count_cores() // job.num_ranks)
         for rank in self._ranks:
             error_file = None if job.spec.logs.is_off else rank.streams.folder / "error.json"
             env = build_rank_env(
@@ -143,6 +145,7 @@ class Attempt:
                 num_ranks=job.num_ranks,
                 restart=self._restarts,
                 error_file=error_file,
+                num_threads=num_threads,
             )
             argv = (
                 *job.prefixes[rank.local_rank],

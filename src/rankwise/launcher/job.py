@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ def make_folder(logs: Logs, run_id: str) -> Path:
         if logs.folder is None or logs.is_off:
             return Path(tempfile.mkdtemp(prefix="rankwise_"))
         logs.folder.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{run_id or 'run'}_", dir=logs.folder.absolute()))
+        # A job's id may hold anything; a folder's name may not.
+        name = re.sub(r"[^-.@+=\w]", "_", run_id)
+        return Path(tempfile.mkdtemp(prefix=f"{name}_", dir=logs.folder.absolute()))
     except OSError as error:
         raise UsageError(
             f"can't make a folder for logs in {logs.folder or tempfile.gettempdir()}: {error.strerror}",

@@ -8,7 +8,6 @@ import string
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import RankEnv, environ
-from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, STACK_SIGNAL
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
@@ -45,8 +44,9 @@ def build_rank_env(
     num_ranks: int,
     restart: int,
     error_file: Path | None,
+    num_threads: int,
 ) -> dict[str, str | None]:
-    """Return what a rank's environment has beyond ours."""
+    """Return what a rank's environment has beyond ours; ``num_threads`` counts only where the user set none."""
     env: dict[str, str | None] = {}
     rank = RankEnv(
         rank=part.base_rank + local_rank,
@@ -72,7 +72,7 @@ def build_rank_env(
     outer = environ()
     env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if "OMP_NUM_THREADS" not in outer:
-        env["OMP_NUM_THREADS"] = str(max(1, count_cores() // num_ranks))
+        env["OMP_NUM_THREADS"] = str(num_threads)
     if spec.virtual_local_rank:
         visible = outer.get("CUDA_VISIBLE_DEVICES")
         env["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible.split(",")[local_rank]

@@ -12,7 +12,6 @@ from rankwise.base.osdoor import IS_WINDOWS
 if TYPE_CHECKING:
     from types import FrameType
 
-#: Signals that reach the ranks and end nothing.
 _PASSED_ON = ("SIGUSR1", "SIGUSR2")
 
 
@@ -31,8 +30,10 @@ class Signals:
         if not IS_WINDOWS:  # nobody waits in a selector there
             os.set_blocking(self._wake_read, False)
             os.set_blocking(self._wake_write, False)
-        self.passed_on = {getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)}
-        wanted = {getattr(signal, name) for name in ending if hasattr(signal, name)} | self.passed_on
+        ends = {getattr(signal, name) for name in ending if hasattr(signal, name)}
+        #: Signals that reach the ranks and end nothing.
+        self.passed_on = {getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)} - ends
+        wanted = ends | self.passed_on
         for number in wanted:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, self._note)

@@ -35,6 +35,10 @@ class Assignment:
 class Rendezvous(Protocol):
     """A way for nodes to meet."""
 
+    @property
+    def run_id(self) -> str:
+        """Name of the job."""
+
     def join(self, restart: int) -> Assignment:
         """Meet, and return our part; called again after every failure.
 

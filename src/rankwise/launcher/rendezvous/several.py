@@ -45,6 +45,11 @@ class SeveralNodes:
             local_world_size=num_ranks,
         )
 
+    @property
+    def run_id(self) -> str:
+        """The name that all nodes give."""
+        return self._spec.meeting.run_id
+
     def join(self, restart: int) -> Assignment:
         """Meet the others and number the ranks."""
         self._helper.forget_news()

@@ -27,6 +27,11 @@ class SingleNode:
         self._rank0_serves = rank0_serves or IS_WINDOWS
         self._run_id = spec.meeting.run_id or str(uuid.uuid4())
 
+    @property
+    def run_id(self) -> str:
+        """The name given by the user, else a random one."""
+        return self._run_id
+
     def join(self, restart: int) -> Assignment:
         """Bind and listen; early ranks wait in the queue until the store's process serves it."""
         addr = self._spec.master_addr or "localhost"
