@@ -19,7 +19,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-COLUMNS = 112
+COLUMNS = 100
 
 
 def read_file(document: Path, name: str) -> str:
@@ -83,7 +83,8 @@ def draw(name: str, command: str, text: str) -> None:
 
 def main() -> None:
     """Draw all pictures."""
-    command = "rankwise run --nproc-per-node 2 train.py --broken"
+    # The ranks' own output goes to files (-r 3): the picture is about the report.
+    command = "rankwise run --nproc-per-node 2 -r 3 train.py --broken"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "train.py").write_text(read_file(ROOT / "README.md", "train.py"))

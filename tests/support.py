@@ -61,14 +61,16 @@ def list_marked(marker: str | None = None) -> list[str]:
     """List living processes that carry the marker, now."""
     wanted = f"{MARK}={marker or _markers[0]}".encode()
     found = []
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - polled
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
             if wanted not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                 continue
             state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:
             continue
         if state not in "ZX":
@@ -147,13 +149,13 @@ class Running:
         out: int | None = None,
         preexec_fn: Callable[[], None] | None = None,
     ) -> None:
-        self._out: IO[bytes] = tempfile.TemporaryFile()
-        self._err: IO[bytes] = tempfile.TemporaryFile()
+        self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as we do
+        self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as we do
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(
             list(command), cwd=cwd, env=make_env(env), stdout=self._out if out is None else out, stderr=self._err,
             stdin=subprocess.PIPE if isinstance(stdin, str) else stdin if stdin is not None else subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=preexec_fn,
+            start_new_session=True, preexec_fn=preexec_fn,  # noqa: PLW1509 - no other thread forks
         )  # fmt: skip
         if isinstance(stdin, str) and self.process.stdin is not None:
             self.process.stdin.write(stdin.encode())
@@ -188,7 +190,9 @@ class Running:
             self.process.kill()
             self.process.wait()
             self.close()
-            raise AssertionError(f"no end within {timeout_s} s\nalive: {left}\nout: {out}\nerr: {err}") from None
+            raise AssertionError(
+                f"no end within {timeout_s} s\nalive: {left}\nout: {out}\nerr: {err}"
+            ) from None
         result = Result(code=code, out=self.out, err=self.err, wall_s=time.monotonic() - self.started_s)
         self.close()
         return result
@@ -259,7 +263,7 @@ class Terminal:
         self.process = subprocess.Popen(
             list(self.command), cwd=self.cwd, env=make_env({"TERM": "xterm", **(self.env or {})}), stdin=theirs,
             stdout=theirs if self.stdout is None else self.stdout, stderr=theirs, start_new_session=True,
-            preexec_fn=take_terminal,
+            preexec_fn=take_terminal,  # noqa: PLW1509 - no other thread forks
         )  # fmt: skip
         os.close(theirs)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -288,7 +292,7 @@ class Terminal:
             os.kill(self.process.pid, signal.SIGWINCH)
 
     def type(self, text: str) -> None:
-        """Type on its keyboard; ``\\x03`` is Ctrl-C."""
+        r"""Type on its keyboard; ``\x03`` is Ctrl-C."""
         os.write(self._ours, text.encode())
 
     def finish(self, timeout_s: float = 60) -> Result:

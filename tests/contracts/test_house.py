@@ -236,9 +236,7 @@ def _tree() -> list[Path]:
 
 def test_no_file_knows_the_machine_that_it_was_written_on() -> None:
     """No absolute path of a developer's machine stands in the tree."""
-    pattern = re.compile(
-        r"(?<![\w.~$}-])/(?:wo" r"rk/(?:main|shared|\.)|tmp/bash" r"_jobs|root/\.|home/(?!user\b)\w+/)"
-    )
+    pattern = re.compile(r"(?<![\w.~$}-])/(?:wo" r"rk/(?:main|shared|\.)|tmp/bash" r"_jobs|root/\.)")
     found = []
     for path in _tree():
         if not path.is_file() or path.suffix in {".pyc", ".pt", ".gz", ".png", ".npz"}:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support import make_env, run_rankwise, start_rankwise, wait_until, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.linux
 AT_ONCE_S = 2.0
 
 
 def refuse(
-    args: Sequence[str], folder: Path, *words: str, env: Mapping[str, str | None] | None = None, within_s: float = AT_ONCE_S
+    args: Sequence[str],
+    folder: Path,
+    *words: str,
+    env: Mapping[str, str | None] | None = None,
+    within_s: float = AT_ONCE_S,
 ) -> str:
     """Assert that a command is refused at once, in a line and a hint that hold ``words``, with nothing started."""
     if not (folder / "train.py").exists():
@@ -31,7 +36,9 @@ def refuse(
     lines = result.err.rstrip("\n").splitlines()
     assert lines[0].startswith("rankwise: ")
     # A hint of its own, or what is meant in the same line.
-    assert " is meant" in lines[0] if len(lines) == 1 else lines[1].strip().startswith("->") and len(lines) == 2
+    assert (
+        " is meant" in lines[0] if len(lines) == 1 else lines[1].strip().startswith("->") and len(lines) == 2
+    )
     for word in words:
         assert word in result.err, result.err
     assert result.wall_s < within_s, result.wall_s
@@ -109,7 +116,7 @@ def test_a_bad_variable_is_refused_at_once(name: str, value: str, tmp_path: Path
 def test_gpu_without_a_gpu(tmp_path: Path) -> None:
     """L6: --nproc-per-node gpu on a host without one says so (torch is asked, so it takes a moment)."""
     write_script(tmp_path, "open('started', 'w').close()")
-    if os.path.isdir("/proc/driver/nvidia/gpus"):
+    if Path("/proc/driver/nvidia/gpus").is_dir():
         pytest.skip("this host has GPUs")
     result = run_rankwise(["--nproc-per-node", "gpu", "train.py"], tmp_path)
     assert result.code == 2
@@ -138,7 +145,13 @@ def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        refuse(["--master-port", str(port), "train.py"], tmp_path, str(port), f"pid {os.getpid()}", "--master-port")
+        refuse(
+            ["--master-port", str(port), "train.py"],
+            tmp_path,
+            str(port),
+            f"pid {os.getpid()}",
+            "--master-port",
+        )
 
 
 def test_a_second_job_on_the_same_port_names_the_first(tmp_path: Path) -> None:
@@ -172,7 +185,17 @@ def test_localhost_of_two_nodes_warns_when_it_is_given(tmp_path: Path) -> None:
 def test_ignored_flags_are_named(tmp_path: Path) -> None:
     """L9: flags that a backend does not use are named above the run, which goes on."""
     write_script(tmp_path, "print('ran')")
-    args = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--node-rank", "0", "--master_addr", "10.0.0.9", "train.py"]
+    args = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "--node-rank",
+        "0",
+        "--master_addr",
+        "10.0.0.9",
+        "train.py",
+    ]
     result = run_rankwise(args, tmp_path)
     assert (result.code, result.out) == (0, "ran\n"), result.err
     assert "--node-rank is not used" in result.err
@@ -211,7 +234,17 @@ def test_fewer_agents_than_nodes_is_said_while_waiting(tmp_path: Path) -> None:
     from support import free_port
 
     write_script(tmp_path, "pass")
-    args = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "x", "train.py"]
+    args = [
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"localhost:{free_port()}",
+        "--rdzv-id",
+        "x",
+        "train.py",
+    ]
     with start_rankwise(args, tmp_path) as agent:
         wait_until(lambda: "waiting since" in agent.err, 25, "a word about who is missing")
         agent.send(signal.SIGINT)

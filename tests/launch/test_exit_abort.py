@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support import run_rankwise, run_reported, write_script
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.linux
-#: How often the racy scripts run; under torchrun about half of such jobs fail (field/engine.md 8).
+#: How often the racy scripts run; under torchrun about half of such jobs fail.
 RUNS = int(os.environ.get("RANKWISE_ABORT_RUNS", "3"))
 
 DDP = """
@@ -63,7 +65,9 @@ def test_an_abort_after_the_script_is_a_success_with_a_note(tmp_path: Path) -> N
 
 def test_an_abort_of_one_does_not_stop_the_others(tmp_path: Path) -> None:
     """While other ranks still work, such an abort of one stops nobody."""
-    body = ABORT.replace("TEXT", LINE).replace('print("work done", flush=True)', 'import time\n    time.sleep(float(os.environ["RANK"]))')
+    body = ABORT.replace("TEXT", LINE).replace(
+        'print("work done", flush=True)', 'import time\n    time.sleep(float(os.environ["RANK"]))'
+    )
     write_script(tmp_path, body)
     result, report = run_reported(["--nproc-per-node", "2", "train.py"], tmp_path)
     assert (result.code, report["kind"]) == (0, "ok"), result.err
@@ -100,9 +104,12 @@ def test_an_error_then_the_abort_is_the_error(tmp_path: Path) -> None:
     assert json.dumps(report["kind"]) == '"failure"'
 
 
-def test_exit_code_of_sys_exit_then_the_abort(tmp_path: Path) -> None:
-    """sys.exit(3) and then the abort: the script had not done its work."""
-    write_script(tmp_path, ABORT.replace("TEXT", LINE) + "    sys.exit(3)\n")
-    result, report = run_reported(["train.py"], tmp_path)
-    assert result.code != 0, "a script that said 3 is counted as success"
-    assert report["kind"] == "failure"
+def test_the_abort_of_one_rank_hides_no_other_ranks_exit_code(tmp_path: Path) -> None:
+    """Both ranks say sys.exit(3), and one of them is then aborted: the job fails with the 3 of the other."""
+    abort = textwrap.dedent(ABORT.replace("TEXT", LINE))
+    write_script(
+        tmp_path,
+        f"import os, sys\nif os.environ['RANK'] == '0':\n{textwrap.indent(abort, '    ')}\nsys.exit(3)\n",
+    )
+    result, report = run_reported(["--nproc-per-node", "2", "train.py"], tmp_path)
+    assert (result.code, report["kind"], report["culprits"]) == (3, "failure", [1]), result.err

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support import MARK, RANKWISE, Running, kill_leftovers, leftovers, wait_until, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from support import Result
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow]
 
@@ -65,7 +68,11 @@ def find_victims(victim: str, launcher: int) -> list[int]:
         return keepers
     below = [pid for keeper in keepers for pid in children_of(keeper)]
     store = [pid for pid in below if "store_process.py" in command_of(pid)]
-    return store if victim == "store" else [pid for pid in below if command_of(pid).rstrip().endswith("-u train.py")]
+    return (
+        store
+        if victim == "store"
+        else [pid for pid in below if command_of(pid).rstrip().endswith("-u train.py")]
+    )
 
 
 def kill_once(victim: str, name: str, delay_s: float, folder: Path, choice: random.Random) -> list[str]:
@@ -87,16 +94,16 @@ def kill_once(victim: str, name: str, delay_s: float, folder: Path, choice: rand
         if victim in {"store", "keeper"} and name != "SIGKILL":
             (folder / "go").touch()  # they are deaf to it: the job goes on to its end
         result = job.finish(BOUND_S)
-        return list(judge(victim, name, result.code, time.monotonic() - start, folder, marker))
+        return list(judge(victim, name, result, time.monotonic() - start, folder, marker))
     except AssertionError as error:
         return [str(error)]
     finally:
         kill_leftovers(marker)
 
 
-def judge(victim: str, name: str, code: int, wall_s: float, folder: Path, marker: str) -> Iterable[str]:
+def judge(victim: str, name: str, result: Result, wall_s: float, folder: Path, marker: str) -> Iterable[str]:
     """Say what is wrong."""
-    number = int(getattr(signal, name))
+    number, code, err = int(getattr(signal, name)), result.code, result.err
     if code and (left := leftovers(marker)):
         yield f"orphans: {left}"
     if wall_s > BOUND_S:
@@ -108,7 +115,7 @@ def judge(victim: str, name: str, code: int, wall_s: float, folder: Path, marker
             yield "a report from the dead"
         return
     if not path.exists():
-        yield f"no report, code {code}"
+        yield f"no report, code {code}: {err[-600:]}"
         return
     report = json.loads(path.read_text())
     if victim in {"store", "keeper"} and name != "SIGKILL":
@@ -132,11 +139,17 @@ def test_kills_at_random_moments(victim: str, name: str, tmp_path: Path) -> None
     """A kill of the parent, a rank, the store or the keeper at a random moment leaves nobody, and a report."""
     index = CASES.index((victim, name))
     count = KILLS // len(CASES) + (index < KILLS % len(CASES))
-    choice = random.Random(SEED * 100 + index)  # noqa: S311 - moments, no secrets
+    choice = random.Random(SEED * 100 + index)
     # A parent may be hit from its first line on; what it starts from its birth on.
     delays = [choice.uniform(0, 0.9 if victim == "parent" else 0.5) for _ in range(count)]
     print(f"seed {SEED}, delays {[round(delay, 3) for delay in delays]}")
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        wrong = pool.map(lambda job: kill_once(victim, name, job[1], tmp_path / str(job[0]), choice), enumerate(delays))
-        found = [f"after {delay:.3f} s: {what}" for delay, whats in zip(delays, wrong, strict=True) for what in whats]
+        wrong = pool.map(
+            lambda job: kill_once(victim, name, job[1], tmp_path / str(job[0]), choice), enumerate(delays)
+        )
+        found = [
+            f"after {delay:.3f} s: {what}"
+            for delay, whats in zip(delays, wrong, strict=True)
+            for what in whats
+        ]
     assert not found, f"seed {SEED}\n" + "\n".join(found)

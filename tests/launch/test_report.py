@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from support import (
-    list_marked,
     line_of,
+    list_marked,
     read_report,
     run_rankwise,
     run_reported,
@@ -37,11 +38,20 @@ INIT = """
 def fail_on_one(body: str, folder: Path, *, setup: str = "import os, sys, time, signal", others: str = "time.sleep(30)",
                 args: list[str] | None = None, env: dict[str, str | None] | None = None) -> tuple[Result, dict[str, Any], Path]:  # fmt: skip
     """Let rank 1 of two fail with ``body`` while rank 0 goes on; return the end, the report and the script."""
-    lines = [setup, "if os.environ['RANK'] == '1':", *(f"    {line}" for line in body.splitlines()), "else:", f"    {others}"]
+    lines = [
+        setup,
+        "if os.environ['RANK'] == '1':",
+        *(f"    {line}" for line in body.splitlines()),
+        "else:",
+        f"    {others}",
+    ]
     script = write_script(folder, "\n".join(lines) + "\n")
     result, report = run_reported(args or TWO, folder, env=env)
     assert report.keys() >= RESULT_KEYS
-    assert "Traceback (most recent call last)" not in result.err.split("rankwise: the job")[1].split("| Traceback")[0]
+    assert (
+        "Traceback (most recent call last)"
+        not in result.err.split("rankwise: the job")[1].split("| Traceback")[0]
+    )
     return result, report, script
 
 
@@ -255,7 +265,9 @@ def test_a_syntax_error(tmp_path: Path) -> None:
 
 def test_an_exception_in_the_users_module(tmp_path: Path) -> None:
     """An error inside a module of the user's is placed there, not at its import or call."""
-    module = write_script(tmp_path, "import json\ndef load(text):\n    return json.loads(text)\n", "mine/data.py")
+    module = write_script(
+        tmp_path, "import json\ndef load(text):\n    return json.loads(text)\n", "mine/data.py"
+    )
     _, report, _ = fail_on_one("import mine.data; mine.data.load('{')", tmp_path)
     assert report["where"] == line_of(module, "json.loads")
     assert "JSONDecodeError" in report["message"]
@@ -315,12 +327,21 @@ def test_a_flood_on_standard_error(tmp_path: Path) -> None:
     (tmp_path / "go.sh").write_text('echo -n $$ > launcher.pid; exec "$@"')
     import sys
 
-    with open(os.devnull, "wb") as nowhere:
+    with Path(os.devnull).open("wb") as nowhere:
         import subprocess
 
         from support import make_env
 
-        command = ["/bin/sh", "go.sh", sys.executable, "-m", "rankwise.run", "--report", "report.json", "train.py"]
+        command = [
+            "/bin/sh",
+            "go.sh",
+            sys.executable,
+            "-m",
+            "rankwise.run",
+            "--report",
+            "report.json",
+            "train.py",
+        ]
         done = subprocess.run(command, cwd=tmp_path, env=make_env(), stdout=subprocess.PIPE, stderr=nowhere, text=True, timeout=60, check=False)  # fmt: skip
     report = read_report(tmp_path / "report.json")
     assert done.returncode == 1
@@ -346,7 +367,9 @@ def test_the_stores_process_killed(tmp_path: Path) -> None:
 
 def test_the_keeper_killed(tmp_path: Path) -> None:
     """The keeper killed with -9 takes all ranks with it, and the launcher says what happened."""
-    write_script(tmp_path, "import pathlib, os, time; pathlib.Path(os.environ['RANK']).touch(); time.sleep(60)")
+    write_script(
+        tmp_path, "import pathlib, os, time; pathlib.Path(os.environ['RANK']).touch(); time.sleep(60)"
+    )
     with start_rankwise(["--report", "report.json", *TWO], tmp_path) as job:
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         os.kill(find_keeper(job.process.pid), signal.SIGKILL)
@@ -389,7 +412,10 @@ def test_a_rank_in_a_script_of_shell(tmp_path: Path) -> None:
 
 def test_a_thread_that_dies_is_not_the_ranks_end(tmp_path: Path) -> None:
     """An exception in a thread of the script's is printed by Python and ends nothing."""
-    write_script(tmp_path, "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()\nprint('on')")
+    write_script(
+        tmp_path,
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()\nprint('on')",
+    )
     result, report = run_reported(["train.py"], tmp_path)
     assert (result.code, result.out, report["kind"]) == (0, "on\n", "ok")
 

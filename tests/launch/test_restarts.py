@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support import list_marked, run_rankwise, run_reported, start_rankwise, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ def test_a_group_meets_again_after_a_kill(tmp_path: Path) -> None:
 
 def test_used_up_restarts_say_so(tmp_path: Path) -> None:
     """When all restarts are used up the exit code is the last attempt's first cause, and the report says how many."""
-    write_script(tmp_path, "import os, sys\nn = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nsys.exit(f'{n} at ' + 'abcdef'[n])")
+    write_script(
+        tmp_path,
+        "import os, sys\nn = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nsys.exit(f'{n} at ' + 'abcdef'[n])",
+    )
     result, report = run_reported(["--max-restarts", "1", "train.py"], tmp_path)
     assert result.code == 1
     assert report["attempts"] == 2
@@ -73,7 +77,9 @@ def test_used_up_restarts_say_so(tmp_path: Path) -> None:
 
 def test_a_crash_loop_stops_early(tmp_path: Path) -> None:
     """The same error at the same line three times, none getting further: no more restarts, and the reason is told."""
-    write_script(tmp_path, "import os\nprint('try', flush=True)\nraise ValueError(f'bad value {os.getpid()}')")
+    write_script(
+        tmp_path, "import os\nprint('try', flush=True)\nraise ValueError(f'bad value {os.getpid()}')"
+    )
     result, report = run_reported(["--max-restarts", "50", "train.py"], tmp_path)
     assert result.code == 1
     assert result.out.count("try") == 3
@@ -84,7 +90,10 @@ def test_a_crash_loop_stops_early(tmp_path: Path) -> None:
 
 def test_kills_from_outside_are_no_crash_loop(tmp_path: Path) -> None:
     """A rank that is killed from outside again and again (no place of its own) uses all its restarts."""
-    write_script(tmp_path, "import os\nprint('try', flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] != '5': os.kill(os.getpid(), 9)")
+    write_script(
+        tmp_path,
+        "import os\nprint('try', flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] != '5': os.kill(os.getpid(), 9)",
+    )
     result = run_rankwise(["--max-restarts", "5", "train.py"], tmp_path)
     assert result.code == 0
     assert result.out.count("try") == 6
@@ -122,9 +131,15 @@ def test_a_failed_attempts_family_may_save_and_is_gone_before_the_next(tmp_path:
     """Grandchildren of a failed attempt (own session, daemon, stopped) get SIGTERM, may save, and are gone then."""
     write_script(tmp_path, FAMILY)
     write_script(tmp_path, MEMBER, "member.py")
-    result = run_rankwise(["--max-restarts", "1", "train.py"], tmp_path, env={"NAMES": "session daemon stopped"})
+    result = run_rankwise(
+        ["--max-restarts", "1", "train.py"], tmp_path, env={"NAMES": "session daemon stopped"}
+    )
     assert (result.code, result.out) == (0, "left []\n"), result.err
-    assert {path.name for path in tmp_path.glob("*.saved")} == {"session.saved", "daemon.saved", "stopped.saved"}
+    assert {path.name for path in tmp_path.glob("*.saved")} == {
+        "session.saved",
+        "daemon.saved",
+        "stopped.saved",
+    }
     assert result.wall_s < 5
 
 

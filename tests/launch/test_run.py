@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from support import RANKWISE, TORCHRUN, Running, Terminal, make_env, run_rankwise, write_script
 
 if TYPE_CHECKING:
@@ -48,13 +49,21 @@ DUMP = """
         json.dump(facts, file)
 """
 # Random, or different on purpose: the port and the folder of logs; the threads (ours gives a rank its cores).
-DIFFERENT_VALUES = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS", "DUMP_TO"}
+DIFFERENT_VALUES = {
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "OMP_NUM_THREADS",
+    "DUMP_TO",
+}
 # What the recorder needs: its own import tricks and nothing else.
 RECORDER_MODULES = {"atexit", "faulthandler", "importlib.util", "importlib._abc", "json", "json.decoder", "json.encoder",
                     "json.scanner", "contextlib", "collections", "sitecustomize"}  # fmt: skip
 
 
-def dump(launcher: tuple[str, ...], args: list[str], folder: Path, env: dict[str, str | None]) -> list[dict[str, Any]]:
+def dump(
+    launcher: tuple[str, ...], args: list[str], folder: Path, env: dict[str, str | None]
+) -> list[dict[str, Any]]:
     """Run a command that dumps what its ranks see, and return that by rank."""
     to = folder / f"dump_{len(list(folder.glob('dump_*')))}"
     to.mkdir()
@@ -95,7 +104,11 @@ def test_a_rank_sees_what_it_sees_under_torchrun(how: list[str], tmp_path: Path)
     args = ["a b", "--lr=${local_rank}", "--x", "${unknown}", "$local_rank", "--", "-m", ""]
     words = [word.format(folder=tmp_path) for word in how]
     # torchrun runs a path inside a process of multiprocessing: what is that one's own is not compared.
-    only = {"argv", "cwd", "file", "name", "isatty", "signals", "mask", "threads"} if "--run-path" in how else None
+    only = (
+        {"argv", "cwd", "file", "name", "isatty", "signals", "mask", "threads"}
+        if "--run-path" in how
+        else None
+    )
     ours = compare(["--nproc-per-node", "2", *words, *args], tmp_path, only=only)
     assert "--lr=1" in ours[1]["argv"]
 
@@ -117,12 +130,22 @@ def test_only_the_recorders_modules_are_loaded_before_the_script(tmp_path: Path)
     assert not {name for name in extra if name.startswith("rankwise")}, extra
     assert "sitecustomize" not in extra
     assert len(extra) < 40
-    assert not extra & {"torch", "numpy", "logging", "subprocess", "socket", "asyncio", "typing_extensions"}, extra
+    assert not extra & {
+        "torch",
+        "numpy",
+        "logging",
+        "subprocess",
+        "socket",
+        "asyncio",
+        "typing_extensions",
+    }, extra
 
 
 def test_the_users_sitecustomize_runs_once_and_first(tmp_path: Path) -> None:
     """A sitecustomize of the user's own still runs in every rank, once, and is the module of that name."""
-    write_script(tmp_path, "import os\nif 'RANK' in os.environ: print('custom site')\nX = 7", "site/sitecustomize.py")
+    write_script(
+        tmp_path, "import os\nif 'RANK' in os.environ: print('custom site')\nX = 7", "site/sitecustomize.py"
+    )
     write_script(tmp_path, "import sitecustomize; print(sitecustomize.X, sitecustomize.__file__)")
     result = run_rankwise(["train.py"], tmp_path, env={"PYTHONPATH": str(tmp_path / "site")})
     assert result.out.splitlines() == ["custom site", f"7 {tmp_path / 'site' / 'sitecustomize.py'}"]
@@ -285,12 +308,16 @@ def test_ranks_meet_and_reduce(tmp_path: Path) -> None:
 def test_role_id_and_pet_variables(tmp_path: Path) -> None:
     """--role and --rdzv-id reach the ranks; PET_* variables stand in for absent flags, and a flag beats them."""
     names = ["ROLE_NAME", "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS", "MASTER_ADDR"]
-    write_script(tmp_path, f"import os, sys; sys.stdout.write(' '.join(os.environ[n] for n in {names}) + chr(10))")
+    write_script(
+        tmp_path, f"import os, sys; sys.stdout.write(' '.join(os.environ[n] for n in {names}) + chr(10))"
+    )
     pet: dict[str, str | None] = {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "actor", "PET_MAX_RESTARTS": "4", "PET_RDZV_ID": "job7",
                                   "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}  # fmt: skip
     flags = ["--role", "critic", "--rdzv_id=9", "--nproc-per-node=1", "train.py"]
     for args, expected in ((["train.py"], ["actor", "job7", "2", "4"]), (flags, ["critic", "9", "1", "4"])):
-        ours, theirs = (run_rankwise(args, tmp_path, env=pet, launcher=which) for which in (RANKWISE, TORCHRUN))
+        ours, theirs = (
+            run_rankwise(args, tmp_path, env=pet, launcher=which) for which in (RANKWISE, TORCHRUN)
+        )
         assert ours.out.split()[:4] == expected, ours.err
         assert ours.out.split() == theirs.out.split()
 
@@ -351,5 +378,10 @@ def test_on_a_terminal_the_dump_is_torchruns_too(tmp_path: Path) -> None:
         with Terminal([*which, "train.py"], tmp_path, {"DUMP_TO": str(to)}) as terminal:
             assert terminal.finish().code == 0, terminal.text
         facts = json.loads((to / "0.json").read_text())
-        seen.append({name: facts[name] for name in ("isatty", "streams", "signals", "mask", "next_fd", "session_leader")})
+        seen.append(
+            {
+                name: facts[name]
+                for name in ("isatty", "streams", "signals", "mask", "next_fd", "session_leader")
+            }
+        )
     assert seen[0] == seen[1]

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support import (
     RANKWISE,
     Running,
@@ -82,7 +83,10 @@ def test_a_signal_ends_the_whole_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["nohup", "ignored"])
 def test_nohup_is_honoured(how: str, tmp_path: Path) -> None:
     """A launcher started under nohup outlives SIGHUP, and so do its ranks (torchrun's don't)."""
-    write_script(tmp_path, "import pathlib, time\npathlib.Path('up.0').touch()\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)")
+    write_script(
+        tmp_path,
+        "import pathlib, time\npathlib.Path('up.0').touch()\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)",
+    )
     command = ["nohup", *RANKWISE, "train.py"] if how == "nohup" else [*RANKWISE, "train.py"]
     running = Running(command, tmp_path, preexec_fn=None if how == "nohup" else lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None)  # fmt: skip
     wait_up(tmp_path, 1)
@@ -179,7 +183,9 @@ def test_one_ctrl_c_is_one_signal_to_a_rank(tmp_path: Path) -> None:
 
 def test_ctrl_c_of_a_plain_script(tmp_path: Path) -> None:
     """A script without handlers: Ctrl-C ends it with one short report, not a traceback for each rank in our name."""
-    write_script(tmp_path, "import os, pathlib, time\npathlib.Path('up.' + os.environ['RANK']).touch()\ntime.sleep(60)")
+    write_script(
+        tmp_path, "import os, pathlib, time\npathlib.Path('up.' + os.environ['RANK']).touch()\ntime.sleep(60)"
+    )
     with Terminal([*RANKWISE, *TWO], tmp_path) as terminal:
         wait_up(tmp_path)
         time.sleep(0.1)
@@ -204,7 +210,9 @@ def test_the_shutdown_timeout_is_honoured(tmp_path: Path) -> None:
 def test_time_to_save_is_given(tmp_path: Path) -> None:
     """A rank that takes two seconds to save after SIGTERM is not killed in the middle."""
     script = "import pathlib, signal, sys, time\ndef save(*_):\n    time.sleep(2); pathlib.Path('saved').touch(); sys.exit(0)\n"
-    write_script(tmp_path, script + "signal.signal(signal.SIGTERM, save)\npathlib.Path('up.0').touch()\ntime.sleep(60)")
+    write_script(
+        tmp_path, script + "signal.signal(signal.SIGTERM, save)\npathlib.Path('up.0').touch()\ntime.sleep(60)"
+    )
     with start_rankwise(["train.py"], tmp_path) as job:
         wait_up(tmp_path, 1)
         job.send(signal.SIGTERM)
@@ -251,7 +259,10 @@ def test_a_lost_terminal_ends_the_job(tmp_path: Path) -> None:
 def test_after_success_what_the_script_left_goes_on(tmp_path: Path) -> None:
     """An uploader that the script left running outlives the job, and does not die of SIGPIPE when it speaks."""
     child = "import sys, time, pathlib\nfor n in range(15):\n    sys.stderr.write(f'uploading {n}\\n'); sys.stderr.flush(); time.sleep(0.1)\npathlib.Path('uploaded').touch()"
-    write_script(tmp_path, f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)")
+    write_script(
+        tmp_path,
+        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)",
+    )
     with start_rankwise(["--nproc-per-node", "1", "train.py"], tmp_path) as job:
         assert job.process.wait(10) == 0
         assert time.monotonic() - job.started_s < 1.4, "the launcher waited for the uploader"
@@ -262,7 +273,10 @@ def test_after_success_what_the_script_left_goes_on(tmp_path: Path) -> None:
 @pytest.mark.leaves_processes
 def test_after_failure_nothing_goes_on(tmp_path: Path) -> None:
     """After a failed job the same uploader is ended."""
-    write_script(tmp_path, "import subprocess, sys\nsubprocess.Popen(['sleep', '62'], start_new_session=True)\nsys.exit(3)")
+    write_script(
+        tmp_path,
+        "import subprocess, sys\nsubprocess.Popen(['sleep', '62'], start_new_session=True)\nsys.exit(3)",
+    )
     assert run_rankwise(["train.py"], tmp_path).code == 3
     assert leftovers(wait_s=0.5) == []
 

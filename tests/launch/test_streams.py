@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support import (
     RANKWISE,
     TORCHRUN,
@@ -80,7 +81,7 @@ def test_the_window_size_is_the_terminals(tmp_path: Path) -> None:
 
 
 def test_progress_bars_pass_as_they_are(tmp_path: Path) -> None:
-    """What tqdm writes (\\r, no newline, escapes) reaches the terminal byte for byte and at once."""
+    r"""What tqdm writes (\\r, no newline, escapes) reaches the terminal byte for byte and at once."""
     write_script(
         tmp_path,
         r"""
@@ -123,15 +124,21 @@ def test_lines_of_standard_error_stay_whole(tmp_path: Path) -> None:
     assert result.code == 0
     lines = result.err.splitlines()
     assert len(lines) == 160
-    assert {line for line in lines} == {str(rank) * 3000 for rank in range(4)}
+    assert set(lines) == {str(rank) * 3000 for rank in range(4)}
 
 
 def logs_of(launcher: Sequence[str], args: Sequence[str], folder: Path) -> tuple[dict[str, str], str, str]:
     """Run with a log folder; return its files (without the run's random folder), and both outputs sorted."""
     where = folder / ("logs_" + ("ours" if launcher is RANKWISE else "theirs"))
-    result = run_rankwise(["--log-dir", str(where), "--nproc-per-node", "2", *args, "train.py"], folder, launcher=launcher)
+    result = run_rankwise(
+        ["--log-dir", str(where), "--nproc-per-node", "2", *args, "train.py"], folder, launcher=launcher
+    )
     assert result.code == 0, result.err
-    files = {str(file.relative_to(where)).partition("/")[2]: file.read_text() for file in sorted(where.rglob("*")) if file.is_file()}
+    files = {
+        str(file.relative_to(where)).partition("/")[2]: file.read_text()
+        for file in sorted(where.rglob("*"))
+        if file.is_file()
+    }
     out, err = ("\n".join(sorted(text.splitlines())) for text in (result.out, result.err))
     return files, out, "\n".join(line for line in err.splitlines() if "err " in line)
 
@@ -198,9 +205,13 @@ def test_teed_lines_are_whole_and_carry_their_rank(tmp_path: Path) -> None:
 def test_the_prefix_template(tmp_path: Path) -> None:
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE shapes the prefix, as under torchrun."""
     write_script(tmp_path, "print('x')")
-    env: dict[str, str | None] = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}/${rank}/${local_rank}/${other}> "}
+    env: dict[str, str | None] = {
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}/${rank}/${local_rank}/${other}> "
+    }
     args = ["-t", "1", "--role", "actor", "train.py"]
-    ours, theirs = (run_rankwise(args, tmp_path, env=env, launcher=which).out for which in (RANKWISE, TORCHRUN))
+    ours, theirs = (
+        run_rankwise(args, tmp_path, env=env, launcher=which).out for which in (RANKWISE, TORCHRUN)
+    )
     assert ours == theirs == "<actor/0/0/${other}> x\n"
 
 
@@ -217,7 +228,11 @@ def test_a_flood_slows_nobody_and_fills_no_memory(tmp_path: Path) -> None:
             for number in range(5): os.write(1, b"quick %d\\n" % number); time.sleep(0.05)
         """,
     )
-    running = Running([*RANKWISE, "--nproc-per-node", "2", "-t", "1", "--log-dir", "logs", "train.py"], tmp_path, out=subprocess.PIPE)
+    running = Running(
+        [*RANKWISE, "--nproc-per-node", "2", "-t", "1", "--log-dir", "logs", "train.py"],
+        tmp_path,
+        out=subprocess.PIPE,
+    )
     stream, seen_s, size, high_kb, rest = running.process.stdout, {}, 0, 0, b""
     assert stream is not None
     with stream:
@@ -242,7 +257,7 @@ def test_a_flood_slows_nobody_and_fills_no_memory(tmp_path: Path) -> None:
 def test_a_flood_on_standard_output_is_inherited(tmp_path: Path) -> None:
     """Without -t, standard output is the launcher's own: 200 MB pass without going through it."""
     write_script(tmp_path, "import os\nfor _ in range(200): os.write(1, b'y' * 1_000_000)")
-    with open(os.devnull, "wb") as nowhere:
+    with Path(os.devnull).open("wb") as nowhere:
         running = Running([*RANKWISE, "train.py"], tmp_path, out=nowhere.fileno())
         assert running.finish(30).wall_s < 5
 
@@ -287,14 +302,18 @@ def test_standard_error_without_a_reader_does_not_break_the_job(tmp_path: Path) 
 
 def test_standard_input_reaches_the_ranks(tmp_path: Path) -> None:
     """What is piped into the launcher can be read by rank 0, as under torchrun."""
-    write_script(tmp_path, "import os, sys\nif os.environ['RANK'] == '0': print(sys.stdin.read().upper(), end='')")
+    write_script(
+        tmp_path, "import os, sys\nif os.environ['RANK'] == '0': print(sys.stdin.read().upper(), end='')"
+    )
     args = ["--nproc-per-node", "2", "train.py"]
-    ours, theirs = (run_rankwise(args, tmp_path, stdin="one\ntwo\n", launcher=which) for which in (RANKWISE, TORCHRUN))
+    ours, theirs = (
+        run_rankwise(args, tmp_path, stdin="one\ntwo\n", launcher=which) for which in (RANKWISE, TORCHRUN)
+    )
     assert ours.out == theirs.out == "ONE\nTWO\n"
 
 
 def test_a_debugger_works_through_a_terminal(tmp_path: Path) -> None:
-    """pdb in a rank: its prompt appears, what is typed reaches it, and the job goes on."""
+    """Pdb in a rank: its prompt appears, what is typed reaches it, and the job goes on."""
     write_script(tmp_path, "secret = 41\nbreakpoint()\nprint('went on', secret)\n")
     with Terminal([*RANKWISE, "train.py"], tmp_path) as terminal:
         wait_until(lambda: "(Pdb) " in terminal.text, 10, "the prompt")
@@ -325,7 +344,7 @@ def test_the_report_is_coloured_on_a_terminal_only(tmp_path: Path) -> None:
         with Terminal([*RANKWISE, "train.py"], tmp_path, env) as terminal:
             assert terminal.finish().code == 1
         assert ("\x1b[1;31mrankwise: the job failed" in terminal.text) == coloured
-        assert ("rankwise: the job failed" in terminal.text)
+        assert "rankwise: the job failed" in terminal.text
 
 
 def test_the_terminal_is_left_as_it_was(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class _Recorder:
             with _Quiet():
                 self._note("exception", **facts)
             _write_error_file(facts)
-        if isinstance(args[2], KeyboardInterrupt):
+        if type(args[2]) is KeyboardInterrupt:  # as CPython asks, subclasses apart
             _remember_interrupt()
 
     def on_exit(self) -> None:

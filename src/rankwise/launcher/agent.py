@@ -51,7 +51,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         interpreter = find_interpreter(needs_torch=spec.program.how != "program")
         if not interpreter.is_ours:
             console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
-        if not (spec.nproc_per_node.isdigit() and spec.is_one_node and spec.numa_binding is None):
+        if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None:
             helper = Helper(interpreter.path, signals, clock)
         num_ranks, prefixes = _ask_host(spec, helper)
         rendezvous: Rendezvous
@@ -118,9 +118,8 @@ def _run_attempts(job: Job) -> int:
 
 def _ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Return the number of ranks and the words before each one's command."""
-    if spec.nproc_per_node.isdigit() or helper is None:
-        num_ranks = int(spec.nproc_per_node)
-    else:
+    num_ranks = spec.num_ranks or 1
+    if spec.num_ranks is None and helper is not None:
         try:
             num_ranks = int(str(helper.ask("count", timeout_s=120, what=spec.nproc_per_node)["count"]))
         except LaunchError as error:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _SNAPSHOT_S = 0.2
 #: A rank that has raised is given this long to end by itself, so that its exit code is its own.
 _LAST_BREATH_S = 2.0
+#: The last words of a rank that has ended reach us within this.
+_LAST_WORDS_S = 0.5
 _ORPHAN_GRACE_S = 5.0
 _KILL_TIMEOUT_S = 20.0
 
@@ -175,6 +177,7 @@ class Attempt:
             env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             stdio=(nowhere, nowhere, log),
             extra_fds=((number, listener.fileno()),),
+            deaf=True,
         )
         self._workers.start(STORE_TAG, command)
         for fd in (nowhere, log):
@@ -196,6 +199,7 @@ class Attempt:
                 self._take_evidence()
             self._stop(self._interrupted or signal.SIGTERM)
             self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
+            self._take_signals()
         self._tee.finish()
         streams = self._pump.finish()
         case = self._to_case()
@@ -215,16 +219,22 @@ class Attempt:
         return (self._store_code is not None and alive) or any(self._has_failed(rank) for rank in self._ranks)
 
     def _has_failed(self, rank: _Rank) -> bool:
-        return bool(rank.code) and not (rank.code == -signal.SIGABRT and is_abort_at_exit(self._to_end(rank)))
+        if rank.code != -signal.SIGABRT:
+            return bool(rank.code)
+        end = self._to_end(rank)
+        # What it wrote last may still be on its way to us: without that nobody can tell an abort at exit.
+        is_fresh = self._clock.monotonic() - rank.ended_s < _LAST_WORDS_S
+        return not is_abort_at_exit(end) and (end.finished_s is None or not is_fresh)
 
     def _watch_every_s(self) -> float:
+        if any(rank.code == -signal.SIGABRT for rank in self._ranks):
+            return 0.05
         return self._job.spec.monitor_interval_s if self._part.num_nodes > 1 else 1.0
 
     def _look(self, timeout_s: float) -> None:
         for change in self._workers.wait_change(timeout_s):
             self._note(change)
-        for number in self._job.signals.take():
-            self._obey(number)
+        self._take_signals()
         if self._part.num_nodes > 1 and self._job.rendezvous.nodes_waiting() > 0:
             self._regroup = True
 
@@ -249,6 +259,10 @@ class Attempt:
             self._job.events.write("rank.ended", rank=rank.rank, code=code)
         elif tag == STORE_TAG:
             self._store_code = code
+
+    def _take_signals(self) -> None:
+        for number in self._job.signals.take():
+            self._obey(number)
 
     def _obey(self, number: int) -> None:
         if number == getattr(signal, "SIGWINCH", None):
@@ -330,7 +344,10 @@ class Attempt:
 
     def _to_end(self, rank: _Rank) -> RankEnd:
         fault, finished_s = parse_notes(read_all(rank.notes_fd))
-        crash = parse_stack(split_crash(read_all(rank.stacks_fd))[1])
+        last_words = rank.refusal or read_last_words(rank.streams, self._pump)
+        # A script that switched faulthandler on itself has its stack on standard error.
+        crashes = (split_crash(text)[1] for text in (read_all(rank.stacks_fd), last_words))
+        crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
         log = rank.streams.log
         return RankEnd(
             rank=rank.rank,
@@ -343,7 +360,7 @@ class Attempt:
             finished_s=finished_s,
             crash=crash,
             stack=rank.stack,
-            last_words=rank.refusal or read_last_words(rank.streams, self._pump),
+            last_words=last_words,
             log=str(log) if log.exists() else None,
         )
 

@@ -50,7 +50,7 @@ def check_command(spec: LaunchSpec, argv: Sequence[str] = ()) -> list[Finding]:
 
 def _check_nproc(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
     value = spec.nproc_per_node
-    if value.isdigit() and int(value) > 0:
+    if spec.num_ranks:
         return
     if value in _DEVICES or re.fullmatch(r"[a-z][a-z0-9_]*", value):
         return
@@ -122,7 +122,9 @@ def _knows(spec: LaunchSpec, name: str) -> bool:
     if spec.program.how not in {"script", "run_path"}:
         return True  # a module or a program may be anything: no ground for a refusal
     script, words = Path(spec.program.script), (name, name.replace("-", "_"))
-    files = [script, *sorted(script.parent.glob("*.py"))[:200], *sorted(script.parent.glob("*/*.py"))[:200]]
+    files = [script]
+    for folder in dict.fromkeys((script.parent.absolute(), Path.cwd())):
+        files += [*sorted(folder.glob("*.py"))[:200], *sorted(folder.glob("*/*.py"))[:200]]
     for file in files:
         try:
             text = file.read_text(errors="replace")
@@ -150,7 +152,7 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
                           what=f"--node-rank {spec.node_rank} with --nnodes {spec.max_nodes}: nodes are numbered from 0",
                           fix=f"0 to {spec.max_nodes - 1}, another on each node")  # fmt: skip
         if spec.master_addr and is_loopback(spec.master_addr):
-            given = any("master" in word or "rdzv" in word for word in argv)
+            given = not _chosen(spec, argv).isdisjoint({"--master-addr", "--rdzv-endpoint"})
             yield Finding(
                 id="I4",
                 severity="warning" if given else "error",
@@ -166,19 +168,24 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
 def _check_ignored(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
     if spec.meeting.backend == "static":
         return
-    typed = {word.split("=", 1)[0].replace("_", "-") for word in argv[: len(argv) - len(spec.program.args)]}
-    for flag in sorted(typed & {"--node-rank", "--master-addr", "--master-port"}):
+    for flag in sorted(_chosen(spec, argv) & {"--node-rank", "--master-addr", "--master-port"}):
         yield Finding(id="L9", severity="warning",
                       what=f"{flag} is not used with --rdzv-backend {spec.meeting.backend}",
                       fix="leave it out, or use the static rendezvous")  # fmt: skip
 
 
+def _chosen(spec: LaunchSpec, argv: Sequence[str]) -> set[str]:
+    """Return the launcher's flags that the user chose, typed or by a PET_* variable, in torchrun's new spelling."""
+    typed = (word.split("=", 1)[0] for word in argv[: len(argv) - len(spec.program.args)])
+    return {flag.replace("_", "-") for flag in typed} | spec.by_variable
+
+
 def _check_gpus(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
     gpus = count_gpus()
-    if not gpus or not spec.nproc_per_node.isdigit():
+    ranks = spec.num_ranks
+    if not gpus or ranks is None:
         return
-    ranks = int(spec.nproc_per_node)
-    asked = any("nproc" in word for word in argv)
+    asked = "--nproc-per-node" in _chosen(spec, argv)
     if ranks > gpus:
         yield Finding(id="L7", severity="warning", what=f"{ranks} ranks on {gpus} GPU{'s' * (gpus > 1)}",
                       fix=f"for a GPU job --nproc-per-node {gpus} (or gpu): the others would have no device")  # fmt: skip

@@ -78,6 +78,9 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         master_addr=master_addr,
         master_port=master_port,
         cold=args.cold or is_on("RANKWISE_COLD", env=env),
+        by_variable=frozenset(
+            f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
+        ),
         watch=is_on("RANKWISE_WATCH", default=True, env=env),
     )
 
@@ -172,7 +175,7 @@ def _parse_conf(text: str) -> dict[str, str]:
 
 def _split_endpoint(endpoint: str) -> tuple[str, int]:
     host, colon, port = endpoint.rpartition(":")
-    if not colon or not port.isdigit():
+    if not colon or not port.isdecimal():
         raise UsageError(f"--rdzv-endpoint {endpoint!r} has no port", hint="give host:port")
     return host.strip("[]") or "127.0.0.1", int(port)
 
@@ -180,6 +183,10 @@ def _split_endpoint(endpoint: str) -> tuple[str, int]:
 def _parse_signals(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     for name in names:
+        if name in {"SIGKILL", "SIGSTOP"}:
+            raise UsageError(
+                f"--signals-to-handle: {name} can't be handled by any process", hint="leave it out"
+            )
         if name not in {*signal.Signals.__members__, *_POSIX_SIGNALS}:
             near = difflib.get_close_matches(name, signal.Signals.__members__, n=1)
             raise UsageError(

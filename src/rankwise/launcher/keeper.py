@@ -45,6 +45,8 @@ class Order:
     number: int = 0
     tree: bool = False
     grace_s: float = 0.0
+    # Started deaf to the signals that end jobs: only we decide when it goes.
+    deaf: bool = False
     # The order proper is in a memory file, as the last descriptor: too long for a datagram.
     payload: bool = False
 
@@ -122,7 +124,7 @@ class Keeper:
 
         def become_rank() -> None:
             for name, handler in self._dispositions.items():
-                signal.signal(getattr(signal, name), handler)
+                signal.signal(getattr(signal, name), signal.SIG_IGN if order.deaf else handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
             if os.getppid() != me:

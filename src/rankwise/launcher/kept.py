@@ -33,7 +33,7 @@ class KeptWorkers:
         self._signals, self._clock = signals, clock
         self._pid, self._sock = fork_keeper()
         self._waiting: list[Change] = []
-        self._lost = False
+        self._lost = self._is_leaving = False
 
     def start(self, tag: str, command: Command) -> None:
         order = Order(
@@ -41,6 +41,7 @@ class KeptWorkers:
             tag=tag,
             argv=list(command.argv),
             env=command.env,
+            deaf=command.deaf,
             fds=[number for number, _ in command.extra_fds],
         )
         self._send(order, [*command.stdio, *(fd for _, fd in command.extra_fds)])
@@ -53,6 +54,7 @@ class KeptWorkers:
         self._wait_answer("swept", grace_s + 15)
 
     def leave(self) -> int:
+        self._is_leaving = True
         self._send(Order(op="leave"))
         left = self._wait_answer("left", 5)
         self._end_keeper()
@@ -73,8 +75,9 @@ class KeptWorkers:
         found, self._waiting = self._waiting, []
         return found
 
-    def _wait_ready(self, timeout_s: float) -> list[int]:
-        return select.select([self._sock.fileno(), self._signals.fileno()], [], [], timeout_s)[0]
+    def _wait_ready(self, timeout_s: float, *, for_signals: bool = True) -> list[int]:
+        awaited = [self._sock.fileno(), *([self._signals.fileno()] if for_signals else [])]
+        return select.select(awaited, [], [], timeout_s)[0]
 
     def _receive(self) -> dict[str, int]:
         """Take all messages that are there; answers to a question of ours are returned."""
@@ -87,10 +90,10 @@ class KeptWorkers:
             except ConnectionError:
                 data = b""
             if not data:
-                if not self._lost:
-                    self._lost = True
+                if not self._lost and not self._is_leaving:
                     end_descendants((self._pid,), 0, self._clock)
                     self._waiting.append(KeeperLost())
+                self._lost = True
                 return answers
             message = json.loads(data)
             if "ended" in message:
@@ -104,14 +107,15 @@ class KeptWorkers:
                 answers.update(message)
 
     def _wait_answer(self, name: str, timeout_s: float) -> int:
-        end = self._clock.monotonic() + timeout_s
+        end, hurried = self._clock.monotonic() + timeout_s, False
         while not self._lost and (rest := end - self._clock.monotonic()) > 0:
-            ready = self._wait_ready(rest)
+            ready = self._wait_ready(rest, for_signals=not hurried)
             if self._sock.fileno() in ready and name in (answers := self._receive()):
                 return answers[name]
-            if self._signals.fileno() in ready:
-                # Somebody presses Ctrl-C again: any further order tells the keeper to hurry.
-                self._signals.take()
+            if self._signals.has_pending and not hurried:
+                # Somebody presses Ctrl-C: any further order tells the keeper to hurry. The signal itself is left
+                # for the loop that takes signals.
+                hurried = True
                 self._send(Order(op="hurry"))
         return 0
 

@@ -45,7 +45,7 @@ def _comma_list(value: str) -> list[str]:
 
 def _positive_seconds(value: str) -> float:
     seconds = float(value)
-    if seconds <= 0:
+    if not 0 < seconds < float("inf"):
         raise ValueError(value)
     return seconds
 

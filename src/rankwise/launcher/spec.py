@@ -93,6 +93,7 @@ class LaunchSpec:
         report: File for the report as JSON; None for none.
         hang_timeout_s: Seconds that living ranks may go on after others have left and they wait for them;
             None for the default.
+        by_variable: Flags that were chosen by a PET_* variable, as ``--master-addr``.
         cold: Start every rank as a fresh interpreter.
         watch: Judge whether ranks that live still get on.
     """
@@ -115,8 +116,14 @@ class LaunchSpec:
     virtual_local_rank: bool = False
     report: Path | None = None
     hang_timeout_s: float | None = None
+    by_variable: frozenset[str] = frozenset()
     cold: bool = False
     watch: bool = True
+
+    @property
+    def num_ranks(self) -> int | None:
+        """The number of ranks on this node, if it was given as one."""
+        return int(self.nproc_per_node) if self.nproc_per_node.isdecimal() else None
 
     @property
     def is_one_node(self) -> bool:

@@ -118,7 +118,7 @@ class Tee:
             chosen = [line for line in lines if any(word in line for word in file.filters)]
             if chosen:
                 with file.copy_to.open("ab") as copy:
-                    copy.write(b"".join(line + b"\n" for line in chosen))
+                    copy.write(b"".join(file.prefix + line + b"\n" for line in chosen))
 
 
 def make_prefix(template: str, *, role_name: str, rank: int, local_rank: int) -> str:

@@ -21,12 +21,14 @@ class Command:
         env: What differs from our own environment; None removes a variable.
         stdio: Descriptors for standard input, output and error.
         extra_fds: Further descriptors: the number in the new process, and ours.
+        deaf: Whether it ignores the signals that end jobs from its first instruction on.
     """
 
     argv: tuple[str, ...]
     env: dict[str, str | None] = field(default_factory=dict)
     stdio: tuple[int, int, int] = (0, 1, 2)
     extra_fds: tuple[tuple[int, int], ...] = ()
+    deaf: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,10 +75,12 @@ def is_abort_at_exit(end: RankEnd) -> bool:
     """Tell whether torch aborted a process that had done its work.
 
     torch 2.9 to 2.13 with Gloo: a thread drops its last work while the interpreter goes down (pytorch#190489).
+    A rank that ended by sys.exit(N) was through as well, and the abort hides its N: nothing in Python keeps it.
     """
     return (
         end.code == -6
         and end.finished_s is not None
         and end.fault is None
-        and end.last_words.rstrip().endswith(_ABORT_AT_EXIT)
+        # With faulthandler on its standard error (torch's @record switches it on) its stack stands behind that.
+        and end.last_words.partition("Fatal Python error: Aborted")[0].rstrip().endswith(_ABORT_AT_EXIT)
     )

@@ -111,14 +111,14 @@ def _moment(end: RankEnd) -> float:
 
 
 def _meaning(end: RankEnd) -> Meaning | None:
+    if end.fault is None and end.code is not None and end.code < 0 and end.code != -6:
+        return None  # a signal from outside: what stood on its standard error before is beside the point
     # Standard error holds warnings from long before: only the end of it tells of the end.
     text = end.fault.message if end.fault else "\n".join(end.last_words.splitlines()[-12:])
     return find_meaning(text)
 
 
 def _blame(end: RankEnd) -> str:
-    if end.fault is None and end.code is not None and end.code < 0 and end.code != -6:
-        return "own"  # a signal from outside: what stood on its standard error before is beside the point
     meaning = _meaning(end)
     return meaning.blame if meaning else "own"
 
@@ -182,6 +182,14 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher tells every rank the same",
         )
     culprits = [by_rank[rank] for rank in missing if rank in by_rank]
+    if missing and not culprits:
+        return _Cause(
+            kind="hang",
+            culprits=(),
+            where=first.where,
+            message=f"rank {first.rank} waited in vain for {_ranks(missing)} of another node: {_first_line(first)}",
+            fix="look at the report of that node",
+        )
     if not culprits:
         quiet = [
             end for end in case.ranks if end not in waited and not (end.code == 0 and end.stopped_s is None)

@@ -30,30 +30,34 @@ def _meaning(blame: Blame, class_id: str | None, pattern: str, fix: str) -> Mean
 
 MEANINGS: tuple[Meaning, ...] = (
     # The ranks do not do the same thing.
-    _meaning("mismatch", "C8", r"Detected mismatch between collectives.*?OpType=(\w+).*?OpType=(?!\1)\w+",
+    _meaning("mismatch", "C8", r"Detected mismatch between collectives.{0,200}?OpType=(\w+)\b.{0,600}?OpType=(?!\1\b)\w+",
              "let all ranks make the same calls in the same order: look at the branches before this line"),
     _meaning("mismatch", "C5", r"Detected mismatch between collectives",
              "give the tensor the same shape on all ranks, or gather the lengths first and pad"),
     _meaning("mismatch", "C5", r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size",
              "all ranks must give the same shapes in the same order; TORCH_DISTRIBUTED_DEBUG=DETAIL names the pair"),
-    _meaning("own", "D12", r"DDP expects same model across all ranks.*inconsistent [1-9]\d{0,6} params|appears not to match (sizes|strides) of the same param",
+    _meaning("own", "D12", r"DDP expects same model across all ranks.{0,200}?inconsistent [1-9]\d{0,6} params|appears not to match (sizes|strides) of the same param",
              "build the same model on all ranks: same configuration, same order of layers, nothing that depends on the rank"),
-    # A rank that only lost another.
+    # A rank that only lost another. Python's own ConnectionResetError and BrokenPipeError are not among them: those
+    # come from servers and pipes of the script's own.
     _meaning("peer", None, r"successfully reached monitoredBarrier, but received errors while waiting", ""),
-    _meaning("peer", None, r"[Cc]onnection (was )?(closed|reset) by peer|Connection reset by peer|Broken pipe|Socket closed"
-             r"|recvBytes|sendBytes|failed to recv, got 0 bytes|Failed to recv|remote process exited|ncclRemoteError"
-             r"|Application timeout caused pair closure|[Pp]eer .* (closed|died)|inconsistent 0 params"
-             r"|Connection refused.*connectFullMesh|connectFullMesh failed", ""),
+    _meaning("peer", None, r"pair\.cc:\d+\].{0,200}?(by peer|Read error|Write error|Broken pipe)|Application timeout caused pair closure"
+             r"|connectFullMesh failed", ""),
+    _meaning("peer", None, r"(Dist(Network|Store|Backend)?Error|RuntimeError): .{0,300}?(Broken pipe|[Cc]onnection (was )?(closed|reset)"
+             r"|[Ff]ailed to recv|(recv|send)Bytes|[Ss]ocket closed)", ""),
+    _meaning("peer", None, r"remote process exited|ncclRemoteError", ""),
+    # A count of 0, or one that can't be: the peer's value never came.
+    _meaning("peer", None, r"DDP expects same model across all ranks.{0,200}?inconsistent (0|\d{8,}) params", ""),
     # A rank that waited in vain.
     _meaning("timeout", "R10", r"Ranks? (?P<missing>\d+(?:, ?\d+)*) failed to pass monitoredBarrier",
              "look at what the named ranks do instead of reaching this barrier"),
-    _meaning("timeout", None, r"wait timeout after \d+ms, keys: \S*?/(?P<missing>\d+)\s*$|wait timeout after \d+ms, keys: \S*?/(?P<missing2>\d+)\b",
+    _meaning("timeout", None, r"wait timeout after \d+ms, keys: \S*/(?P<missing>\d+)(?=\s|$)",
              "the named rank never came to init_process_group: look at its line, and at who changes RANK, WORLD_SIZE or MASTER_PORT"),
     _meaning("timeout", None, r"Timed out waiting \d+ms for (recv|send)|Timed out after \d+ seconds waiting for clients"
              r"|Watchdog caught collective operation timeout|Socket Timeout|Timeout waiting for key|RendezvousTimeout",
              "look at what the ranks that did not fail were doing; a longer timeout= helps only a rank that is slow"),
     # Rendezvous and initialisation.
-    _meaning("own", "I2", r"client socket has (timed out|failed).*while trying to connect to|The client socket has failed to connect",
+    _meaning("own", "I2", r"client socket has (timed out|failed).{0,200}?while trying to connect to|The client socket has failed to connect",
              "nobody listens at that address: don't set MASTER_ADDR or MASTER_PORT in the script, the launcher has set them"),
     _meaning("own", "I9", r"EADDRINUSE|[Aa]ddress already in use",
              "drop the fixed port from the script: the launcher chose a free one and put it into MASTER_PORT"),
@@ -100,9 +104,9 @@ MEANINGS: tuple[Meaning, ...] = (
              "leave device_ids out for a model on the CPU"),
     _meaning("own", "X2", r"sampler option is mutually exclusive with shuffle",
              "drop shuffle=True from the loader: DistributedSampler(shuffle=True) shuffles"),
-    _meaning("own", "K4", r"Error\(s\) in loading state_dict.*module\.",
+    _meaning("own", "K4", r"Error\(s\) in loading state_dict.{0,8000}?\bmodule\.",
              "save model.module.state_dict(), or take the prefix 'module.' off the keys"),
-    _meaning("own", "L13", r"Can't pickle .*lambda|finished its bootstrapping phase",
+    _meaning("own", "L13", r"Can't pickle .{0,200}?lambda|finished its bootstrapping phase",
              "give mp.spawn a function of the module's top level, and guard the start with `if __name__ == '__main__':`"),
     # The machine.
     _meaning("own", "X16", r"killed by signal: Bus error|unable to (open|write to|allocate) shared memory",
@@ -122,5 +126,5 @@ def find_missing(text: str) -> tuple[int, ...]:
     if meaning is None or meaning.blame != "timeout":
         return ()
     found = meaning.pattern.search(text)
-    named = (found.groupdict().get("missing") or found.groupdict().get("missing2")) if found else None
+    named = found.groupdict().get("missing") if found else None
     return tuple(int(rank) for rank in re.findall(r"\d+", named or ""))

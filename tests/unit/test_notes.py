@@ -1,0 +1,212 @@
+"""What a rank's recorder wrote, read in the parent: exceptions, ends and stacks of all Pythons."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.base.faults import parse_fault
+from rankwise.evidence import recorder
+from rankwise.evidence.notes import Frame, Stack, parse_notes, parse_stack, read_all, split_crash
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FRAMES = '  File "/home/u/model.py", line 5 in forward\n  File "/home/u/train.py", line 9 in <module>\n'
+_OTHER = '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n'
+_EXTENSIONS = "\nExtension modules: numpy.core._multiarray_umath, torch._C (total: 2)\n"
+_C_STACK = (
+    "\nCurrent thread's C stack trace (most recent call first):\n"
+    '  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x31 [0x5]\n  Binary file "libc.so.6", at +0x45330 [0x7]\n'
+)
+#: faulthandler's texts, by the Python that wrote them.
+TEXTS = {
+    "3.10 crash": f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f01 (most recent call first):\n{_FRAMES}",
+    "3.11 crash": f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f01 (most recent call first):\n{_FRAMES}{_EXTENSIONS}",
+    "3.11 abort with threads": f"Fatal Python error: Aborted\n\nThread 0x00007f02 (most recent call first):\n{_OTHER}\n"
+    f"Current thread 0x00007f01 (most recent call first):\n{_FRAMES}{_EXTENSIONS}",
+    "3.12 dump": f"Thread 0x00007f02 (most recent call first):\n{_OTHER}\nCurrent thread 0x00007f01 (most recent call first):\n{_FRAMES}",
+    "3.13 collecting": f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f01 (most recent call first):\n  Garbage-collecting\n{_FRAMES}",
+    "3.14 crash": "Fatal Python error: Segmentation fault\n\nThread 0x00007f02 [pt_autograd_0] (most recent call first):\n"
+    f"{_OTHER}\nCurrent thread 0x00007f01 [python] (most recent call first):\n{_FRAMES}{_C_STACK}{_EXTENSIONS}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_the_main_threads_stack_is_read(text: str) -> None:
+    """Of every Python's text the main thread's frames are taken, innermost first."""
+    stack = parse_stack(text)
+    assert stack == Stack(
+        frames=(
+            Frame(file="/home/u/model.py", line=5, function="forward"),
+            Frame(file="/home/u/train.py", line=9, function="<module>"),
+        )
+    )
+    assert stack is not None
+    assert stack.where == "/home/u/model.py:5"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "Current thread 0x01 (most recent call first):\n  <no Python frame>\n",
+        _EXTENSIONS,
+        _C_STACK,
+    ],
+)
+def test_no_frame_is_no_stack(text: str) -> None:
+    """A text without a frame is None, not an empty stack."""
+    assert parse_stack(text) is None
+
+
+def test_a_text_that_is_cut_short_is_read_as_far_as_it_goes() -> None:
+    """A dying process may not finish its text."""
+    for length in range(len(TEXTS["3.14 crash"])):
+        parse_stack(TEXTS["3.14 crash"][:length])
+    whole = TEXTS["3.10 crash"]
+    stack = parse_stack(whole[: whole.index("train.py")])
+    assert stack is not None
+    assert stack.where == "/home/u/model.py:5"
+
+
+def test_asked_and_crashed_stacks_are_kept_apart() -> None:
+    """What was asked for stands before what the crash wrote."""
+    asked, crash = split_crash(TEXTS["3.12 dump"] + TEXTS["3.11 crash"])
+    assert (asked, crash) == (TEXTS["3.12 dump"], TEXTS["3.11 crash"])
+    assert split_crash(TEXTS["3.12 dump"]) == (TEXTS["3.12 dump"], "")
+
+
+def test_the_users_line_is_found_below_the_libraries() -> None:
+    """The innermost line of the user's own code is the place; torch's function below it is the operation."""
+    torch = "/env/lib/python3.12/site-packages/torch/distributed/"
+    text = (
+        "Current thread 0x1 (most recent call first):\n"
+        f'  File "{torch}distributed_c10d.py", line 3000 in all_reduce\n'
+        f'  File "{torch}c10d_logger.py", line 81 in wrapper\n'
+        '  File "/home/u/train.py", line 9 in main\n  File "/home/u/train.py", line 12 in <module>\n'
+    )
+    stack = parse_stack(text)
+    assert stack is not None
+    assert (stack.where, stack.op) == ("/home/u/train.py:9", "all_reduce")
+
+
+def test_a_stack_of_libraries_only_has_a_place_too() -> None:
+    """Without a line of the user's the innermost line is the place."""
+    stack = parse_stack(f"Current thread 0x1 (most recent call first):\n{_OTHER}")
+    assert stack is not None
+    assert stack.where == "/usr/lib/python3.11/threading.py:324"
+
+
+_NOTE = {
+    "note": "exception",
+    "monotonic_s": 3.5,
+    "time_s": 1e9,
+    "message": "ValueError: x",
+    "traceback": "T",
+    "where": "a.py:1",
+}
+
+
+def test_notes_are_read() -> None:
+    """An exception comes back with its place and both its times; a finished script with its moment."""
+    fault, finished_s = parse_notes(json.dumps(_NOTE) + "\n")
+    assert fault is not None
+    assert (fault.message, fault.callstack, fault.where) == ("ValueError: x", "T", "a.py:1")
+    assert (fault.monotonic_s, fault.timestamp_s, finished_s) == (3.5, 1e9, None)
+    assert parse_notes('{"note": "finished", "monotonic_s": 2}\n') == (None, 2.0)
+    assert parse_notes("") == (None, None)
+
+
+@given(st.integers(0, 200))
+def test_a_note_cut_short_is_no_note(length: int) -> None:
+    """The rank died while it wrote: the line is dropped, the lines before it stand."""
+    line = json.dumps(_NOTE)
+    fault, finished_s = parse_notes(
+        '{"note": "finished", "monotonic_s": 2}\n' + line[: min(length, len(line) - 1)]
+    )
+    assert (fault, finished_s) == (None, 2.0)
+
+
+@pytest.mark.parametrize(
+    "line", ["5", "null", "[]", '"x"', "{}", '{"note": "new kind"}', '{"note": "exception"}', "\x00\xff"]
+)
+def test_strange_lines_are_skipped(line: str) -> None:
+    """A script may have written into the descriptor: that is no note."""
+    assert parse_notes(line + '\n{"note": "finished", "monotonic_s": 2}\n') == (None, 2.0)
+
+
+def test_a_memory_file_is_read_without_moving_it(tmp_path: Path) -> None:
+    """The rank goes on writing where it was."""
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(fd, "caf\u00e9 \n".encode() + b"\xff")
+        assert read_all(fd) == "caf\u00e9 \n\ufffd"
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 8
+    finally:
+        os.close(fd)
+
+
+_ARM = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("r", {path!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.arm(notes={notes!r}, stacks={stacks!r}, stack_signal=None, lifeline=None)
+{code}
+"""
+
+
+def _run_recorded(folder: Path, code: str) -> tuple[subprocess.CompletedProcess[str], str, str]:
+    notes, stacks = folder / "notes", folder / "stacks"
+    script = folder / "train.py"
+    script.write_text(_ARM.format(path=recorder.__file__, notes=str(notes), stacks=str(stacks), code=code))
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=30, check=False
+    )
+    return done, notes.read_text(), stacks.read_text()
+
+
+def test_the_recorders_notes_are_what_the_parent_reads(tmp_path: Path) -> None:
+    """An exception that nobody caught arrives whole, in the notes and in torchelastic's error file; stderr is untouched."""
+    done, notes, _ = _run_recorded(tmp_path, "def f():\n    raise ValueError('caf\u00e9')\nf()")
+    fault, finished_s = parse_notes(notes)
+    assert fault is not None
+    assert (fault.message, fault.where, finished_s) == (
+        "ValueError: caf\u00e9",
+        f"{tmp_path}/train.py:8",
+        None,
+    )
+    assert (done.returncode, done.stdout, fault.callstack) == (1, "", done.stderr)
+    written = parse_fault((tmp_path / "error.json").read_text())
+    assert written is not None
+    assert (written.message, written.callstack) == (fault.message, fault.callstack)
+
+
+@pytest.mark.parametrize("code", ["", "import sys; sys.exit(3)", "import atexit; atexit.register(print)"])
+def test_a_script_that_is_through_says_so(tmp_path: Path, code: str) -> None:
+    """The end of the script is noted, whatever its exit code, and no error file is written."""
+    _, notes, _ = _run_recorded(tmp_path, code)
+    fault, finished_s = parse_notes(notes)
+    assert fault is None
+    assert finished_s is not None
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
+    """A signal from native code leaves the place where it happened, and no note of an end."""
+    done, notes, stacks = _run_recorded(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    assert done.returncode == -11
+    stack = parse_stack(split_crash(stacks)[1])
+    assert stack is not None
+    assert stack.where == f"{tmp_path}/train.py:8"
+    assert parse_notes(notes) == (None, None)

@@ -1,0 +1,321 @@
+"""The pump between the ranks' standard error and the console, with real pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwise.launcher import output
+from rankwise.launcher.console import Console
+from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
+from rankwise.launcher.spec import Logs, Std
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class FakeConsole:
+    """Remembers what it was given, write by write."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self._came = threading.Condition()
+
+    def write(self, _fd: int, data: bytes) -> None:
+        """Take bytes."""
+        with self._came:
+            self.writes.append(data)
+            self._came.notify_all()
+
+    def wait_for(self, data: bytes) -> bool:
+        """Wait until ``data`` has been written."""
+        with self._came:
+            return self._came.wait_for(lambda: data in b"".join(self.writes), timeout=10)
+
+
+class Ranks:
+    """Some ranks' pipes and the pump behind them."""
+
+    def __init__(self, folder: Path, count: int, *, shown: bool = True) -> None:
+        self.console, self.ends, self.streams = FakeConsole(), [], []
+        self.pump = Pump(cast("Console", self.console))
+        for rank in range(count):
+            read, write = os.pipe()
+            (folder / str(rank)).mkdir(exist_ok=True)
+            streams = RankStreams(
+                local_rank=rank, folder=folder / str(rank), stdio=(0, 1, write), source=read, shown=shown
+            )
+            self.ends.append(write)
+            self.streams.append(streams)
+            self.pump.add(streams)
+
+    def say(self, rank: int, data: bytes) -> None:
+        """Write as a rank does."""
+        while data:
+            data = data[os.write(self.ends[rank], data) :]
+
+    def finish(self) -> bytes:
+        """End all ranks, and return what the console got."""
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
+        assert self.pump.finish(10) == []
+        return b"".join(self.console.writes)
+
+
+def test_one_ranks_half_lines_pass_at_once(tmp_path: Path) -> None:
+    """A prompt or a progress bar of the only rank is not held back."""
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    ranks.say(0, b"\r 10%")
+    assert ranks.console.wait_for(b"\r 10%")
+    assert ranks.finish() == b"\r 10%"
+
+
+def test_lines_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line waits for its end while others write."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 60)
+    ranks = Ranks(tmp_path, 2)
+    ranks.pump.start()
+    ranks.say(0, b"half ")
+    ranks.say(1, b"other\n")
+    assert ranks.console.wait_for(b"other\n")
+    ranks.say(0, b"whole\n")
+    assert ranks.console.wait_for(b"half whole\n")
+    assert ranks.finish() == b"other\nhalf whole\n"
+
+
+def test_half_a_line_comes_out_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that waits for its answer is shown though other ranks live."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 0.001)
+    ranks = Ranks(tmp_path, 2)
+    ranks.pump.start()
+    ranks.say(0, b"(Pdb) ")
+    assert ranks.console.wait_for(b"(Pdb) ")
+    ranks.finish()
+
+
+def test_half_a_line_comes_out_although_another_rank_never_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pdb prompt of one rank is shown while another prints without end."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 0.02)
+    ranks = Ranks(tmp_path, 2)
+    ranks.pump.start()
+    stop = threading.Event()
+
+    def chatter() -> None:
+        while not stop.is_set():
+            ranks.say(1, b"y\n" * 100)
+
+    thread = threading.Thread(target=chatter)
+    thread.start()
+    ranks.say(0, b"(Pdb) ")
+    with ranks.console._came:
+        seen = ranks.console._came.wait_for(
+            lambda: any(b"(Pdb) " in data for data in ranks.console.writes), timeout=0.5
+        )
+    stop.set()
+    thread.join()
+    ranks.finish()
+    assert seen
+
+
+def test_the_last_half_line_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank said without a newline before it died is shown."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 60)
+    ranks = Ranks(tmp_path, 2)
+    ranks.pump.start()
+    ranks.say(0, b"Killed")
+    assert ranks.finish() == b"Killed"
+
+
+def test_a_huge_line_passes_and_fills_no_memory(tmp_path: Path) -> None:
+    """A megabyte without a newline comes out whole; of it only the end is kept."""
+    ranks = Ranks(tmp_path, 2)
+    ranks.pump.start()
+    ranks.say(0, b"x" * (1 << 20))
+    shown = ranks.finish()
+    assert shown == b"x" * (1 << 20)
+    assert 1 << 16 <= len(ranks.pump.tail(0)) <= 2 << 16
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20)), max_size=20))
+def test_nothing_is_lost_or_reordered(
+    tmp_path_factory: pytest.TempPathFactory, said: list[tuple[int, bytes]]
+) -> None:
+    """Whatever ranks write, the log and the tail of each hold it in order, and the console gets every byte."""
+    ranks = Ranks(tmp_path_factory.mktemp("pump"), 3)
+    ranks.pump.start()
+    for rank, data in said:
+        ranks.say(rank, data)
+    shown = ranks.finish()
+    assert sorted(shown) == sorted(b"".join(data for _, data in said))
+    for rank in range(3):
+        own = b"".join(data for one, data in said if one == rank)
+        assert ranks.pump.tail(rank) == own
+        assert not own or ranks.streams[rank].log.read_bytes() == own
+
+
+def test_hidden_ranks_are_kept_but_not_shown(tmp_path: Path) -> None:
+    """--local-ranks-filter hides; the log and the tail stay."""
+    ranks = Ranks(tmp_path, 1, shown=False)
+    ranks.pump.start()
+    ranks.say(0, b"secret\n")
+    assert ranks.finish() == b""
+    assert ranks.pump.tail(0) == b"secret\n"
+    assert ranks.streams[0].log.read_bytes() == b"secret\n"
+
+
+def test_a_console_that_is_gone_stops_no_rank(tmp_path: Path) -> None:
+    """`rankwise run … 2>&1 | head`: the ranks go on writing, and their end is kept."""
+    ranks = Ranks(tmp_path, 1)
+    read, write = os.pipe()
+    os.close(read)
+    real = Console()
+    ranks.console.write = lambda _, data: real.write(write, data)  # type: ignore[method-assign]
+    ranks.pump.start()
+    ranks.say(0, b"z" * 500_000 + b"\nthe end\n")
+    ranks.finish()
+    os.close(write)
+    assert ranks.pump.tail(0).endswith(b"the end\n")
+
+
+def test_the_log_rolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much a rank prints, at most two files of the limit and a chunk stay, and the end is in them."""
+    monkeypatch.setattr(output, "_LOG_BYTES", 1000)
+    monkeypatch.setattr(output, "_CHUNK_BYTES", 100)
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    for number in range(1000):
+        ranks.say(0, b"line %05d\n" % number)
+    ranks.finish()
+    log = ranks.streams[0].log
+    old = log.with_suffix(".log.1")
+    assert sorted(log.parent.iterdir()) == [log, old]
+    kept = old.read_bytes() + log.read_bytes()
+    assert len(kept) <= 2 * 1100
+    assert (b"".join(b"line %05d\n" % number for number in range(1000))).endswith(kept)
+
+
+def test_a_silent_rank_leaves_no_log(tmp_path: Path) -> None:
+    """No empty file is named in a report."""
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    assert ranks.finish() == b""
+    assert not ranks.streams[0].log.exists()
+
+
+def test_streams_that_survivors_still_hold_are_returned(tmp_path: Path) -> None:
+    """An uploader left on purpose keeps its standard error: the pump hands the read end on, open."""
+    ranks = Ranks(tmp_path, 2)
+    ranks.pump.start()
+    ranks.say(0, b"still here\n")
+    os.close(ranks.ends[1])
+    assert ranks.pump.finish(10) == [ranks.streams[0].source]
+    assert ranks.console.wait_for(b"still here\n")
+    os.write(ranks.ends[0], b"more")
+    assert os.read(cast("int", ranks.streams[0].source), 10) == b"more"
+    os.close(ranks.ends[0])
+    os.close(cast("int", ranks.streams[0].source))
+
+
+def test_a_survivor_that_never_stops_writing_is_handed_on_too(tmp_path: Path) -> None:
+    """An uploader that prints without pause is one of the streams that somebody still writes to."""
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    stop = threading.Event()
+
+    def chatter() -> None:
+        while not stop.is_set():
+            os.write(ranks.ends[0], b"uploading\n")
+
+    thread = threading.Thread(target=chatter)
+    thread.start()
+    assert ranks.console.wait_for(b"uploading\n")
+    threading.Timer(2, stop.set).start()
+    left = ranks.pump.finish(0.15)
+    stop.set()
+    if left:  # nobody empties the pipe any more: the writer must not wait for ever
+        os.set_blocking(left[0], False)
+        while thread.is_alive():
+            with contextlib.suppress(BlockingIOError):
+                os.read(left[0], 1 << 16)
+    thread.join()
+    os.close(ranks.ends[0])
+    assert left == [ranks.streams[0].source]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[list[RankStreams]]:
+    """Streams that are closed after the test."""
+    streams: list[RankStreams] = []
+    yield streams
+    for one in streams:
+        for fd in [*one.to_close, *([one.source] if one.source is not None else [])]:
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "out_file", "err_file"),
+    [
+        (Std.NONE, Std.NONE, False, False),
+        (Std.OUT, Std.NONE, True, False),
+        (Std.ERR, Std.NONE, False, True),
+        (Std.ALL, Std.NONE, True, True),
+        (Std.NONE, Std.ALL, True, True),
+        (Std.OUT, Std.ERR, True, True),
+    ],
+)
+def test_where_a_ranks_streams_go(
+    tmp_path: Path, opened: list[RankStreams], redirects: Std, tee: Std, out_file: bool, err_file: bool
+) -> None:
+    """-r and -t send streams to files of torchrun's names; all else is inherited, or passes through the pump."""
+    streams = open_streams(Logs(redirects={None: redirects}, tee={0: tee}), 0, tmp_path)
+    opened.append(streams)
+    assert (tmp_path / "stdout.log").exists() == out_file
+    assert (tmp_path / "stderr.log").exists() == err_file
+    assert (streams.stdio[1] == 1) == (not out_file)
+    assert (streams.source is None) == err_file
+    assert streams.is_redirected == err_file
+
+
+def test_a_hidden_ranks_output_goes_nowhere(tmp_path: Path, opened: list[RankStreams]) -> None:
+    """--local-ranks-filter 1 sends rank 0's output to /dev/null, and rank 1's through."""
+    logs = Logs(shown_ranks=frozenset({1}))
+    opened += [open_streams(logs, 0, tmp_path), open_streams(logs, 1, tmp_path)]
+    assert str(Path(f"/proc/self/fd/{opened[0].stdio[1]}").readlink()) == os.devnull
+    assert (opened[0].shown, opened[1].shown, opened[1].stdio[1]) == (False, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"a\nb\n", "a\nb"),
+        (b"windows\r\nline\r\n", "windows\nline"),
+        (b"\r 10%\r 20%\r 30%\nend\n", " 30%\nend"),
+        (b"loss 0.5\rloss 0.4\r", "loss 0.4"),
+        (b"\n\n  caf\xc3\xa9 \xff\n\n", "  caf\u00e9 \ufffd"),
+        (b"", ""),
+    ],
+)
+def test_last_words_read_as_on_a_terminal(
+    tmp_path: Path, opened: list[RankStreams], raw: bytes, shown: str
+) -> None:
+    """Redrawn lines show what stands there in the end; from a pipe and from a file alike."""
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    ranks.say(0, raw)
+    ranks.finish()
+    assert read_last_words(ranks.streams[0], ranks.pump) == shown
+    (tmp_path / "stderr.log").write_bytes(raw)
+    streams = RankStreams(local_rank=5, folder=tmp_path, stdio=(0, 1, 2), is_redirected=True)
+    assert read_last_words(streams, ranks.pump) == shown
