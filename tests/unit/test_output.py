@@ -228,32 +228,6 @@ def test_streams_that_survivors_still_hold_are_returned(tmp_path: Path) -> None:
     os.close(cast("int", ranks.streams[0].source))
 
 
-def test_a_survivor_that_never_stops_writing_is_handed_on_too(tmp_path: Path) -> None:
-    """An uploader that prints without pause is one of the streams that somebody still writes to."""
-    ranks = Ranks(tmp_path, 1)
-    ranks.pump.start()
-    stop = threading.Event()
-
-    def chatter() -> None:
-        while not stop.is_set():
-            os.write(ranks.ends[0], b"uploading\n")
-
-    thread = threading.Thread(target=chatter)
-    thread.start()
-    assert ranks.console.wait_for(b"uploading\n")
-    threading.Timer(2, stop.set).start()
-    left = ranks.pump.finish(0.15)
-    stop.set()
-    if left:  # nobody empties the pipe any more: the writer must not wait for ever
-        os.set_blocking(left[0], False)
-        while thread.is_alive():
-            with contextlib.suppress(BlockingIOError):
-                os.read(left[0], 1 << 16)
-    thread.join()
-    os.close(ranks.ends[0])
-    assert left == [ranks.streams[0].source]
-
-
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[list[RankStreams]]:
     """Streams that are closed after the test."""

@@ -103,7 +103,9 @@ def _run_attempts(job: Job) -> int:
         if outcome.regroup:
             job.console.say("rankwise: another node joins, all ranks start again")
             continue
-        failures.append(Failure(message=verdict.message, where=verdict.where, lasted_s=outcome.lasted_s))
+        # Which of several ranks came first is chance: the error itself is compared, not who raised it.
+        told = verdict.message.partition(": ")[2] or verdict.message
+        failures.append(Failure(message=told, where=verdict.where, lasted_s=outcome.lasted_s))
         decision = decide(failures, job.spec.max_restarts)
         if outcome.case.interrupted is not None or outcome.case.keeper_lost:
             decision = GiveUp()
