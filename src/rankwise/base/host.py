@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from rankwise.base.environ import get
@@ -71,10 +72,13 @@ def count_gpus() -> int:
     visible = get("CUDA_VISIBLE_DEVICES", "all")
     if visible == "all":
         return present
-    named = [name.strip() for name in visible.split(",")]
-    # CUDA stops reading at the first empty or negative entry.
-    stop = next((i for i, name in enumerate(named) if not name or name.startswith("-")), len(named))
-    return min(present, stop) if named[0].isdigit() else stop
+    counted = 0
+    for name in (name.strip() for name in visible.split(",")):
+        # CUDA stops reading at the first entry that names no device.
+        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < present)):
+            break
+        counted += 1
+    return counted
 
 
 def is_loopback(host: str) -> bool:
@@ -94,14 +98,19 @@ def find_port_holder(port: int) -> str:
     if not inodes:
         return ""
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = [str(fd.readlink()) for fd in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        if inodes.intersection(links):
+        if inodes.intersection(_list_open(process)):
             command = _read(process / "cmdline").replace("\0", " ").strip()
             return f"pid {process.name} ({command[:80]})"
     return "a process of another user"
+
+
+def _list_open(process: Path) -> list[str]:
+    links = []
+    with suppress(OSError):  # gone, or another user's
+        for fd in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                links.append(str(fd.readlink()))
+    return links
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
+from rankwise.base.faults import read_fault
 from rankwise.base.files import read_tail
 from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, make_memory_file
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
-from rankwise.evidence.notes import Stack, parse_notes, parse_stack, read_all, split_crash
+from rankwise.evidence.notes import Stack, parse_notes, parse_stack, parse_traceback, read_all, split_crash
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
 from rankwise.launcher.processes import cpu_ticks
@@ -26,6 +27,7 @@ from rankwise.verdict.exits import is_abort_at_exit
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankwise.base.faults import FaultRecord
     from rankwise.launcher.job import Job
     from rankwise.launcher.rendezvous.assignment import Assignment
 
@@ -344,6 +346,8 @@ class Attempt:
 
     def _to_end(self, rank: _Rank) -> RankEnd:
         fault, finished_s = parse_notes(read_all(rank.notes_fd))
+        if fault is None and rank.code:
+            fault = self._read_error_file(rank)
         last_words = rank.refusal or read_last_words(rank.streams, self._pump)
         # A script that switched faulthandler on itself has its stack on standard error.
         crashes = (split_crash(text)[1] for text in (read_all(rank.stacks_fd), last_words))
@@ -363,6 +367,13 @@ class Attempt:
             last_words=last_words,
             log=str(log) if log.exists() else None,
         )
+
+    @staticmethod
+    def _read_error_file(rank: _Rank) -> FaultRecord | None:
+        """Return what the script's own ``@record``, or another writer of error files, has left."""
+        fault = read_fault(rank.streams.folder / "error.json")
+        stack = parse_traceback(fault.callstack) if fault else None
+        return replace(fault, where=stack.where) if fault and stack else fault
 
     def _to_case(self) -> Case:
         try:

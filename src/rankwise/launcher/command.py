@@ -43,6 +43,13 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> LaunchSp
 
 def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     nodes = _parse_nnodes(args.nnodes)
+    if args.standalone and nodes[0] > 1:
+        raise UsageError(
+            f"--standalone means one node, and --nnodes {args.nnodes} asks for {nodes[0]} or more",
+            hint="drop --standalone and give --master-addr or --rdzv-endpoint, or drop --nnodes",
+        )
+    if args.standalone:
+        nodes = (1, 1)
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more is meant")
     if args.logs_specs is not None:
@@ -95,11 +102,6 @@ def _how_to_run(args: argparse.Namespace) -> str:
 
 def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str | None, int | None]:
     """Return where the nodes meet, and the address and port that the ranks are told, if they are fixed."""
-    if args.standalone and max_nodes > 1:
-        raise UsageError(
-            f"--standalone means one node, and --nnodes {args.nnodes} asks for up to {max_nodes}",
-            hint="drop --standalone and give --master-addr or --rdzv-endpoint, or drop --nnodes",
-        )
     conf = tuple(_parse_conf(args.rdzv_conf).items())
     if args.standalone:
         return Meeting(local_addr=args.local_addr, run_id=""), None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,11 +65,10 @@ class Pump:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._tails: dict[int, deque[bytes]] = {}
-        self._held: dict[int, bytes] = {}
+        self._held: dict[int, tuple[float, bytes]] = {}
         self._logs: dict[int, _RollingLog] = {}
         self._open: dict[int, RankStreams] = {}
-        self._idle = threading.Event()
-        self._stopping = False
+        self._stop_by: float | None = None
         self._thread = threading.Thread(target=self._run, name="rankwise-pump", daemon=True)
 
     def add(self, streams: RankStreams) -> None:
@@ -101,7 +101,7 @@ class Pump:
             Read ends that somebody still writes to: processes that the script left running.
         """
         if self._thread.is_alive():
-            self._stopping = True
+            self._stop_by = time.monotonic() + timeout_s / 2
             os.write(self._wake_write, b"!")
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -115,15 +115,18 @@ class Pump:
 
     def _run(self) -> None:
         while self._open:
-            ready = self._selector.select(_HALF_LINE_S if any(self._held.values()) else None)
+            ready = self._selector.select(_HALF_LINE_S if self._held else None)
             sources = [key.fd for key, _ in ready if key.fd != self._wake_read]
-            if not sources:
-                for streams in self._open.values():
-                    self._show(streams, self._held.pop(streams.local_rank, b""))
-                if self._stopping:
-                    return
             for source in sources:
                 self._move(source)
+            # What a process left on purpose goes on printing is not ours to wait for.
+            stopping = self._stop_by is not None and (not sources or time.monotonic() > self._stop_by)
+            for streams in self._open.values():
+                since, _ = self._held.get(streams.local_rank, (0.0, b""))
+                if stopping or time.monotonic() - since > _HALF_LINE_S:
+                    self._show_held(streams)
+            if stopping:
+                return
 
     def _move(self, source: int) -> None:
         streams = self._open[source]
@@ -133,19 +136,20 @@ class Pump:
             data = b""  # a terminal whose last user is gone
         rank = streams.local_rank
         if not data:
-            self._show(streams, self._held.pop(rank, b""))
+            self._show_held(streams)
             self._selector.unregister(source)
             del self._open[source]
             os.close(source)
             return
         self._keep(rank, data)
-        whole, newline, rest = (self._held.pop(rank, b"") + data).rpartition(b"\n")
+        _, held = self._held.pop(rank, (0.0, b""))
+        whole, newline, rest = (held + data).rpartition(b"\n")
         # With one rank nobody can come in between: half lines pass at once.
         if len(self._tails) == 1 or len(rest) > _CHUNK_BYTES:
             whole, newline, rest = whole + newline + rest, b"", b""
         self._show(streams, whole + newline)
         if rest:
-            self._held[rank] = rest
+            self._held[rank] = (time.monotonic(), rest)
 
     def _keep(self, rank: int, data: bytes) -> None:
         self._logs[rank].write(data)
@@ -154,6 +158,10 @@ class Pump:
         size = sum(map(len, tail))
         while size - len(tail[0]) >= _TAIL_BYTES:
             size -= len(tail.popleft())
+
+    def _show_held(self, streams: RankStreams) -> None:
+        _, held = self._held.pop(streams.local_rank, (0.0, b""))
+        self._show(streams, held)
 
     def _show(self, streams: RankStreams, data: bytes) -> None:
         if data and streams.shown:
@@ -232,7 +240,7 @@ def read_last_words(streams: RankStreams, pump: Pump) -> str:
     """Return the end of a rank's standard error as text, as a terminal would show it."""
     raw = read_tail(streams.log, _TAIL_BYTES) if streams.is_redirected else pump.tail(streams.local_rank)
     lines = raw.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
-    return "\n".join(line.rpartition("\r")[2].rstrip() for line in lines).strip("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines).strip("\n")
 
 
 def relay_in_background(sources: list[int]) -> None:

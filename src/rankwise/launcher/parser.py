@@ -24,6 +24,14 @@ _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 class _Parser(argparse.ArgumentParser):
     """argparse that raises our error instead of ending the process, and guesses what was meant."""
 
+    def _get_option_tuples(self, option_string: str) -> list[tuple[argparse.Action, str, str | None]]:
+        """Leave our own flags out of what may be abbreviated.
+
+        argparse tries abbreviations on every word, also on those behind the script: a script's ``--re`` must
+        not become ambiguous because we have a ``--report``.
+        """
+        return [found for found in super()._get_option_tuples(option_string) if found[1] not in OWN_FLAGS]
+
     def error(self, message: str) -> NoReturn:
         known = [flag for action in self._actions for flag in action.option_strings]
         hint = "see `rankwise run --help`"

@@ -6,6 +6,7 @@ import os
 import string
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
@@ -82,7 +83,7 @@ class Tee:
                 self._stop.wait(_LOOK_EVERY_S)
         for file in self._files:
             if file.half:
-                self._show(file, [file.half])
+                self._show(file, [file.half.rstrip(b"\r").rpartition(b"\r")[2]])
             if file.fd is not None:
                 os.close(file.fd)
 
@@ -117,7 +118,7 @@ class Tee:
         if file.copy_to is not None:
             chosen = [line for line in lines if any(word in line for word in file.filters)]
             if chosen:
-                with file.copy_to.open("ab") as copy:
+                with suppress(OSError), file.copy_to.open("ab") as copy:
                     copy.write(b"".join(file.prefix + line + b"\n" for line in chosen))
 
 

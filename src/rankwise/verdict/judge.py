@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.case import Casualty, Verdict, Waiting
-from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal
+from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal, strip_escapes
 from rankwise.verdict.meanings import Meaning, find_meaning, find_missing
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _first_line(end: RankEnd) -> str:
 
 def _trim(text: str) -> str:
     """Leave out what tells the reader nothing: torch's prefix, paths of the machine that built it, advice."""
-    text = re.sub(r"^\[rank\d+\]: ", "", text)
+    text = re.sub(r"^\[rank\d+\]: ", "", strip_escapes(text))
     text = re.sub(r"\[/\S*/([\w.]+:\d+)\]", r"[\1]", text)
     return text.partition(" This is typically caused by")[0][:300]
 

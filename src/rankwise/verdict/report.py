@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.exits import strip_escapes
+
 if TYPE_CHECKING:
-    from rankwise.verdict.case import Casualty, Verdict
+    from rankwise.verdict.case import Casualty, Verdict, Waiting
 
 _TAIL_LINES = 12
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
@@ -22,7 +23,7 @@ def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
     lines = [paint("bold red", f"rankwise: {head}")]
 
     def row(label: str, text: str, style: str = "") -> None:
-        if text:
+        if text := strip_escapes(text):
             lines.append(f"  {label:<9}{paint(style, text) if style else text}")
 
     row("first", verdict.message, "bold")
@@ -33,9 +34,8 @@ def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
     lines += _quote(_shorten(verdict.traceback))
     lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
     row("others", _join_casualties(verdict.casualties))
-    for waiting in verdict.waiting:
-        op = f"in {waiting.op} " if waiting.op else ""
-        row("", f"rank {waiting.rank} was {op}at {waiting.where}", "dim")
+    for text in _join_waiting(verdict.waiting):
+        row("", text, "dim")
     row("log", ", ".join(path for rank, path in sorted(verdict.logs.items()) if rank in verdict.culprits))
     lines += [f"  {note}" for note in verdict.notes]
     return "\n".join(lines)
@@ -53,7 +53,7 @@ def _tail_beside(verdict: Verdict) -> str:
     """Return the last lines, without what the traceback says anyway."""
     told = {line.strip() for line in verdict.traceback.splitlines()}
     # torch puts "[rank3]: " before each line of a traceback.
-    clean = [_RANK_PREFIX.sub("", _ESCAPES.sub("", line)) for line in verdict.last_words.splitlines()]
+    clean = [_RANK_PREFIX.sub("", strip_escapes(line)) for line in verdict.last_words.splitlines()]
     lines = [
         line for line in clean if line.strip() and line.strip() not in told and set(line.strip()) - set("~^")
     ]
@@ -64,7 +64,23 @@ def _quote(text: str, title: str = "") -> list[str]:
     if not text:
         return []
     head = [f"  {title}:"] if title else []
-    return [*head, *(f"    | {line}" for line in text.splitlines())]
+    return [*head, *(f"    | {line}" for line in strip_escapes(text).splitlines())]
+
+
+def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
+    groups: dict[tuple[str | None, str | None], list[int]] = {}
+    for one in waiting:
+        groups.setdefault((one.op, one.where), []).append(one.rank)
+    lines = []
+    for (op, where), ranks in groups.items():
+        doing = f"in {op} " if op else ""
+        lines.append(f"{_name(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
+    return lines
+
+
+def _name(ranks: list[int]) -> str:
+    named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 def _join_casualties(casualties: tuple[Casualty, ...]) -> str:
@@ -73,10 +89,8 @@ def _join_casualties(casualties: tuple[Casualty, ...]) -> str:
         groups.setdefault((casualty.fate, casualty.detail[:120]), []).append(casualty.rank)
     texts = []
     for (fate, detail), ranks in groups.items():
-        named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-        many = len(ranks) > 1
-        told = fate.replace("its peer", "their peer") if many else fate
-        texts.append(f"rank{'s' * many} {named} {told}" + (f" ({detail})" if detail else ""))
+        told = fate.replace("its peer", "their peer") if len(ranks) > 1 else fate
+        texts.append(f"{_name(ranks)} {told}" + (f" ({detail})" if detail else ""))
     return "; ".join(texts)
 
 
