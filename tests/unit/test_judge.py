@@ -403,3 +403,13 @@ def test_any_end_has_a_verdict(ranks: tuple[RankEnd, ...], facts: dict[str, Any]
     assert sorted([*verdict.culprits, *_fates(verdict)]) == [end.rank for end in ranks]
     assert 0 < verdict.exit_code < 256
     assert verdict.message
+
+
+def test_a_file_of_an_earlier_run_is_named() -> None:
+    """I13: ranks that meet by a file and find nobody behind its addresses point to the file, not to each other."""
+    text = "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: Connection refused"
+    line = '  File "train.py", line 6, in <module>\n    dist.init_process_group("gloo", init_method=f"file://{path}")\n'
+    fault = FaultRecord(message=text, callstack=line, monotonic_s=1.0, where="train.py:6")
+    verdict = _judge(_end(0, 1, at=1.2, fault=fault), _stopped(1))
+    assert (verdict.class_id, verdict.where) == ("I13", "train.py:6")
+    assert "an earlier run" in verdict.message

@@ -237,6 +237,19 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
         )
     if felt is None:
         return _Cause(kind="failure", culprits=(), message="the job ended without a rank that failed first")
+    if (
+        felt.fault is not None
+        and "connectFullMesh" in felt.fault.message
+        and "file://" in felt.fault.callstack
+    ):
+        return _Cause(
+            kind="failure",
+            culprits=(felt,),
+            class_id="I13",
+            where=place,
+            message=f"rank {felt.rank} found addresses of an earlier run in the file of init_method: {_first_line(felt)}",
+            fix="a new file for each run, removed before it; under a launcher init_method is best left out",
+        )
     elsewhere = "; the first cause is on another node" if case.num_nodes > 1 else ""
     return _Cause(
         kind="failure",
