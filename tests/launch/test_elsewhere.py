@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 import venv
 from pathlib import Path
@@ -193,3 +194,64 @@ def test_a_run_from_a_folder_that_is_gone(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_stream_is_no_trouble(closed: str, tmp_path: Path) -> None:
+    """With a standard stream closed the ranks run as with /dev/null there; no file of ours takes its number."""
+    write_script(tmp_path, "import os, sys\nprint('out')\nopen('done', 'w').close()\n")
+    command = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "rankwise.run", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, (tmp_path / "done").exists()) == (0, True), done.stderr
+
+
+def test_few_open_files_are_enough(tmp_path: Path) -> None:
+    """Under a low soft limit many ranks start, and each keeps that limit; a low hard limit is an error in a line."""
+    script = write_script(tmp_path, "#!/bin/sh\nulimit -Sn\n", "train.sh")
+    script.chmod(0o755)
+
+    def run(limit: str) -> tuple[int, str, str]:
+        command = f'{limit} 24; exec "$@"'
+        args = ["--nproc-per-node", "8", "--no-python", "./train.sh"]
+        launcher = ("/bin/sh", "-c", command, "sh", sys.executable, "-m", "rankwise.run")
+        result = run_rankwise(args, tmp_path, launcher=launcher)
+        return result.code, result.out, result.err
+
+    assert run("ulimit -Sn") == (0, "24\n" * 8, "")
+    code, _, error = run("ulimit -n")
+    assert code == 1
+    assert "too many open files for 8 ranks" in error
+    assert "Traceback" not in error
+
+
+def test_an_interrupted_job_says_where_each_rank_was(tmp_path: Path) -> None:
+    """Whoever presses Ctrl-C because nothing moves reads at which line each rank stood."""
+    script = write_script(
+        tmp_path,
+        """
+        import os, time
+        open(os.environ["RANK"], "w").close()
+        if os.environ["RANK"] == "0":
+            time.sleep(60)
+        time.sleep(61)
+        """,
+    )
+    running = Running(
+        [
+            sys.executable,
+            "-m",
+            "rankwise.run",
+            "--nproc-per-node",
+            "2",
+            "--report",
+            "report.json",
+            "train.py",
+        ],
+        tmp_path,
+    )
+    wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists(), what="two ranks")
+    time.sleep(0.2)  # from the file to the line below it
+    running.send(signal.SIGINT)
+    assert running.finish().code == 130
+    waiting = read_report(tmp_path / "report.json")["waiting"]
+    assert [(one["rank"], one["where"]) for one in waiting] == [(0, f"{script}:4"), (1, f"{script}:5")]

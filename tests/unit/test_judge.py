@@ -413,3 +413,10 @@ def test_a_file_of_an_earlier_run_is_named() -> None:
     verdict = _judge(_end(0, 1, at=1.2, fault=fault), _stopped(1))
     assert (verdict.class_id, verdict.where) == ("I13", "train.py:6")
     assert "an earlier run" in verdict.message
+
+
+def test_an_interrupt_does_not_hide_what_came_before() -> None:
+    """Ctrl-C while a failure is being cleared up ends the job by that signal, and the failure is still told."""
+    verdict = _judge(_raised(0, "ValueError: boom", at=1.0), _stopped(1), interrupted=2)
+    assert (verdict.stopped_by, verdict.exit_code, verdict.culprits) == ("SIGINT", 130, ())
+    assert verdict.notes == ("before that: rank 0: ValueError: boom",)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 IS_LINUX = sys.platform.startswith("linux")
@@ -41,6 +42,37 @@ def die_with_parent() -> None:
 def adopt_orphans() -> bool:
     """Become the parent of all descendants that lose theirs; False where the system can't do it."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null where standard input, output or error is closed (``<&-``).
+
+    Else the next file that is opened, whatever it is, takes that number, and ranks would print into it.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as the hard limit allows: a job of many ranks takes several for each."""
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def pick_high_descriptors(count: int) -> tuple[int, ...]:
+    """Return descriptor numbers above those that a script's own files get, within this process's limit."""
+    limit = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 256
+    first = min(100, max(3, limit - 2 * count))
+    return tuple(range(first, first + count))
 
 
 def make_memory_file(name: str) -> int:

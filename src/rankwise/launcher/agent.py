@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
-from rankwise.base.osdoor import IS_LINUX
-from rankwise.launcher.attempt import Attempt
+from rankwise.base.osdoor import IS_LINUX, fill_standard_streams, raise_file_limit
+from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
 from rankwise.launcher.job import Job, drop_folder, make_folder
@@ -26,7 +27,7 @@ from rankwise.verdict.judge import judge
 if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
-    from rankwise.launcher.rendezvous.assignment import Rendezvous
+    from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
 
@@ -44,8 +45,10 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     Raises:
         RankwiseError: The job could not be started.
     """
+    fill_standard_streams()
     signals, clock = Signals(spec.signals), SYSTEM_CLOCK
     workers = _open_workers(signals, clock)
+    raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
     helper: Helper | None = None
     try:
         interpreter = find_interpreter(needs_torch=spec.program.how != "program")
@@ -90,7 +93,7 @@ def _run_attempts(job: Job) -> int:
             if not index:
                 drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
             raise
-        outcome = Attempt(job, part, index=index, restarts=len(failures)).run()
+        outcome = _run_attempt(job, part, index=index, restarts=len(failures))
         verdict = judge(outcome.case)
         if verdict.kind == "ok" and not outcome.regroup:
             job.rendezvous.finish()
@@ -116,6 +119,16 @@ def _run_attempts(job: Job) -> int:
         again = f"restart {len(failures)} of {job.spec.max_restarts}"
         publish(job, verdict, attempt=index, reason=again, is_final=False)
     raise AssertionError("the attempts of a job never run out by themselves")
+
+
+def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int) -> Outcome:
+    try:
+        return Attempt(job, part, index=index, restarts=restarts).run()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        hint = "allow more open files: ulimit -n 4096"
+        raise LaunchError(f"too many open files for {job.num_ranks} ranks on this node", hint=hint) from error
 
 
 def _ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:

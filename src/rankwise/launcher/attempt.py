@@ -15,9 +15,9 @@ from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import Stack, parse_notes, parse_stack, parse_traceback, read_all, split_crash
 from rankwise.evidence.snapshot import take_stacks
+from rankwise.launcher.left_behind import LeftBehindWatch
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
-from rankwise.launcher.processes import cpu_ticks
-from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.rank_command import NOTES_FD, build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
 from rankwise.launcher.workers import STORE_TAG, Change, Command, Ended, KeeperLost, NotStarted, Started
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
 
 _SNAPSHOT_S = 0.2
+#: How long ranks may wait, idle, for one that has left: `--hang-timeout` says otherwise.
+_LEFT_BEHIND_S = 60.0
 #: A rank that has raised is given this long to end by itself, so that its exit code is its own.
 _LAST_BREATH_S = 2.0
 #: The last words of a rank that has ended reach us within this.
@@ -55,7 +57,6 @@ class _Rank:
     stopped_s: float | None = None
     stack: Stack | None = None
     refusal: str = ""
-    ticks: int = -1
 
     @property
     def is_alive(self) -> bool:
@@ -105,7 +106,7 @@ class Attempt:
         self._interrupted: int | None = None
         self._store_code: int | None = None
         self._keeper_lost = self._left_behind = self._regroup = self._hurry = False
-        self._idle_since: float | None = None
+        self._left_behind_watch = LeftBehindWatch(job.spec.hang_timeout_s or _LEFT_BEHIND_S, job.clock)
 
     # ------------------------------------------------------------------ start
 
@@ -173,7 +174,7 @@ class Attempt:
             return
         nowhere = os.open(os.devnull, os.O_RDWR)
         log = os.open(self._folder / "store.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        number = 100 if IS_LINUX else listener.fileno()
+        number = NOTES_FD if IS_LINUX else listener.fileno()
         command = Command(
             argv=(self._job.python, "-u", str(STORE_PROCESS), str(number), str(part.master_port)),
             env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
@@ -197,7 +198,7 @@ class Attempt:
                 self._left_behind = True
         clean = not self._is_over()
         if not clean:
-            if self._interrupted is None and not self._regroup:
+            if not self._regroup and not self._keeper_lost:
                 self._take_evidence()
             self._stop(self._interrupted or signal.SIGTERM)
             self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
@@ -281,26 +282,14 @@ class Attempt:
         return [rank for rank in self._ranks if rank.is_alive]
 
     def _is_left_behind(self) -> bool:
-        """Whether some ranks are through and all others have been idle since, in a collective, for too long.
-
-        Idle means that no thread has used the CPU. Only then are they asked for their stacks: a signal can
-        cut a sleeping system call short.
-        """
+        """Whether some ranks are through and all others wait for them in vain."""
         living = self._living()
-        if not self._job.spec.watch or not living or len(living) == len(self._ranks):
+        # Ranks of other nodes may still be at work, and we don't see them.
+        if not self._job.spec.watch or self._part.num_nodes > 1 or len(living) == len(self._ranks):
             return False
-        now, ticks = self._clock.monotonic(), [cpu_ticks(rank.pid) for rank in living]
-        moved = [rank for rank, at in zip(living, ticks, strict=True) if at < 0 or at - rank.ticks > 2]
-        if moved or self._idle_since is None:
-            for rank, at in zip(living, ticks, strict=True):
-                rank.ticks = at
-            self._idle_since = now
-            return False
-        if now - self._idle_since < (self._job.spec.hang_timeout_s or 60.0):
-            return False
-        self._idle_since = None
-        stacks = take_stacks({rank.rank: (rank.pid, rank.stacks_fd) for rank in living}, self._clock)
-        return len(stacks) == len(living) and all(stack.op for stack in stacks.values())
+        return self._left_behind_watch.are_left_behind(
+            {rank.rank: (rank.pid, rank.stacks_fd) for rank in living}
+        )
 
     # -------------------------------------------------------------------- end
 

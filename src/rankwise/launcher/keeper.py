@@ -119,8 +119,6 @@ class Keeper:
             else:
                 env[name] = value
         me = os.getpid()
-        for wanted, fd in zip(order.fds, fds[3:], strict=True):
-            os.dup2(fd, wanted, inheritable=False)
 
         def become_rank() -> None:
             for name, handler in self._dispositions.items():
@@ -130,7 +128,10 @@ class Keeper:
             if os.getppid() != me:
                 os._exit(1)  # the keeper died in between: nobody would ever end us
 
+        moved = []
         try:
+            for wanted, fd in zip(order.fds, fds[3:], strict=True):
+                moved.append(os.dup2(fd, wanted, inheritable=False))
             process = subprocess.Popen(
                 order.argv, env=env, stdin=fds[0], stdout=fds[1], stderr=fds[2],
                 start_new_session=True, close_fds=True, pass_fds=order.fds, preexec_fn=become_rank,  # noqa: PLW1509 - one thread
@@ -139,8 +140,8 @@ class Keeper:
             self._say({"failed": order.tag, "error": f"{error.strerror}: {error.filename or order.argv[0]}"})
             return
         finally:
-            for wanted in order.fds:
-                os.close(wanted)
+            for fd in moved:
+                os.close(fd)
         self._tags[process.pid] = order.tag
         process.returncode = 0  # reaped below, together with adopted orphans; Popen must not try
         self._say({"started": order.tag, "pid": process.pid})

@@ -8,7 +8,7 @@ import string
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import RankEnv, environ
-from rankwise.base.osdoor import IS_LINUX, STACK_SIGNAL
+from rankwise.base.osdoor import IS_LINUX, STACK_SIGNAL, pick_high_descriptors
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.spec import LaunchSpec, Program
 
 # High, so that the script's own descriptors get the numbers that they have under torchrun.
-NOTES_FD, STACKS_FD = 100, 101
+NOTES_FD, STACKS_FD = pick_high_descriptors(2)
 _RUN_PATH = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 

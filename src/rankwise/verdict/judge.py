@@ -35,11 +35,12 @@ def judge(case: Case) -> Verdict:
     """Return the verdict on an attempt that has ended."""
     case = replace(case, ranks=tuple(_forgive_abort(end) for end in case.ranks))
     forgiven = [end.rank for end in case.ranks if end.code == 0 and is_abort_at_exit(replace(end, code=-6))]
-    notes = (
+    notes: tuple[str, ...] = (
         (f"torch aborted {_ranks(forgiven)} at exit, after the script was through: counted as success",)
         if forgiven
         else ()
     )
+    notes += _tell_what_came_before(case)
     exits = {end.rank: end.code for end in case.ranks}
     logs = {end.rank: end.log for end in case.ranks if end.log}
     outside = (
@@ -68,6 +69,13 @@ def judge(case: Case) -> Verdict:
         notes=notes,
         stopped_by=None if case.interrupted is None else name_signal(case.interrupted),
     )
+
+
+def _tell_what_came_before(case: Case) -> tuple[str, ...]:
+    """Return the failure that was being dealt with when the user ended the job, if there was one."""
+    if case.interrupted is None or not any(_left_in_error(end) for end in case.ranks):
+        return ()
+    return (f"before that: {_find_cause(replace(case, interrupted=None)).message}",)
 
 
 def _forgive_abort(end: RankEnd) -> RankEnd:
@@ -272,7 +280,8 @@ def _find_waiting(case: Case, blamed: set[int]) -> tuple[Waiting, ...]:
 
 def _waiting_stack(end: RankEnd) -> Stack | None:
     """Return where a rank stood when the first one left: its stack, or where it noticed."""
-    if end.fault is None:
+    if end.fault is None or end.left_s is None:
+        # What it raised after we had told it to stop says nothing of what it did before.
         # A rank that was through was on its way out and waited for nobody.
         return end.stack if end.finished_s is None else None
     return parse_traceback(end.fault.callstack) if _blame(end) in {"peer", "timeout"} else None
