@@ -31,7 +31,8 @@ def name_signal(number: int) -> str:
 def explain_exit(code: int, case: Case, end: RankEnd) -> str:
     """Say in a clause what an end means."""
     if code >= 0:
-        return _explain_code(code, end)
+        killed = f"; meanwhile the kernel killed {case.oom_kills} of this job's processes for lack of memory"
+        return _explain_code(code, end) + (killed if case.oom_kills else "")
     name = name_signal(-code)
     reasons = {
         "SIGKILL": _explain_kill(case),

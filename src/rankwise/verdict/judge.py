@@ -339,7 +339,7 @@ def _first_line(end: RankEnd) -> str:
 def _trim(text: str) -> str:
     """Leave out what tells the reader nothing: torch's prefix, paths of the machine that built it, advice."""
     text = re.sub(r"^\[rank\d+\]: ", "", strip_escapes(text))
-    text = re.sub(r"\[/\S*/([\w.]+:\d+)\]", r"[\1]", text)
+    text = re.sub(r"/\S*/([\w.]+\.(?:cc|cpp|cu|h|hpp):\d+)", r"\1", text).removeprefix("what():").strip()
     return text.partition(" This is typically caused by")[0][:300]
 
 

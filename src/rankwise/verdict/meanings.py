@@ -35,7 +35,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("mismatch", "C5", r"Detected mismatch between collectives",
              "give the tensor the same shape on all ranks, or gather the lengths first and pad"),
     _meaning("mismatch", "C5", r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size",
-             "all ranks must give the same shapes in the same order; TORCH_DISTRIBUTED_DEBUG=DETAIL names the pair"),
+             "all ranks must give the same shapes in the same order: compare the tensors at this line on every rank"),
     _meaning("own", "D12", r"DDP expects same model across all ranks.{0,200}?inconsistent [1-9]\d{0,6} params|appears not to match (sizes|strides) of the same param",
              "build the same model on all ranks: same configuration, same order of layers, nothing that depends on the rank"),
     # A rank that only lost another. Python's own ConnectionResetError and BrokenPipeError are not among them: those
@@ -111,6 +111,8 @@ MEANINGS: tuple[Meaning, ...] = (
     # The machine.
     _meaning("own", "X16", r"killed by signal: Bus error|unable to (open|write to|allocate) shared memory",
              "enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader workers"),
+    _meaning("own", "R3", r"DataLoader worker \(pid.{0,40}?is killed by signal: Killed",
+             "a loader worker was killed, mostly for lack of memory: fewer workers, smaller batches, or a larger limit"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "a smaller batch, gradient accumulation, or activation checkpointing"),
 )  # fmt: skip
 

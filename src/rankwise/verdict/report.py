@@ -36,7 +36,10 @@ def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
     row("others", _join_casualties(verdict.casualties))
     for text in _join_waiting(verdict.waiting):
         row("", text, "dim")
-    row("log", ", ".join(path for rank, path in sorted(verdict.logs.items()) if rank in verdict.culprits))
+    logs = [path for rank, path in sorted(verdict.logs.items()) if rank in verdict.culprits]
+    row(
+        "log", (logs[0] if logs else "") + (f" (and {len(logs) - 1} more beside it)" if len(logs) > 1 else "")
+    )
     lines += [f"  {note}" for note in verdict.notes]
     return "\n".join(lines)
 
