@@ -280,9 +280,12 @@ def _find_waiting(case: Case, blamed: set[int]) -> tuple[Waiting, ...]:
 
 def _waiting_stack(end: RankEnd) -> Stack | None:
     """Return where a rank stood when the first one left: its stack, or where it noticed."""
-    if end.fault is None or end.left_s is None:
-        # What it raised after we had told it to stop says nothing of what it did before.
-        # A rank that was through was on its way out and waited for nobody.
+    if end.stopped_s is not None and end.left_s is None:
+        # What it did after we had told it to stop says nothing of what it did before. A rank that was through
+        # even then was on its way out, and waited for nobody.
+        was_through = end.finished_s is not None and end.finished_s < end.stopped_s
+        return None if was_through else end.stack
+    if end.fault is None:
         return end.stack if end.finished_s is None else None
     return parse_traceback(end.fault.callstack) if _blame(end) in {"peer", "timeout"} else None
 
