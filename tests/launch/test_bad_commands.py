@@ -245,6 +245,6 @@ def test_fewer_agents_than_nodes_is_said_while_waiting(tmp_path: Path) -> None:
         "train.py",
     ]
     with start_rankwise(args, tmp_path) as agent:
-        wait_until(lambda: "waiting since" in agent.err, 25, "a word about who is missing")
+        wait_until(lambda: "waiting for other nodes" in agent.err, 25, "a word about who is missing")
         agent.send(signal.SIGINT)
         assert agent.finish(10).code == 130

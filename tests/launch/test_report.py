@@ -381,12 +381,13 @@ def test_the_keeper_killed(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
-    """An impossible --report path costs a line on the terminal, not the job or its exit code."""
-    write_script(tmp_path, "import sys; sys.exit(int(sys.argv[1]))")
+    """A --report folder that goes during the job costs a line on the terminal, not the job or its exit code."""
+    write_script(tmp_path, "import os, sys; os.rmdir('place'); sys.exit(int(sys.argv[1]))")
     for code in (0, 4):
-        result = run_rankwise(["--report", "no/such/folder/report.json", "train.py", str(code)], tmp_path)
+        (tmp_path / "place").mkdir()
+        result = run_rankwise(["--report", "place/report.json", "train.py", str(code)], tmp_path)
         assert result.code == code
-        assert "no/such/folder/report.json" in result.err
+        assert "place/report.json" in result.err
 
 
 def test_a_program_that_cannot_start(tmp_path: Path) -> None:

@@ -212,3 +212,12 @@ def test_a_fixed_port_serves_every_attempt(tmp_path: Path) -> None:
     args = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port()), "train.py"]
     result = run_rankwise(args, tmp_path)
     assert (result.code, result.out) == (0, "met\nmet\n"), result.err
+
+
+def test_a_script_that_says_no_every_time_is_a_loop(tmp_path: Path) -> None:
+    """sys.exit with the same text three times is a crash loop, though nothing raised and no line is known."""
+    write_script(tmp_path, "import sys; sys.exit('the data set is not there')")
+    result = run_rankwise(["--max-restarts", "9", "train.py"], tmp_path)
+    assert result.code == 1
+    assert result.err.count("the data set is not there\nrankwise: ") == 3
+    assert "7 more restarts would not help" in result.err

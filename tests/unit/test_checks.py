@@ -125,8 +125,8 @@ def test_launcher_flags_behind_the_script(flag: str) -> None:
 @pytest.mark.parametrize(
     ("written", "typed"),
     [
-        ("--nproc_per_node", "--nproc_per_node"),
-        ("--nproc-per-node", "--nproc-per-node"),
+        ("parser.add_argument('--nproc_per_node')", "--nproc_per_node"),
+        ("parser.add_argument('--nproc-per-node')", "--nproc-per-node"),
         ("nproc_per_node: int = 1", "--nproc-per-node"),
     ],
 )
@@ -135,6 +135,29 @@ def test_a_script_may_have_such_a_flag_of_its_own(folder: Path, place: str, writ
     (folder / "config").mkdir()
     (folder / place).write_text(f"{written}\n")
     assert _check(f"train.py {typed} 2") == []
+
+
+def test_a_script_that_only_speaks_of_a_flag_has_none(folder: Path) -> None:
+    """`torchrun --nproc_per_node=2 train.py` in a docstring or a comment is a recipe, not an option."""
+    (folder / "train.py").write_text(
+        '"""Usage: torchrun --nproc_per_node=2 train.py"""\n# --nproc_per_node 2\nprint(1)\n'
+    )
+    (finding,) = _check("train.py --nproc_per_node=2")
+    assert (finding.id, finding.severity) == ("L3", "error")
+
+
+def test_a_report_without_a_place_is_refused_before_the_job(folder: Path) -> None:
+    """After days of training it is too late to learn that the folder of --report does not exist."""
+    (folder / "train.py").touch()
+    (finding,) = _check("--report nowhere/report.json train.py")
+    assert (finding.severity, "nowhere/report.json" in finding.what) == ("error", True)
+
+
+def test_a_filter_that_shows_no_rank_is_doubted(folder: Path) -> None:
+    """--local-ranks-filter 7 with two ranks would lose all output in silence."""
+    (folder / "train.py").touch()
+    (finding,) = _check("--nproc-per-node 2 --local-ranks-filter 7 train.py")
+    assert finding.severity == "warning"
 
 
 def test_modules_and_programs_may_have_any_flag(folder: Path) -> None:

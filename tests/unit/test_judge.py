@@ -420,3 +420,15 @@ def test_an_interrupt_does_not_hide_what_came_before() -> None:
     verdict = _judge(_raised(0, "ValueError: boom", at=1.0), _stopped(1), interrupted=2)
     assert (verdict.stopped_by, verdict.exit_code, verdict.culprits) == ("SIGINT", 130, ())
     assert verdict.notes == ("before that: rank 0: ValueError: boom",)
+
+
+def test_the_error_of_a_loader_worker_takes_the_place_of_the_one_that_passes_it_on() -> None:
+    """KeyError in __getitem__: its text and its line, not those of the loop that reads the loader."""
+    text = (
+        "KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/env/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch\n    data = self.dataset[0]\n'
+        '  File "/job/data.py", line 10, in __getitem__\n    return row["label"]\nKeyError: \'label\'\n'
+    )
+    verdict = _judge(_raised(1, text, where="/job/train.py:32"), _stopped(0))
+    assert verdict.message == "rank 1: KeyError: 'label' (in DataLoader worker 0)"
+    assert verdict.where == "/job/data.py:10"

@@ -95,7 +95,8 @@ def test_a_report_reads_as_agreed(name: str, golden: Callable[[str, str], None])
 
 def test_a_later_attempt_is_named() -> None:
     """Of a job that was started again the report says which attempt it tells of."""
-    assert "(attempt 2)" in render(_FAILURE, attempt=2).splitlines()[0]
+    assert render(_FAILURE, attempt=2).splitlines()[0] == "rankwise: the job failed, after 3 attempts"
+    assert render(_FAILURE, attempt=0, allowed=4).splitlines()[0] == "rankwise: attempt 1 of 4 failed"
     assert "attempt" not in render(_FAILURE).splitlines()[0]
 
 
@@ -130,7 +131,7 @@ def test_a_report_stays_short() -> None:
         replace(_FAILURE, casualties=many, last_words="y\n" * 500_000, traceback="z\n" * 10_000, waiting=())
     )
     assert len(text.splitlines()) < 80
-    assert "and 992 more" in text
+    assert "ranks 0-999 lost their peer" in text
 
 
 def test_a_thousand_waiting_ranks_stay_short() -> None:

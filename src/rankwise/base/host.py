@@ -99,7 +99,7 @@ def find_port_holder(port: int) -> str:
         return ""
     for process in Path("/proc").glob("[0-9]*"):
         if inodes.intersection(_list_open(process)):
-            command = _read(process / "cmdline").replace("\0", " ").strip()
+            command = " ".join(_read(process / "cmdline").replace("\0", " ").split())
             return f"pid {process.name} ({command[:80]})"
     return "a process of another user"
 

@@ -108,17 +108,24 @@ def _run_attempts(job: Job) -> int:
             continue
         # Which of several ranks came first is chance: the error itself is compared, not who raised it.
         told = verdict.message.partition(": ")[2] or verdict.message
-        failures.append(Failure(message=told, where=verdict.where, lasted_s=outcome.lasted_s))
+        failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
         decision = decide(failures, job.spec.max_restarts)
         if outcome.case.interrupted is not None or outcome.case.keeper_lost:
             decision = GiveUp()
         if isinstance(decision, GiveUp):
             job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
+            if verdict.stopped_by and not verdict.notes:
+                drop_folder(job.spec.logs, job.folder)  # nothing failed: there is nothing to look at
             return verdict.exit_code
         again = f"restart {len(failures)} of {job.spec.max_restarts}"
         publish(job, verdict, attempt=index, reason=again, is_final=False)
     raise AssertionError("the attempts of a job never run out by themselves")
+
+
+def _place(verdict: Verdict) -> str | None:
+    """Return where an attempt failed, or by which exit code; None if it was killed from outside."""
+    return verdict.where or (f"exit code {verdict.exit_code}" if verdict.exit_code < 128 else None)
 
 
 def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int) -> Outcome:

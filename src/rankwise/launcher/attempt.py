@@ -21,7 +21,7 @@ from rankwise.launcher.rank_command import NOTES_FD, build_argv, build_rank_comm
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
 from rankwise.launcher.workers import STORE_TAG, Change, Command, Ended, KeeperLost, NotStarted, Started
-from rankwise.verdict.case import Case, RankEnd
+from rankwise.verdict.case import Case, RankEnd, name_ranks
 from rankwise.verdict.exits import is_abort_at_exit
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
 
 _SNAPSHOT_S = 0.2
+#: Whoever waits longer than this is told what for.
+_SILENCE_S = 2.0
 #: How long ranks may wait, idle, for one that has left: `--hang-timeout` says otherwise.
 _LEFT_BEHIND_S = 60.0
 #: A rank that has raised is given this long to end by itself, so that its exit code is its own.
@@ -314,15 +316,25 @@ class Attempt:
             self._workers.signal(rank.tag, number, tree=self._job.spec.program.how == "program")
             if hasattr(signal, "SIGCONT"):
                 self._workers.signal(rank.tag, signal.SIGCONT)
-        end = self._clock.monotonic() + self._job.spec.shutdown_timeout_s
+        begin, told = self._clock.monotonic(), False
+        end = begin + self._job.spec.shutdown_timeout_s
         while self._living() and self._clock.monotonic() < end and not self._hurry:
             self._look(min(0.5, max(0.0, end - self._clock.monotonic())))
+            if not told and self._clock.monotonic() - begin > _SILENCE_S:
+                told = True
+                self._say_stopping(end)
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
         for rank in self._living():
             self._job.events.write("rank.killed", rank=rank.rank)
             self._workers.signal(rank.tag, KILL_SIGNAL, tree=True)
         while self._living() and self._clock.monotonic() < end:
             self._look(0.1)
+
+    def _say_stopping(self, end: float) -> None:
+        named = name_ranks([rank.rank for rank in self._living()])
+        rest = end - self._clock.monotonic()
+        now = "; Ctrl-C again kills now" if self._interrupted is not None else ""
+        self._job.console.say(f"rankwise: waiting for {named} to stop, {rest:.0f} s at most{now}")
 
     def _end_store(self) -> None:
         """End the store and see it gone: the next attempt may want the same port."""
@@ -341,6 +353,9 @@ class Attempt:
         # A script that switched faulthandler on itself has its stack on standard error.
         crashes = (split_crash(text)[1] for text in (read_all(rank.stacks_fd), last_words))
         crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
+        if crash is None and fault is None and rank.code:
+            # A traceback that the script printed itself before it left by sys.exit or os._exit.
+            crash = parse_traceback("\n".join(last_words.splitlines()[-40:]))
         log = rank.streams.log
         return RankEnd(
             rank=rank.rank,

@@ -6,7 +6,9 @@ start, warnings are printed above the run.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -43,7 +45,15 @@ def check_command(spec: LaunchSpec, argv: Sequence[str] = ()) -> list[Finding]:
     except FileNotFoundError:
         gone = "the current folder does not exist any more"
         return [Finding(id="", severity="error", what=gone, fix="change to one that does: cd …")]
-    checks = (_check_nproc, _check_script, _check_late_flags, _check_meeting, _check_ignored, _check_gpus)
+    checks = (
+        _check_nproc,
+        _check_files,
+        _check_script,
+        _check_late_flags,
+        _check_meeting,
+        _check_ignored,
+        _check_gpus,
+    )
     found = [finding for check in checks for finding in check(spec, argv)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
@@ -57,9 +67,25 @@ def _check_nproc(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
     yield Finding(
         id="L4",
         severity="error",
-        what=f"--nproc-per-node {value!r} is no number of ranks",
+        what=f"{_spelled(spec, '--nproc-per-node')} {value!r} is no number of ranks",
         fix="a number above 0, gpu, cpu, xpu or auto; did the flag lose its value?",
     )
+
+
+def _spelled(spec: LaunchSpec, flag: str) -> str:
+    """Return a flag as the user gave it: typed, or by its variable."""
+    return f"PET_{flag[2:].replace('-', '_').upper()}" if flag in spec.by_variable else flag
+
+
+def _check_files(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
+    """After days of training it is too late to learn that the report has no place."""
+    if spec.report is not None and not os.access(spec.report.absolute().parent, os.W_OK):
+        yield Finding(id="", severity="error", what=f"--report {spec.report}: its folder does not exist or can't be written",
+                      fix="make the folder first")  # fmt: skip
+    shown, ranks = spec.logs.shown_ranks, spec.num_ranks
+    if shown and ranks and not shown.intersection(range(ranks)):
+        yield Finding(id="", severity="warning", what="--local-ranks-filter names none of this node's ranks, so no output is shown",
+                      fix=f"name some of 0 to {ranks - 1}")  # fmt: skip
 
 
 def _check_script(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
@@ -118,21 +144,35 @@ def _check_late_flags(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding
 
 
 def _knows(spec: LaunchSpec, name: str) -> bool:
-    """Tell whether the script, or a file beside it, speaks of an option of that name."""
+    """Tell whether the code of the script, or of a file beside it, has an option or a variable of that name."""
     if spec.program.how not in {"script", "run_path"}:
         return True  # a module or a program may be anything: no ground for a refusal
-    script, words = Path(spec.program.script), (name, name.replace("-", "_"))
+    script = Path(spec.program.script)
     files = [script]
     for folder in dict.fromkeys((script.parent.absolute(), Path.cwd())):
         files += [*sorted(folder.glob("*.py"))[:200], *sorted(folder.glob("*/*.py"))[:200]]
-    for file in files:
-        try:
-            text = file.read_text(errors="replace")
-        except OSError:
-            continue
-        if any(word in text for word in words):
-            return True
-    return False
+    wanted = name.replace("-", "_")
+    return any(wanted in _names_in(file, wanted) for file in files)
+
+
+def _names_in(file: Path, wanted: str) -> set[str]:
+    """Return the identifiers and options in a file's code; prose about them, as in a docstring, does not count."""
+    try:
+        text = file.read_text(errors="replace")
+        if wanted not in text.replace("-", "_"):
+            return set()
+        tree = ast.parse(text)
+    except OSError:
+        return set()
+    except (SyntaxError, ValueError):
+        return {wanted}  # unreadable: no ground for a refusal
+    names = set()
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name"):
+            names.add(getattr(node, field, None))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value.lstrip("-").replace("-", "_"))
+    return {name for name in names if isinstance(name, str)}
 
 
 def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import signal
 from pathlib import Path
@@ -31,7 +32,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> LaunchSp
         UsageError: The command is wrong; it says what was typed and what was probably meant.
     """
     env = environ() if env is None else env
-    args = build_parser(env).parse_args(list(argv))
+    try:
+        args = build_parser(env).parse_args(list(argv))
+    except UsageError as error:
+        raise _explain(error, argv) from None
+    _refuse_local_rank(argv[: len(argv) - len(args.training_script_args)])
     # What a text processor made of "--" is no flag: argparse takes it for the script.
     if re.match(_TYPOGRAPHIC_DASH, args.training_script):
         meant = "--" + re.sub(rf"^(?:{_TYPOGRAPHIC_DASH}|-)+", "", args.training_script)
@@ -39,6 +44,26 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> LaunchSp
             f"{args.training_script!r} begins with a typographic dash, not with '--'", hint=f"type {meant}"
         )
     return _to_spec(args, env)
+
+
+def _explain(error: UsageError, argv: Sequence[str]) -> UsageError:
+    """Tell when the script went into a flag whose own value was forgotten."""
+    for flag, word in itertools.pairwise(argv):
+        if error.message == "no script given" and flag.startswith("--") and word.endswith(".py"):
+            return UsageError(
+                f"{flag} took {word!r} as its value, so no script is left", hint=f"give {flag} a value"
+            )
+    return error
+
+
+def _refuse_local_rank(argv: Sequence[str]) -> None:
+    # argparse would take it for the beginning of --local-ranks-filter, and hide the output of all other ranks.
+    for word in argv:
+        if word.partition("=")[0] in {"--local_rank", "--local-rank"}:
+            raise UsageError(
+                f"{word}: the launcher tells each rank its own LOCAL_RANK, by the environment",
+                hint="leave it out",
+            )
 
 
 def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:

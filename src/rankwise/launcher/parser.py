@@ -20,6 +20,15 @@ OWN_FLAGS = ("--report", "--hang-timeout", "--hang_timeout", "--cold")
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 
 
+#: What other launchers call it.
+_ALIASES = {
+    **dict.fromkeys(("nprocs", "nproc", "n-proc", "n", "np", "num-processes", "num-procs", "ngpus", "gpus", "num-gpus", "ranks",
+                     "gpus-per-node", "ntasks-per-node"), "--nproc-per-node"),
+    **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "--nnodes"),
+    "machine-rank": "--node-rank", "main-process-port": "--master-port", "main-process-ip": "--master-addr",
+}  # fmt: skip
+
+
 @final
 class _Parser(argparse.ArgumentParser):
     """argparse that raises our error instead of ending the process, and guesses what was meant."""
@@ -39,7 +48,9 @@ class _Parser(argparse.ArgumentParser):
             r"unrecognized arguments: (--?[^\s=]+)|no such option: (--?[^\s=]+)", message
         ):
             wrong = (unknown[1] or unknown[2]).replace("_", "-")
-            if near := difflib.get_close_matches(wrong, known, n=1, cutoff=0.6):
+            if wrong.lstrip("-") in _ALIASES:
+                hint = f"did you mean {_ALIASES[wrong.lstrip('-')]}?"
+            elif near := difflib.get_close_matches(wrong, known, n=1, cutoff=0.6):
                 hint = f"did you mean {near[0]}?"
         if "required: training_script" in message:
             message, hint = "no script given", "rankwise run [flags] train.py [the script's own arguments]"
@@ -54,7 +65,7 @@ def _comma_list(value: str) -> list[str]:
 def _positive_seconds(value: str) -> float:
     seconds = float(value)
     if not 0 < seconds < float("inf"):
-        raise ValueError(value)
+        raise argparse.ArgumentTypeError(f"{value!r}: more than 0 seconds is meant")
     return seconds
 
 

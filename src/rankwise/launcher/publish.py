@@ -31,7 +31,8 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
     """
     console = job.console
     if verdict.kind != "ok":
-        console.say(render(verdict, attempt=attempt, colour=console.has_colour()))
+        allowed = None if is_final else job.spec.max_restarts + 1
+        console.say(render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour()))
     elif verdict.notes:
         console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))
     if reason:

@@ -20,7 +20,7 @@ class Signals:
     """Catches signals while it is open; a descriptor wakes whoever waits in a selector.
 
     Args:
-        ending: Names of the signals that end the job. One that was ignored when we started (nohup) stays so.
+        ending: Names of the signals that end the job. A SIGHUP that was ignored when we started (nohup) stays so.
     """
 
     def __init__(self, ending: tuple[str, ...]) -> None:
@@ -35,7 +35,9 @@ class Signals:
         self.passed_on = {getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)} - ends
         wanted = ends | self.passed_on
         for number in wanted:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # A shell's `&` ignores SIGINT and SIGQUIT for us, and a `kill -INT` is meant all the same; only an
+            # ignored SIGHUP is somebody's wish (nohup).
+            if number != getattr(signal, "SIGHUP", None) or signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, self._note)
         if hasattr(signal, "SIGWINCH"):
             self._old[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._note)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.notes import Stack
 
@@ -148,3 +150,15 @@ class Verdict:
         body = asdict(self)
         body["class"] = body.pop("class_id")
         return body
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, or ``ranks 0-2, 5, 6``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.evidence.notes import parse_traceback
-from rankwise.verdict.case import Casualty, Verdict, Waiting
+from rankwise.verdict.case import Casualty, Verdict, Waiting, name_ranks
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal, strip_escapes
 from rankwise.verdict.meanings import Meaning, find_meaning, find_missing
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     from rankwise.evidence.notes import Stack
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
+
+
+#: A sentence on the terminal; the whole text stands in the traceback and in the log.
+_LONGEST = 300
+_LOADER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +38,10 @@ class _Cause:
 
 def judge(case: Case) -> Verdict:
     """Return the verdict on an attempt that has ended."""
-    case = replace(case, ranks=tuple(_forgive_abort(end) for end in case.ranks))
+    case = replace(case, ranks=tuple(_unwrap(_forgive_abort(end)) for end in case.ranks))
     forgiven = [end.rank for end in case.ranks if end.code == 0 and is_abort_at_exit(replace(end, code=-6))]
     notes: tuple[str, ...] = (
-        (f"torch aborted {_ranks(forgiven)} at exit, after the script was through: counted as success",)
+        (f"torch aborted {name_ranks(forgiven)} at exit, after the script was through: counted as success",)
         if forgiven
         else ()
     )
@@ -80,6 +85,19 @@ def _tell_what_came_before(case: Case) -> tuple[str, ...]:
 
 def _forgive_abort(end: RankEnd) -> RankEnd:
     return replace(end, code=0) if is_abort_at_exit(end) else end
+
+
+def _unwrap(end: RankEnd) -> RankEnd:
+    """Put the error of a data-loading worker in the place of the one that only passes it on."""
+    found = _LOADER.search(end.fault.message) if end.fault else None
+    if found is None or end.fault is None:
+        return end
+    lines = [line for line in end.fault.message.splitlines() if line.strip()]
+    stack = parse_traceback(end.fault.message)
+    message = f"{lines[-1]} (in DataLoader worker {found[1]})"
+    return replace(
+        end, fault=replace(end.fault, message=message, where=stack.where if stack else end.fault.where)
+    )
 
 
 def _find_cause(case: Case) -> _Cause:
@@ -135,9 +153,11 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     first = own[0]
     alike = [end for end in own if end is first or _is_alike(end, first)]
     meaning = _meaning(first)
-    who = _ranks([end.rank for end in alike])
+    who = name_ranks([end.rank for end in alike])
     if len(alike) == len(case.ranks) and len(alike) > 1:
-        who = f"all {len(alike)} ranks alike, rank {first.rank} first"
+        who = (
+            f"{'both ranks' if len(alike) == 2 else f'all {len(alike)} ranks'} alike, rank {first.rank} first"
+        )
     return _Cause(
         kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
         culprits=tuple(alike),
@@ -195,7 +215,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             kind="hang",
             culprits=(),
             where=first.where,
-            message=f"rank {first.rank} waited in vain for {_ranks(missing)} of another node: {_first_line(first)}",
+            message=f"rank {first.rank} waited in vain for {name_ranks(missing)} of another node: {_first_line(first)}",
             fix="look at the report of that node",
         )
     if not culprits:
@@ -216,7 +236,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
         culprits=tuple(culprits),
         class_id=class_id,
         where=place,
-        message=f"rank {first.rank} waited in vain for {_ranks([end.rank for end in culprits])}{doing}: {_first_line(first)}",
+        message=f"rank {first.rank} waited in vain for {name_ranks([end.rank for end in culprits])}{doing}: {_first_line(first)}",
         fix=fix,
     )
 
@@ -239,7 +259,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             kind="hang" if case.left_behind else "failure",
             culprits=tuple(gone),
             where=place,
-            message=f"{_ranks([end.rank for end in gone])} ended with exit code 0 while others had not: {needed}",
+            message=f"{name_ranks([end.rank for end in gone])} ended with exit code 0 while others had not: {needed}",
             fix="let all ranks make the same number of steps and collectives, and end together "
             "(a barrier before destroy_process_group)",
         )
@@ -343,16 +363,5 @@ def _trim(text: str) -> str:
     """Leave out what tells the reader nothing: torch's prefix, paths of the machine that built it, advice."""
     text = re.sub(r"^\[rank\d+\]: ", "", strip_escapes(text))
     text = re.sub(r"/\S*/([\w.]+\.(?:cc|cpp|cu|h|hpp):\d+)", r"\1", text).removeprefix("what():").strip()
-    return text.partition(" This is typically caused by")[0][:300]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, or ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    text = text.partition(" This is typically caused by")[0]
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rpartition(" ")[0] + " …"

@@ -111,8 +111,8 @@ MEANINGS: tuple[Meaning, ...] = (
     # The machine.
     _meaning("own", "X16", r"killed by signal: Bus error|unable to (open|write to|allocate) shared memory",
              "enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader workers"),
-    _meaning("own", "R3", r"DataLoader worker \(pid.{0,40}?is killed by signal: Killed",
-             "a loader worker was killed, mostly for lack of memory: fewer workers, smaller batches, or a larger limit"),
+    _meaning("own", "R3", r"DataLoader worker \(pid.{0,40}?is killed by signal: (?!Bus)",
+             "a loader worker died, and the line above is only where its rank noticed: if it was killed, mostly for lack of memory, take fewer workers or smaller batches"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "a smaller batch, gradient accumulation, or activation checkpointing"),
 )  # fmt: skip
 

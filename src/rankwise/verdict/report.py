@@ -5,22 +5,28 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.case import name_ranks
 from rankwise.verdict.exits import strip_escapes
 
 if TYPE_CHECKING:
     from rankwise.verdict.case import Casualty, Verdict, Waiting
 
 _TAIL_LINES = 12
+_MOST_ROWS = 6
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
-def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
-    """Return the report as lines for a terminal or a log file."""
+def render(verdict: Verdict, *, attempt: int = 0, allowed: int | None = None, colour: bool = False) -> str:
+    """Return the report as lines for a terminal or a log file.
+
+    Args:
+        verdict: What happened.
+        attempt: Which attempt it was, from 0.
+        allowed: How many there may be, when another one follows; None when the job ends with this one.
+        colour: Whether to use a terminal's colours.
+    """
     paint = _paint if colour else _plain
-    kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks did not do the same"}
-    what = "was stopped" if verdict.stopped_by else kind.get(verdict.kind, verdict.kind)
-    head = f"the job {what}" + (f" (attempt {attempt})" if attempt else "")
-    lines = [paint("bold red", f"rankwise: {head}")]
+    lines = [paint("bold red", f"rankwise: {_head(verdict, attempt, allowed)}")]
 
     def row(label: str, text: str, style: str = "") -> None:
         if text := strip_escapes(text):
@@ -28,20 +34,36 @@ def render(verdict: Verdict, *, attempt: int = 0, colour: bool = False) -> str:
 
     row("first", verdict.message, "bold")
     row("where", verdict.where or "")
-    row("why", verdict.reason)
-    row("class", verdict.class_id or "")
-    row("do", verdict.fix, "green")
+    row("why", _news_in(verdict.reason))
+    if verdict.fix:
+        row("class", verdict.class_id or "")
+        row("do", verdict.fix, "green")
     lines += _quote(_shorten(verdict.traceback))
     lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
-    row("others", _join_casualties(verdict.casualties))
+    for number, text in enumerate(_join_casualties(verdict.casualties)):
+        row("" if number else "others", text)
     for text in _join_waiting(verdict.waiting):
         row("", text, "dim")
     logs = [path for rank, path in sorted(verdict.logs.items()) if rank in verdict.culprits]
-    row(
-        "log", (logs[0] if logs else "") + (f" (and {len(logs) - 1} more beside it)" if len(logs) > 1 else "")
-    )
+    more = f" (and {len(logs) - 1} more beside it)" if len(logs) > 1 else ""
+    row("log", logs[0] + more if logs else "")
     lines += [f"  {note}" for note in verdict.notes]
     return "\n".join(lines)
+
+
+def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
+    kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks did not do the same"}
+    what = "was stopped" if verdict.stopped_by else kind.get(verdict.kind, verdict.kind)
+    if allowed is not None:
+        return f"attempt {attempt + 1} of {allowed} {what}"
+    return f"the job {what}" + (f", after {attempt + 1} attempts" if attempt else "")
+
+
+def _news_in(reason: str) -> str:
+    """Return a reason without what the first row has said: a bare exit code, the name of the signal."""
+    if re.fullmatch(r"exit code \d+", reason):
+        return ""
+    return re.sub(r"^killed by \S+ \(-?\d+\)(: )?", "", reason)
 
 
 def _shorten(traceback: str, most: int = 40) -> str:
@@ -60,6 +82,8 @@ def _tail_beside(verdict: Verdict) -> str:
     lines = [
         line for line in clean if line.strip() and line.strip() not in told and set(line.strip()) - set("~^")
     ]
+    if len(lines) == 1 and lines[0].strip() in verdict.message:
+        return ""
     return "\n".join(lines[-_TAIL_LINES:])
 
 
@@ -77,24 +101,20 @@ def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
     lines = []
     for (op, where), ranks in groups.items():
         doing = f"in {op} " if op else ""
-        lines.append(f"{_name(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
+        lines.append(f"{name_ranks(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
     return lines
 
 
-def _name(ranks: list[int]) -> str:
-    named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {named}"
-
-
-def _join_casualties(casualties: tuple[Casualty, ...]) -> str:
+def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for casualty in casualties:
         groups.setdefault((casualty.fate, casualty.detail[:120]), []).append(casualty.rank)
     texts = []
     for (fate, detail), ranks in groups.items():
         told = fate.replace("its peer", "their peer") if len(ranks) > 1 else fate
-        texts.append(f"{_name(ranks)} {told}" + (f" ({detail})" if detail else ""))
-    return "; ".join(texts)
+        texts.append(f"{name_ranks(ranks)} {told}" + (f" ({detail})" if detail else ""))
+    more = len(texts) - _MOST_ROWS
+    return texts if more < 1 else [*texts[:_MOST_ROWS], f"and {more} more, each in a way of its own"]
 
 
 _CODES = {"bold": "1", "bold red": "1;31", "green": "32", "dim": "2"}

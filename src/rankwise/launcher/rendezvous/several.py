@@ -109,12 +109,12 @@ class SeveralNodes:
     def _say_waiting(self, waited_s: float) -> None:
         if round(waited_s) in {10, 60, 300}:
             self._console.say(
-                f"rankwise: waiting since {waited_s:.0f} s for other nodes at {self._spec.meeting.endpoint}: "
+                f"rankwise: waiting for other nodes, {waited_s:.0f} s so far, at {self._spec.meeting.endpoint}: "
                 f"{self._spec.min_nodes} are needed in all"
             )
 
     def _say_waiting_to_end(self, waited_s: float) -> None:
         if round(waited_s) in {10, 60}:
             self._console.say(
-                f"rankwise: all ranks of this node are through, waiting since {waited_s:.0f} s for the others"
+                f"rankwise: all ranks of this node are through, waiting for the others, {waited_s:.0f} s so far"
             )
