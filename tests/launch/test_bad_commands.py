@@ -248,3 +248,25 @@ def test_fewer_agents_than_nodes_is_said_while_waiting(tmp_path: Path) -> None:
         wait_until(lambda: "waiting for other nodes" in agent.err, 25, "a word about who is missing")
         agent.send(signal.SIGINT)
         assert agent.finish(10).code == 130
+
+
+def test_a_rendezvous_backend_that_torch_does_not_know(tmp_path: Path) -> None:
+    """--rdzv-backend nope ends in a line that names it; torch must be asked, so it takes its import's time."""
+    args = ["--nnodes", "2", "--rdzv-backend", "nope", "--rdzv-endpoint", "127.0.0.1:1", "train.py"]
+    refuse(args, tmp_path, "--rdzv-backend nope", within_s=20)
+
+
+def test_a_swallowed_value_is_named(tmp_path: Path) -> None:
+    """`--nproc-per-node train.py`: the flag took the script as its value."""
+    refuse(["--nproc-per-node", "train.py"], tmp_path, "took 'train.py' as its value")
+
+
+@pytest.mark.parametrize("typed", ["--nprocs", "--num_processes", "--gpus", "-np", "--n"])
+def test_other_launchers_words_are_understood(typed: str, tmp_path: Path) -> None:
+    """What other launchers call the number of ranks leads to --nproc-per-node."""
+    refuse([typed, "2", "train.py"], tmp_path, "--nproc-per-node" if typed != "--n" else "--n")
+
+
+def test_a_local_rank_is_refused(tmp_path: Path) -> None:
+    """--local_rank before the script would be read as the beginning of --local-ranks-filter and hide other ranks."""
+    refuse(["--local_rank", "0", "train.py"], tmp_path, "LOCAL_RANK")

@@ -390,6 +390,15 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
         assert "place/report.json" in result.err
 
 
+def test_a_traceback_that_the_script_prints_itself(tmp_path: Path) -> None:
+    """A script that logs its exception and leaves by sys.exit(1): the place is that of the logged traceback."""
+    body = (
+        "import logging\ntry:\n    {}['key']\nexcept KeyError:\n    logging.exception('no key'); sys.exit(1)"
+    )
+    _, report, script = fail_on_one(body, tmp_path)
+    assert (report["culprits"], report["where"]) == ([1], line_of(script, "{}['key']"))
+
+
 def test_a_program_that_cannot_start(tmp_path: Path) -> None:
     """A program that is no program (no shebang, wrong format) is reported as a failure, without a traceback of ours."""
     (tmp_path / "prog").write_bytes(b"\x00\x01garbage")

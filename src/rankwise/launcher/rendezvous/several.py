@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.errors import LaunchError, RendezvousError
+from rankwise.base.errors import LaunchError, RendezvousError, UsageError
 from rankwise.launcher.rendezvous.assignment import Assignment
 from rankwise.launcher.rendezvous.single import bind_store
 
@@ -32,18 +32,26 @@ class SeveralNodes:
         self._timeout_s = 60 + float(
             str(conf.get("join_timeout" if spec.meeting.backend != "static" else "timeout", 600))
         )
-        self._ask(
-            "open",
-            backend=spec.meeting.backend,
-            endpoint=spec.meeting.endpoint,
-            run_id=spec.meeting.run_id,
-            min_nodes=spec.min_nodes,
-            max_nodes=spec.max_nodes,
-            local_addr=spec.meeting.local_addr,
-            conf=conf,
-            role=spec.role,
-            local_world_size=num_ranks,
-        )
+        try:
+            helper.ask(
+                "open",
+                timeout_s=120,
+                backend=spec.meeting.backend,
+                endpoint=spec.meeting.endpoint,
+                run_id=spec.meeting.run_id,
+                min_nodes=spec.min_nodes,
+                max_nodes=spec.max_nodes,
+                local_addr=spec.meeting.local_addr,
+                conf=conf,
+                role=spec.role,
+                local_world_size=num_ranks,
+            )
+        except LaunchError as error:
+            backend = spec.meeting.backend
+            raise UsageError(
+                f"--rdzv-backend {backend} can't be used: {error.message.splitlines()[0]}",
+                hint="static and c10d are always there; others need their own package",
+            ) from error
 
     @property
     def run_id(self) -> str:
