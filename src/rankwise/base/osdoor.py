@@ -75,13 +75,19 @@ def pick_high_descriptors(count: int) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
+#: Where a rank finds the files for its notes and its stacks: high, so that the script's own descriptors get the
+#: numbers that they have under torchrun.
+NOTES_FD, STACKS_FD = pick_high_descriptors(2)
+
+
 def make_memory_file(name: str) -> int:
     """Open an unnamed file of no size, in memory where possible, and return its descriptor.
 
     Unlike a file in a folder it can be written when the disk is full, and it goes with its last user.
     """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        with suppress(OSError):  # refused by a sandbox
+            return os.memfd_create(name, os.MFD_CLOEXEC)
     fd, path = tempfile.mkstemp(prefix=name)
     if not IS_WINDOWS:
         Path(path).unlink()

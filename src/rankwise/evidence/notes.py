@@ -85,7 +85,10 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
     for line in text.splitlines():
         try:
             note = json.loads(line)
-            if note["note"] == "finished":
+            if note["note"] == "armed":
+                # A rank that is a shell runs one Python after another: only the last one's end is the rank's.
+                fault, finished_s = None, None
+            elif note["note"] == "finished":
                 finished_s = float(note["monotonic_s"])
             elif note["note"] == "exception":
                 fault = FaultRecord(

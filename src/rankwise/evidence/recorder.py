@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-def arm(*, notes: int | str, stacks: int | str, stack_signal: int | None, lifeline: int | None) -> None:
+def arm(
+    *,
+    notes: int | str,
+    stacks: int | str,
+    stack_signal: int | None,
+    lifeline: int | None,
+    identities: tuple[int, ...] = (),
+) -> None:
     """Start recording in this process.
 
     Args:
@@ -27,21 +34,21 @@ def arm(*, notes: int | str, stacks: int | str, stack_signal: int | None, lifeli
         stack_signal: The signal that asks for stacks; None where the system has none to spare.
         lifeline: The read end of a pipe that the parent holds open; its end means that the parent is gone.
             None where the kernel itself sees to that.
+        identities: Device and inode of both files, where they came as descriptors.
     """
+    if any(_is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:]))):
+        return  # a grandchild of a rank without a recorder: the number is somebody's file by now
     recorder = _Recorder(_take(notes))
-    # An audit hook sees the exception that ends the interpreter, whatever the script made of sys.excepthook,
-    # and leaves sys.excepthook as it was.
-    sys.addaudithook(recorder.on_audit)
     # Registered before any of the script's own, so called after all of them.
     atexit.register(recorder.on_exit)
+    recorder.note("armed")
     stacks_fd = _take(stacks)
+    _in_forked_child(_Muffler(stacks_fd).muffle)
     # A script's PYTHONFAULTHANDLER=1 goes to its stderr, as the user asked.
     if not faulthandler.is_enabled():
         faulthandler.enable(file=stacks_fd, all_threads=True)
-        _in_forked_child(faulthandler.disable)
     if stack_signal is not None and hasattr(faulthandler, "register"):
         faulthandler.register(stack_signal, file=stacks_fd, all_threads=True, chain=False)
-        _in_forked_child(lambda: faulthandler.unregister(stack_signal))
     if lifeline is not None:
         _end_with(lifeline)
 
@@ -50,38 +57,54 @@ class _Recorder:
     """Writes the notes of this process, and of no child that it forks."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._identity = fd, _identity(fd)
-        self._pid, self._has_fault = os.getpid(), False
-
-    def on_audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "sys.excepthook" or os.getpid() != self._pid:
-            return
-        self._has_fault = True
-        # A failing note must never hide the script's own error.
-        with _Quiet():
-            facts = _describe(args[2], args[3])
-            with _Quiet():
-                self._note("exception", **facts)
-            _write_error_file(facts)
-        if type(args[2]) is KeyboardInterrupt:  # as CPython asks, subclasses apart
-            _remember_interrupt()
+        self._fd, self._identity, self._pid = fd, _identity(fd), os.getpid()
 
     def on_exit(self) -> None:
+        """Note how the script ended.
+
+        Python keeps the exception that it printed last in ``sys.last_exc`` (``last_value`` before 3.12), whatever
+        the script made of ``sys.excepthook``. An audit hook would see it earlier, and slow down every ``id()`` and
+        ``open()`` of the script; a hook of our own the script could see.
+        """
         if os.getpid() != self._pid:
             return
         _let_threads_settle()
-        if not self._has_fault:
-            with _Quiet():
-                self._note("finished")
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if error is None:
+            self.note("finished")
+            return
+        # A failing note must never hide the script's own error.
+        with _Quiet():
+            facts = _describe(error, error.__traceback__)
+            self.note("exception", **facts)
+            _write_error_file(facts)
+        if type(error) is KeyboardInterrupt:  # as CPython asks, subclasses apart
+            _remember_interrupt()
 
-    def _note(self, kind: str, **facts: Any) -> None:
-        # The script may have closed the descriptor, and the number may now be somebody's file.
+    def note(self, kind: str, **facts: Any) -> None:
+        """Write a line, unless the script closed the descriptor, and the number may now be somebody's file."""
         if _identity(self._fd) != self._identity:
             return
-        import json
+        with _Quiet():
+            import json
 
-        line = json.dumps({"note": kind, "monotonic_s": time.monotonic(), "time_s": time.time(), **facts})
-        os.write(self._fd, line.encode("utf-8", "backslashreplace") + b"\n")
+            line = json.dumps({"note": kind, "monotonic_s": time.monotonic(), "time_s": time.time(), **facts})
+            os.write(self._fd, line.encode("utf-8", "backslashreplace") + b"\n")
+
+
+class _Muffler:
+    """Keeps what a forked child writes out of this rank's stacks: its crash must not be told as the rank's."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._identity = fd, _identity(fd)
+
+    def muffle(self) -> None:
+        """Put /dev/null in the place of the file. The script's own faulthandler, if it set one, is left alone."""
+        if _identity(self._fd) == self._identity:
+            with _Quiet():
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._fd, inheritable=False)
+                os.close(nowhere)
 
 
 class _Quiet:
@@ -95,7 +118,7 @@ class _Quiet:
 
 
 def _in_forked_child(function: Any) -> None:
-    """Call in every forked child: a data-loading worker's crash must not be told as the rank's."""
+    """Call in every forked child, as data-loading workers are."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
 
@@ -110,6 +133,10 @@ def _remember_interrupt() -> None:
         exec("raise KeyboardInterrupt")
     except KeyboardInterrupt:
         return
+
+
+def _is_foreign(place: int | str, known: tuple[int, ...]) -> bool:
+    return isinstance(place, int) and bool(known) and _identity(place) != tuple(known)
 
 
 def _take(place: int | str) -> int:

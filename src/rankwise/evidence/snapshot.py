@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.base.osdoor import STACK_SIGNAL
+from rankwise.base.osdoor import STACK_SIGNAL, STACKS_FD
 from rankwise.evidence.notes import Stack, parse_stack, read_all, split_crash
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ def listens(pid: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
 
 
+def _still_holds(pid: int, fd: int) -> bool:
+    """Tell whether the rank's descriptor is still our file: a script may have closed it, and opened its own there."""
+    try:
+        return os.path.samestat(os.fstat(fd), Path(f"/proc/{pid}/fd/{STACKS_FD}").stat())
+    except OSError:
+        return False
+
+
 def take_stacks(
     ranks: Mapping[int, tuple[int, int]], clock: Clock, timeout_s: float = 0.2
 ) -> dict[int, Stack]:
@@ -43,7 +51,7 @@ def take_stacks(
     """
     before, stacks = {}, {}
     for rank, (pid, fd) in ranks.items():
-        if STACK_SIGNAL is None or not listens(pid):
+        if STACK_SIGNAL is None or not listens(pid) or not _still_holds(pid, fd):
             continue
         before[rank] = len(read_all(fd))
         try:

@@ -133,7 +133,9 @@ def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int) -> Ou
         return Attempt(job, part, index=index, restarts=restarts).run()
     except OSError as error:
         if error.errno != errno.EMFILE:
-            raise
+            raise LaunchError(
+                f"the ranks could not be started: {error}", hint="check the folder and its disk"
+            ) from error
         hint = "allow more open files: ulimit -n 4096"
         raise LaunchError(f"too many open files for {job.num_ranks} ranks on this node", hint=hint) from error
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.faults import read_fault
 from rankwise.base.files import read_tail
 from rankwise.base.host import count_cores
-from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, make_memory_file
+from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, make_memory_file
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import Stack, parse_notes, parse_stack, parse_traceback, read_all, split_crash
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.left_behind import LeftBehindWatch
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
-from rankwise.launcher.rank_command import NOTES_FD, build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
 from rankwise.launcher.workers import STORE_TAG, Change, Command, Ended, KeeperLost, NotStarted, Started
@@ -240,7 +240,9 @@ class Attempt:
         for change in self._workers.wait_change(timeout_s):
             self._note(change)
         self._take_signals()
-        if self._part.num_nodes > 1 and self._job.rendezvous.nodes_waiting() > 0:
+        # A job that has just ended, well or not, is not started again because somebody knocks.
+        can_regroup = self._part.num_nodes > 1 and self._living() and not self._is_over()
+        if can_regroup and self._job.rendezvous.nodes_waiting() > 0:
             self._regroup = True
 
     def _note(self, change: Change) -> None:
@@ -347,7 +349,9 @@ class Attempt:
 
     def _to_end(self, rank: _Rank) -> RankEnd:
         fault, finished_s = parse_notes(read_all(rank.notes_fd))
-        if fault is None and rank.code:
+        if rank.code == 0:
+            fault = None  # printed, and survived: by a library that goes on after an error
+        elif fault is None and rank.code:
             fault = self._read_error_file(rank)
         last_words = rank.refusal or read_last_words(rank.streams, self._pump)
         # A script that switched faulthandler on itself has its stack on standard error.

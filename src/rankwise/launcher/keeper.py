@@ -104,7 +104,8 @@ class Keeper:
                 # A job that is through: what the script left running on purpose goes to init.
                 self._say({"left": len(list_descendants(os.getpid())) - len(self._tags)})
                 for pid in self._tags:
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
                 os._exit(0)
         finally:
             for fd in fds:
@@ -155,7 +156,7 @@ class Keeper:
                     os.killpg(pid, order.number)
                 else:
                     os.kill(pid, order.number)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 continue
 
     def _is_called(self) -> bool:
@@ -189,6 +190,18 @@ def _drain(fd: int) -> None:
             pass
 
 
+def _alone_with(sock: socket.socket) -> socket.socket:
+    """Close all that was inherited but the standard streams and the socket, which gets a low number.
+
+    So no descriptor of ours stands where a rank's are to be put.
+    """
+    fd = sock.detach()
+    if fd != 3:
+        os.dup2(fd, 3, inheritable=False)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    return socket.socket(fileno=3)
+
+
 def fork_keeper() -> tuple[int, socket.socket]:
     """Fork the keeper off this process, which must have one thread only.
 
@@ -207,8 +220,9 @@ def fork_keeper() -> tuple[int, socket.socket]:
         theirs.close()
         return pid, ours
     try:
-        ours.close()
-        keeper = Keeper(theirs)
+        keeper = Keeper(_alone_with(theirs))
+        if hasattr(signal, "SIGWINCH"):
+            signal.signal(signal.SIGWINCH, signal.SIG_DFL)
         for number in deaf:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

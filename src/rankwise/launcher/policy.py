@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 #: So many failures of the same cause at the same place, none later than the first by much, are a loop.
 _LOOP_LENGTH = 3
 _SLACK_S = 10.0
+_SHORT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,10 @@ def _is_loop(failures: Sequence[Failure]) -> bool:
         return False
     if len({(_without_numbers(failure.message), failure.where) for failure in last}) > 1:
         return False
-    return all(failure.lasted_s <= 1.5 * last[0].lasted_s + _SLACK_S for failure in last)
+    # A long attempt may have resumed from a checkpoint and got on, wherever it failed in the end.
+    return all(failure.lasted_s <= _SHORT_S for failure in last) and all(
+        failure.lasted_s <= 1.5 * last[0].lasted_s + _SLACK_S for failure in last
+    )
 
 
 def _without_numbers(text: str) -> str:

@@ -61,7 +61,7 @@ def end_descendants(
     seen: set[int] = set()
     start = clock.monotonic()
     while True:
-        left = [pid for pid in list_descendants(os.getpid()) if pid not in keep]
+        left = [pid for pid in list_descendants(os.getpid()) if pid not in keep and _is_ours(pid)]
         passed = clock.monotonic() - start
         if not left or passed > grace_s + timeout_s:
             return len(seen)
@@ -78,8 +78,19 @@ def end_descendants(
         clock.sleep(0.005 if passed >= grace_s else 0.02)
 
 
+def _is_ours(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return True
+    return True
+
+
 def _send(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
+    # Gone, or another user's by now (sudo): there is nothing that we may do about it.
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 

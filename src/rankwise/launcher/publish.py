@@ -30,13 +30,6 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         is_final: Whether the job ends with it: then the files are written too.
     """
     console = job.console
-    if verdict.kind != "ok":
-        allowed = None if is_final else job.spec.max_restarts + 1
-        console.say(render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour()))
-    elif verdict.notes:
-        console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))
-    if reason:
-        console.say(f"rankwise: {reason}")
     job.events.write(
         "attempt.ended",
         attempt=attempt,
@@ -44,12 +37,18 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         culprits=verdict.culprits,
         message=verdict.message,
     )
-    if not is_final:
-        return
-    if job.spec.report is not None:
+    # The files first: a terminal that takes nothing must not cost them.
+    if is_final and job.spec.report is not None:
         write_report(job.spec.report, verdict, attempt=attempt, console=console, reason=reason)
-    if verdict.kind != "ok":
+    if is_final and verdict.kind != "ok":
         _write_own_error_file(verdict, console)
+    if verdict.kind != "ok":
+        allowed = None if is_final else job.spec.max_restarts + 1
+        console.say(render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour()))
+    elif verdict.notes:
+        console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))
+    if reason:
+        console.say(f"rankwise: {reason}")
 
 
 def write_report(path: Path, verdict: Verdict, *, attempt: int, console: Console, reason: str = "") -> None:

@@ -8,7 +8,7 @@ import string
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import RankEnv, environ
-from rankwise.base.osdoor import IS_LINUX, STACK_SIGNAL, pick_high_descriptors
+from rankwise.base.osdoor import IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.spec import LaunchSpec, Program
 
-# High, so that the script's own descriptors get the numbers that they have under torchrun.
-NOTES_FD, STACKS_FD = pick_high_descriptors(2)
 _RUN_PATH = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -81,10 +79,16 @@ def build_rank_env(
     return env
 
 
-def hook_env(notes: int | str, stacks: int | str, lifeline: int | None) -> dict[str, str | None]:
+def hook_env(notes: int | str, stacks: int | str, identities: tuple[int, ...] = ()) -> dict[str, str | None]:
     """Return what makes Python arm the recorder before the script's first line."""
     outer = environ().get("PYTHONPATH")
-    orders = {"notes": notes, "stacks": stacks, "stack_signal": STACK_SIGNAL, "lifeline": lifeline}
+    orders = {
+        "notes": notes,
+        "stacks": stacks,
+        "stack_signal": STACK_SIGNAL,
+        "lifeline": None,
+        "identities": identities,
+    }
     env: dict[str, str | None] = {
         "RANKWISE_RANK": json.dumps(orders),
         "PYTHONPATH": os.pathsep.join([str(HOOK_FOLDER), *([outer] if outer else [])]),
@@ -100,9 +104,14 @@ def build_rank_command(
     """Put a rank's command together."""
     if IS_LINUX:
         fds = ((NOTES_FD, notes_fd), (STACKS_FD, stacks_fd))
+        files = (os.fstat(notes_fd), os.fstat(stacks_fd))
+        identities = tuple(number for file in files for number in (file.st_dev, file.st_ino))
         return Command(
-            argv=argv, env={**env, **hook_env(NOTES_FD, STACKS_FD, None)}, stdio=streams.stdio, extra_fds=fds
+            argv=argv,
+            env={**env, **hook_env(NOTES_FD, STACKS_FD, identities)},
+            stdio=streams.stdio,
+            extra_fds=fds,
         )
     # Without a keeper nobody moves descriptors: the recorder opens files by their names.
     notes, stacks = str(streams.folder / "notes.jsonl"), str(streams.folder / "stacks.txt")
-    return Command(argv=argv, env={**env, **hook_env(notes, stacks, None)}, stdio=streams.stdio)
+    return Command(argv=argv, env={**env, **hook_env(notes, stacks)}, stdio=streams.stdio)
