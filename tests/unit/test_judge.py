@@ -432,3 +432,61 @@ def test_the_error_of_a_loader_worker_takes_the_place_of_the_one_that_passes_it_
     verdict = _judge(_raised(1, text, where="/job/train.py:32"), _stopped(0))
     assert verdict.message == "rank 1: KeyError: 'label' (in DataLoader worker 0)"
     assert verdict.where == "/job/data.py:10"
+
+
+_LINK = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+_DURING = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def _chained(rank: int, oldest: str, newest: str, link: str, at: float) -> RankEnd:
+    head = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
+    fault = FaultRecord(
+        message=newest, callstack=f"{head}{oldest}{link}{head}{newest}\n", monotonic_s=at, where="train.py:9"
+    )
+    return _end(rank, 1, at=at + 0.1, fault=fault)
+
+
+def test_a_wrapped_peer_error_is_still_one() -> None:
+    """`raise TrainError from error`: who only lost a peer is innocent, whatever its framework calls it."""
+    verdict = _judge(
+        _chained(0, _PEER, "TrainError: step failed", _LINK, at=1.0), _raised(1, "ValueError: boom", at=1.5)
+    )
+    assert verdict.culprits == (1,)
+
+
+def test_a_barrier_in_finally_does_not_excuse_its_rank() -> None:
+    """ValueError, then a time-out in `finally: barrier()`: the first of the two is the cause."""
+    late = _chained(
+        1, "ValueError: boom", "RuntimeError: Timed out waiting 4000ms for recv operation", _DURING, at=5.0
+    )
+    verdict = _judge(_raised(0, "RuntimeError: Timed out waiting 4000ms for recv operation", at=4.9), late)
+    assert verdict.culprits == (1,)
+
+
+def test_a_rank_that_left_early_is_found_behind_a_timeout() -> None:
+    """Rank 1 ended with 0, rank 0 timed out, rank 2 waits as well: rank 1 is the cause, not one of the waiting."""
+    verdict = _judge(
+        _raised(0, "RuntimeError: Timed out waiting 4000ms for recv operation", at=5.0),
+        _end(1, 0, at=1.0),
+        _stopped(2, at=6.0, stack=_in("all_reduce")),
+    )
+    assert verdict.culprits == (1,)
+
+
+def test_a_rank_that_ended_after_the_loss_is_not_the_one_that_was_missed() -> None:
+    """Rank 1 finished long after rank 0 had lost its peer: it did not leave early."""
+    assert 1 not in _judge(_raised(0, _PEER, at=1.0), _end(1, 0, at=9.0)).culprits
+
+
+def test_what_we_stopped_was_not_killed_by_somebody_else() -> None:
+    """A rank that raised, and got our SIGTERM while it cleared up, failed by its exception."""
+    verdict = _judge(_raised(0, "ValueError: boom", at=1.0, stopped_s=1.5, code=-15), _stopped(1))
+    assert (verdict.culprits, verdict.reason, verdict.class_id, verdict.exit_code) == ((0,), "", None, 1)
+
+
+def test_a_watchdogs_message_is_found_before_its_frames() -> None:
+    """NCCL's watchdog writes its stack behind what it says: that is not what it says."""
+    words = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600 ms\n"
+    words += "".join(f"frame #{number}: c10::Error\n" for number in range(20))
+    verdict = _judge(_end(0, -6, at=5.0, last_words=words), _stopped(1, at=6.0))
+    assert (verdict.kind, verdict.culprits) == ("hang", (1,))

@@ -210,3 +210,18 @@ def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     assert stack is not None
     assert stack.where == f"{tmp_path}/train.py:8"
     assert parse_notes(notes) == (None, None)
+
+
+def test_only_the_last_program_of_a_shell_rank_counts() -> None:
+    """`python prepare.py; exec python train.py`: the error of the first is not the end of the rank."""
+    fault = json.dumps(
+        {
+            "note": "exception",
+            "message": "KeyError",
+            "traceback": "",
+            "time_s": 1,
+            "monotonic_s": 1,
+            "where": None,
+        }
+    )
+    assert parse_notes('{"note": "armed"}\n' + fault + '\n{"note": "armed"}\n') == (None, None)

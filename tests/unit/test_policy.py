@@ -75,7 +75,13 @@ def test_another_place_or_cause_is_no_loop() -> None:
 def test_progress_is_no_loop() -> None:
     """An attempt that ran much longer than the first resumed from somewhere and got further."""
     assert isinstance(decide([_fail(lasted_s=60), _fail(lasted_s=60), _fail(lasted_s=3600)], 9), Restart)
-    assert isinstance(decide([_fail(lasted_s=3600), _fail(lasted_s=60), _fail(lasted_s=60)], 9), GiveUp)
+    short = [_fail(lasted_s=60)] * 3
+    assert isinstance(decide([_fail(lasted_s=3600), *short], 9), GiveUp)
+
+
+def test_long_attempts_are_no_loop() -> None:
+    """A job that fails for the same cause every hour resumes from its checkpoints: its restarts help."""
+    assert isinstance(decide([_fail(lasted_s=seconds) for seconds in (3600, 3000, 3300)], 100), Restart)
 
 
 def test_only_the_last_three_count() -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 #: A sentence on the terminal; the whole text stands in the traceback and in the log.
 _LONGEST = 300
+_CHAINED = re.compile(
+    r"\n\n(?:The above exception was the direct cause|During handling of the above exception)[^\n]*\n\n"
+)
+_NATIVE_FRAME = re.compile(r"(\[rank\d+\]: ?)?(frame #\d+|Exception raised from|<omitting python frames>)")
 _LOADER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback")
 
 
@@ -139,9 +143,31 @@ def _moment(end: RankEnd) -> float:
 def _meaning(end: RankEnd) -> Meaning | None:
     if end.fault is None and end.code is not None and end.code < 0 and end.code != -6:
         return None  # a signal from outside: what stood on its standard error before is beside the point
-    # Standard error holds warnings from long before: only the end of it tells of the end.
-    text = end.fault.message if end.fault else "\n".join(end.last_words.splitlines()[-12:])
-    return find_meaning(text)
+    if end.fault is None:
+        return find_meaning("\n".join(_last_lines(end)))
+    newest, oldest = find_meaning(end.fault.message), _first_in_chain(end.fault.callstack)
+    if oldest is None:
+        return newest
+    # An error raised on top of another, or in its `finally`: the first one decides whose fault it is.
+    meaning = find_meaning(oldest)
+    if meaning is None and newest is not None and newest.blame in {"peer", "timeout"}:
+        return None
+    return meaning or newest
+
+
+def _last_lines(end: RankEnd) -> list[str]:
+    """Return the lines of standard error that tell of the end: it holds warnings from long before, too."""
+    lines = [line.strip() for line in end.last_words.splitlines() if line.strip()]
+    # NCCL's watchdog and C++ errors put their stack behind what they say.
+    return [line for line in lines if not _NATIVE_FRAME.match(line)][-12:]
+
+
+def _first_in_chain(callstack: str) -> str | None:
+    """Return the text of the exception that others were raised upon; None if there is one only."""
+    links = _CHAINED.split(callstack)
+    if len(links) < 2:
+        return None
+    return "\n".join(line for line in links[0].splitlines()[-20:] if not line.startswith("  "))
 
 
 def _blame(end: RankEnd) -> str:
@@ -165,7 +191,10 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=first.where,
         fix=meaning.fix if meaning else "",
-        reason="" if first.code is None else explain_exit(first.code, case, first),
+        # How a rank ended that we stopped while it still dealt with its error tells nothing.
+        reason=""
+        if first.code is None or first.stopped_s is not None
+        else explain_exit(first.code, case, first),
     )
 
 
@@ -188,6 +217,8 @@ def _is_alike(end: RankEnd, first: RankEnd) -> bool:
 
 
 def _class_of_exit(end: RankEnd) -> str | None:
+    if end.stopped_s is not None:
+        return None
     if end.code == -7:
         return "X16"
     return "R3" if end.code is not None and end.code < 0 else None
@@ -219,9 +250,10 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             fix="look at the report of that node",
         )
     if not culprits:
-        quiet = [
-            end for end in case.ranks if end not in waited and not (end.code == 0 and end.stopped_s is None)
-        ]
+        gone = _left_quietly(case, first)
+        if gone:
+            return _judge_lost(case, waited)
+        quiet = [end for end in case.ranks if end not in waited and end.code != 0]
         # Those that were in no collective when the others gave up; if all were, all that did not complain.
         culprits = [end for end in quiet if end.stack is None or end.stack.op is None] or quiet
     if not culprits:
@@ -246,10 +278,21 @@ def _is_in_init(end: RankEnd) -> bool:
     return any(frame.function in {"init_process_group", "_env_rendezvous_handler"} for frame in frames)
 
 
+def _left_quietly(case: Case, felt: RankEnd | None) -> list[RankEnd]:
+    """Return the ranks that ended with exit code 0 before ``felt`` missed one, the first of them first."""
+
+    def through_s(end: RankEnd) -> float:
+        return end.ended_s if end.finished_s is None else end.finished_s
+
+    limit = float("inf") if felt is None else _moment(felt)
+    gone = [end for end in case.ranks if end.code == 0 and end.stopped_s is None and through_s(end) <= limit]
+    return sorted(gone, key=through_s)
+
+
 def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
     """All that failed only lost a peer: it was one that left without an error, or one of another node."""
-    gone = sorted((end for end in case.ranks if end.code == 0 and end.stopped_s is None), key=_moment)
     felt = left[0] if left else next((end for end in case.ranks if end.stack is not None), None)
+    gone = _left_quietly(case, felt)
     place = felt.where if felt else None
     if gone and felt is not None:
         needed = (
@@ -332,6 +375,8 @@ def _exit_code(case: Case, cause: _Cause) -> int:
     """Return the first cause's exit code; 128 + N for a signal, as shells do."""
     if case.interrupted is not None:
         return 128 + case.interrupted
+    if cause.culprits and cause.culprits[0].fault is not None and cause.culprits[0].stopped_s is not None:
+        return 1  # it had raised, and we stopped it before it could say so by its own exit code
     for end in (*cause.culprits, *sorted(case.ranks, key=_moment)):
         if end.code and end.stopped_s is None:
             return end.code if end.code > 0 else 128 - end.code
@@ -352,10 +397,8 @@ def _first_line(end: RankEnd) -> str:
     """Return the line of an error that says most."""
     if end.fault:
         return _trim(end.fault.message.strip().split("\n")[0])
-    lines = [line.strip() for line in end.last_words.splitlines() if line.strip()]
-    told = [
-        line for line in lines[-12:] if "what():" in line or "error: " in line.lower() or "Error:" in line
-    ]
+    lines = _last_lines(end)
+    told = [line for line in lines if "what():" in line or "error: " in line.lower() or "Error:" in line]
     return _trim(told[-1] if told else lines[-1] if lines else "")
 
 

@@ -43,8 +43,10 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("peer", None, r"successfully reached monitoredBarrier, but received errors while waiting", ""),
     _meaning("peer", None, r"pair\.cc:\d+\].{0,200}?(by peer|Read error|Write error|Broken pipe)|Application timeout caused pair closure"
              r"|connectFullMesh failed", ""),
-    _meaning("peer", None, r"(Dist(Network|Store|Backend)?Error|RuntimeError): .{0,300}?(Broken pipe|[Cc]onnection (was )?(closed|reset)"
+    _meaning("peer", None, r"Dist(Network|Store|Backend)?Error: .{0,300}?(Broken pipe|[Cc]onnection (was )?(closed|reset)"
              r"|[Ff]ailed to recv|(recv|send)Bytes|[Ss]ocket closed)", ""),
+    _meaning("peer", None, r"RuntimeError: (Connection (closed|reset) by peer|Broken pipe|Socket closed|(recv|send)Bytes)", ""),
+    _meaning("peer", None, r"socketPollConnect|socketStartConnect|ncclSystemError.{0,300}?(refused|reset|closed)", ""),
     _meaning("peer", None, r"remote process exited|ncclRemoteError", ""),
     # A count of 0, or one that can't be: the peer's value never came.
     _meaning("peer", None, r"DDP expects same model across all ranks.{0,200}?inconsistent (0|\d{8,}) params", ""),
