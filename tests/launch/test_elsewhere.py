@@ -255,3 +255,30 @@ def test_an_interrupted_job_says_where_each_rank_was(tmp_path: Path) -> None:
     assert running.finish().code == 130
     waiting = read_report(tmp_path / "report.json")["waiting"]
     assert [(one["rank"], one["where"]) for one in waiting] == [(0, f"{script}:4"), (1, f"{script}:5")]
+
+
+def test_a_reader_that_takes_nothing_can_not_hold_the_job(tmp_path: Path) -> None:
+    """With a reader of standard error that never reads, Ctrl-C twice still ends the job, and the report is written."""
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        open("started", "w").close()
+        while True:
+            sys.stderr.write("x" * 10_000)
+        """,
+    )
+    read_end, write_end = os.pipe()
+    try:
+        command = [sys.executable, "-m", "rankwise.run", "--report", "report.json", "train.py"]
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=write_end, start_new_session=True)
+        wait_until((tmp_path / "started").exists, what="a rank")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert read_report(tmp_path / "report.json")["stopped_by"] == "SIGINT"

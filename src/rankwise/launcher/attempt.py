@@ -281,6 +281,7 @@ class Attempt:
             self._interrupted = number
         else:
             self._hurry = True
+            self._job.console.hurry()
 
     def _living(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.is_alive]

@@ -8,6 +8,11 @@ import threading
 from typing import final
 
 from rankwise.base.environ import get
+from rankwise.base.osdoor import IS_WINDOWS
+
+_PIPE_BUF_BYTES = 4096
+_LOOK_EVERY_S = 0.2
+_SHORT_PATIENCE_S = 1.0
 
 
 @final
@@ -17,23 +22,53 @@ class Console:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._broken: set[int] = set()
+        self._patience_s: float | None = None
+
+    def hurry(self) -> None:
+        """From now on wait for no reader that takes nothing: the job is over, or the user wants it to be."""
+        self._patience_s = _SHORT_PATIENCE_S
 
     def write(self, fd: int, data: bytes) -> None:
         """Write all of ``data``; a reader that is gone (``| head``) gets nothing more, and the job goes on."""
         with self._lock:
-            at = 0
-            while at < len(data) and fd not in self._broken:
-                try:
-                    at += os.write(fd, data[at:])
-                except BlockingIOError:
-                    # Somebody made the shared terminal non-blocking (ssh, an editor's shell): wait for room.
-                    select.select([], [fd], [], 1.0)
-                except OSError:
-                    self._broken.add(fd)
+            self._write(fd, data, None)
 
     def say(self, text: str) -> None:
-        """Write a line of our own to standard error."""
-        self.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))
+        """Write a line of our own to standard error, or drop it if nobody reads there.
+
+        Called by the loop that must stay awake for signals, so it never waits for long.
+        """
+        if self._lock.acquire(timeout=_SHORT_PATIENCE_S):
+            try:
+                self._write(2, f"{text}\n".encode("utf-8", "backslashreplace"), _SHORT_PATIENCE_S)
+            finally:
+                self._lock.release()
+
+    def _write(self, fd: int, data: bytes, patience_s: float | None) -> None:
+        at = 0
+        while at < len(data) and fd not in self._broken:
+            if not self._wait_for_room(fd, patience_s):
+                return
+            try:
+                # A pipe that has room takes this much without blocking.
+                at += os.write(fd, data[at : at + _PIPE_BUF_BYTES])
+            except BlockingIOError:
+                continue  # somebody made the shared terminal non-blocking (ssh, an editor's shell)
+            except OSError:
+                self._broken.add(fd)
+
+    def _wait_for_room(self, fd: int, patience_s: float | None) -> bool:
+        if IS_WINDOWS:
+            return True
+        waited = 0.0
+        while not select.select([], [fd], [], _LOOK_EVERY_S)[1]:
+            waited += _LOOK_EVERY_S
+            limit = self._patience_s if patience_s is None else patience_s
+            if limit is not None and waited >= limit:
+                if self._patience_s is not None:
+                    self._broken.add(fd)
+                return False
+        return True
 
     @staticmethod
     def has_colour(fd: int = 2) -> bool:

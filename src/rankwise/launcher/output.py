@@ -105,6 +105,9 @@ class Pump:
             os.write(self._wake_write, b"!")
             self._thread.join(timeout_s)
             if self._thread.is_alive():
+                self._console.hurry()
+                self._thread.join(timeout_s)
+            if self._thread.is_alive():
                 return []  # the console takes nothing: we can't wait for it for ever
         for log in self._logs.values():
             log.close()
