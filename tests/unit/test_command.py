@@ -247,6 +247,8 @@ _FLAGS = ["--nproc-per-node", "--nnodes", "--redirects", "--tee", "--rdzv-endpoi
 
 @given(flag=st.sampled_from(_FLAGS), value=st.text(max_size=12).filter(lambda text: "\0" not in text))
 @example(flag="--nproc-per-node", value="\u00b2")
+@example(flag="--nnodes", value="--")
+@example(flag="--nproc-per-node", value="--")
 @example(flag="--rdzv-endpoint", value="h:\u00b2")
 @example(flag="--redirects", value="\u0661")
 @example(flag="--hang-timeout", value="inf")

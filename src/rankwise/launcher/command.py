@@ -36,6 +36,14 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> LaunchSp
         args = build_parser(env).parse_args(list(argv))
     except UsageError as error:
         raise _explain(error, argv) from None
+    for name, value in vars(args).items():
+        # argparse makes an empty list of `--flag=--`.
+        if value == [] and name not in {
+            "training_script_args",
+            "duplicate_stdout_filters",
+            "duplicate_stderr_filters",
+        }:
+            raise UsageError(f"--{name.replace('_', '-')} has no value", hint="see `rankwise run --help`")
     _refuse_local_rank(argv[: len(argv) - len(args.training_script_args)])
     # What a text processor made of "--" is no flag: argparse takes it for the script.
     if re.match(_TYPOGRAPHIC_DASH, args.training_script):
