@@ -124,10 +124,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         OSError: The port is taken, or the address is not ours.
     """
     if not host and socket.has_dualstack_ipv6():
-        try:
+        # A port that is held on one family only fails here: the plain attempt below tells the truth.
+        with suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=2048, dualstack_ipv6=True)
-        except OSError:
-            if port:
-                # The port may be held on one family only: the plain attempt below tells the truth.
-                pass
     return socket.create_server((host, port), backlog=2048)

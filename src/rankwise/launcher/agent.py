@@ -166,7 +166,7 @@ def _ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple
 
 def _interrupted(spec: LaunchSpec, signals: Signals, console: Console) -> int:
     number = next((number for number in signals.take() if number not in signals.passed_on), 15)
-    message = f"stopped by {name_signal(number)} before any rank was started"
+    message = f"stopped by {name_signal(number)} while no rank was running"
     console.say(f"rankwise: {message}")
     if spec.report is not None:
         write_report(
