@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Env = dict[str, str]
 Namespace = dict[str, Any]
 
-_OWN_DESTS = {"report", "hang_timeout", "cold"}
+_OWN_DESTS = {"report", "hang_timeout", "cold", "preload"}
 
 # Reads {"cases": [[argv, env]…], "launches": [argv…]}; tells torchrun's actions, namespaces and launch configurations.
 _ASK_TORCH = r"""

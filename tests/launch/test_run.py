@@ -142,14 +142,19 @@ def test_only_the_recorders_modules_are_loaded_before_the_script(tmp_path: Path)
 
 
 def test_the_users_sitecustomize_runs_once_and_first(tmp_path: Path) -> None:
-    """A sitecustomize of the user's own still runs in every rank, once, and is the module of that name."""
+    """A sitecustomize of the user's own still runs in every rank, once, and is the module of that name.
+
+    One that looks at the environment must not run in the warm server, which is no rank: a line says so.
+    """
     write_script(
         tmp_path, "import os\nif 'RANK' in os.environ: print('custom site')\nX = 7", "site/sitecustomize.py"
     )
     write_script(tmp_path, "import sitecustomize; print(sitecustomize.X, sitecustomize.__file__)")
     result = run_rankwise(["train.py"], tmp_path, env={"PYTHONPATH": str(tmp_path / "site")})
     assert result.out.splitlines() == ["custom site", f"7 {tmp_path / 'site' / 'sitecustomize.py'}"]
-    assert result.err == ""
+    assert result.err == (
+        f"rankwise: cold start: {tmp_path / 'site' / 'sitecustomize.py'} acts for each process: environ\n"
+    )
 
 
 def test_a_sitecustomize_that_fails_behaves_as_without_us(tmp_path: Path) -> None:

@@ -56,16 +56,30 @@ def fill_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
 
 
-def raise_file_limit() -> None:
-    """Let this process open as many files as the hard limit allows: a job of many ranks takes several for each."""
+def raise_file_limit() -> int | None:
+    """Let this process open as many files as the hard limit allows: a job of many ranks takes several for each.
+
+    Returns:
+        The limit before, for ``set_file_limit``; None where there is none.
+    """
     try:
         import resource
     except ImportError:
-        return
+        return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        set_file_limit(hard)
+    return soft
+
+
+def set_file_limit(limit: int | None) -> None:
+    """Let this process, and what it starts, open so many files; None changes nothing."""
+    if limit is None:
+        return
+    import resource
+
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def pick_high_descriptors(count: int) -> tuple[int, ...]:
@@ -75,9 +89,9 @@ def pick_high_descriptors(count: int) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
-#: Where a rank finds the files for its notes and its stacks: high, so that the script's own descriptors get the
-#: numbers that they have under torchrun.
-NOTES_FD, STACKS_FD = pick_high_descriptors(2)
+#: Where a rank finds the files for its notes and its stacks, and the warm server its socket: high, so that the
+#: script's own descriptors get the numbers that they have under torchrun.
+NOTES_FD, STACKS_FD, SERVER_FD = pick_high_descriptors(3)
 
 
 def make_memory_file(name: str) -> int:

@@ -8,28 +8,29 @@ import os
 import signal
 import sys
 
-# Only the parent decides when the store goes: a `pkill -f` or a Ctrl-C meant for the job must not take it first.
-for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
-    if hasattr(signal, _name):
-        signal.signal(getattr(signal, _name), signal.SIG_IGN)
-del sys.path[0]  # our own folder: its names must not shadow anybody's
+if __name__ == "__main__":
+    # Only the parent decides when the store goes: a `pkill -f` or a Ctrl-C meant for the job must not take it first.
+    for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, _name):
+            signal.signal(getattr(signal, _name), signal.SIG_IGN)
+    del sys.path[0]  # our own folder: its names must not shadow anybody's
 
-from datetime import timedelta  # noqa: E402
+from datetime import timedelta
 
-from torch.distributed import TCPStore  # noqa: E402
+from torch.distributed import TCPStore
 
 
-def main(listen_fd: int, port: int) -> None:
-    """Serve until we are killed."""
+def main(listen_fd: int | str, port: int | str) -> None:
+    """Serve until we are killed; also called in a fork of the warm server."""
     options = {"use_libuv": False} if os.environ.get("USE_LIBUV") == "0" else {}
     store = TCPStore(  # noqa: F841 - it serves as long as it lives
         "127.0.0.1",
-        port,
+        int(port),
         None,
         is_master=True,
         timeout=timedelta(seconds=60),
         wait_for_workers=False,
-        master_listen_fd=listen_fd,
+        master_listen_fd=int(listen_fd),
         **options,
     )
     lifeline = os.environ.get("RANKWISE_LIFELINE")
@@ -42,4 +43,4 @@ def main(listen_fd: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*sys.argv[1:])

@@ -58,6 +58,11 @@ class Stack:
         named = [frame.function for frame in inside if frame.function not in _DECORATORS]
         return named[-1] if named else inside[-1].function
 
+    @property
+    def is_farewell(self) -> bool:
+        """Whether the script itself is over: its last exception is being shown, or the interpreter goes down."""
+        return bool(self.frames) and self.frames[-1].function not in {"<module>", "_run_module_as_main"}
+
     def _below_user(self) -> list[Frame]:
         return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))
 

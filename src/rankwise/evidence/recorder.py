@@ -68,7 +68,10 @@ class _Recorder:
         """
         if os.getpid() != self._pid:
             return
+        self._note_end()
         _let_threads_settle()
+
+    def _note_end(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is None:
             self.note("finished")

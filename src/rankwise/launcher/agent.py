@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
+from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, fill_standard_streams, raise_file_limit
 from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import Helper, InterruptedByUser
@@ -20,6 +21,7 @@ from rankwise.launcher.publish import publish, write_report
 from rankwise.launcher.rendezvous.several import SeveralNodes
 from rankwise.launcher.rendezvous.single import SingleNode
 from rankwise.launcher.signals import Signals
+from rankwise.launcher.warm_start import Host, WarmStart
 from rankwise.verdict.case import Verdict
 from rankwise.verdict.exits import name_signal
 from rankwise.verdict.judge import judge
@@ -57,6 +59,9 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None:
             helper = Helper(interpreter.path, signals, clock)
         num_ranks, prefixes = _ask_host(spec, helper)
+        num_threads = max(1, count_cores() // num_ranks)
+        host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
+        warm = WarmStart(spec, host, workers, console)
         rendezvous: Rendezvous
         if spec.is_one_node or helper is None:
             rendezvous = SingleNode(spec, num_ranks, rank0_serves=interpreter.torch_version is None)
@@ -64,7 +69,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
             rendezvous = SeveralNodes(spec, num_ranks, helper, console)
         folder = make_folder(spec.logs, rendezvous.run_id)
         job = Job(
-            spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, folder=folder, rendezvous=rendezvous,
+            spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
         )  # fmt: skip
         return _run_attempts(job)

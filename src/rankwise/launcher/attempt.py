@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.faults import read_fault
 from rankwise.base.files import read_tail
-from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, make_memory_file
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
@@ -20,7 +19,17 @@ from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
-from rankwise.launcher.workers import STORE_TAG, Change, Command, Ended, KeeperLost, NotStarted, Started
+from rankwise.launcher.workers import (
+    STORE_TAG,
+    Change,
+    Command,
+    Cooled,
+    Ended,
+    KeeperLost,
+    NotStarted,
+    Started,
+    Warmed,
+)
 from rankwise.verdict.case import Case, RankEnd, name_ranks
 from rankwise.verdict.exits import is_abort_at_exit
 
@@ -38,6 +47,8 @@ _SILENCE_S = 2.0
 _LEFT_BEHIND_S = 60.0
 #: A rank that has raised is given this long to end by itself, so that its exit code is its own.
 _LAST_BREATH_S = 2.0
+#: And this long to write its exception down, if all ranks start again anyway.
+_LAST_NOTE_S = 0.1
 #: The last words of a rank that has ended reach us within this.
 _LAST_WORDS_S = 0.5
 _ORPHAN_GRACE_S = 5.0
@@ -140,9 +151,9 @@ class Attempt:
 
     def _start(self) -> None:
         job, part = self._job, self._part
+        job.warm.begin_attempt()
         if part.listener is not None:
             self._start_store(part)
-        num_threads = max(1, count_cores() // job.num_ranks)
         for rank in self._ranks:
             error_file = None if job.spec.logs.is_off else rank.streams.folder / "error.json"
             env = build_rank_env(
@@ -152,7 +163,7 @@ class Attempt:
                 num_ranks=job.num_ranks,
                 restart=self._restarts,
                 error_file=error_file,
-                num_threads=num_threads,
+                num_threads=job.num_threads,
             )
             argv = (
                 *job.prefixes[rank.local_rank],
@@ -164,6 +175,7 @@ class Attempt:
             self._workers.start(rank.tag, command)
             for fd in rank.streams.to_close:
                 os.close(fd)
+        job.warm.tell(job.events)
         self._pump.start()
         self._tee.start()
         job.events.write(
@@ -183,6 +195,7 @@ class Attempt:
             stdio=(nowhere, nowhere, log),
             extra_fds=((number, listener.fileno()),),
             deaf=True,
+            forks="main",
         )
         self._workers.start(STORE_TAG, command)
         for fd in (nowhere, log):
@@ -250,6 +263,11 @@ class Attempt:
             case Started(tag=tag, pid=pid):
                 if rank := self._by_tag.get(tag):
                     rank.pid = pid
+                if all(rank.pid for rank in self._ranks):
+                    self._job.warm.note_all_started()
+            case Warmed() | Cooled():
+                self._job.warm.note(change)
+                self._job.warm.tell(self._job.events)
             case NotStarted(tag=tag, error=error):
                 self._note_end(tag, 127, self._clock.monotonic(), refusal=error)
             case Ended(tag=tag, code=code, at_s=at_s):
@@ -306,11 +324,18 @@ class Attempt:
         )
         for number, stack in stacks.items():
             living[number].stack = stack
-        end = self._clock.monotonic() + _LAST_BREATH_S
+        # What has raised writes it down first of all. Its own exit code is worth a wait only in the last report.
+        is_last = self._restarts >= self._job.spec.max_restarts
+        end = self._clock.monotonic() + (_LAST_BREATH_S if is_last else _LAST_NOTE_S)
         while self._clock.monotonic() < end and self._interrupted is None:
-            if not any(parse_notes(read_all(rank.notes_fd))[0] for rank in self._living()):
+            if not any(self._is_leaving(rank, is_last=is_last) for rank in self._living()):
                 return
-            self._look(0.02)
+            self._look(0.02 if is_last else 0.005)
+
+    def _is_leaving(self, rank: _Rank, *, is_last: bool) -> bool:
+        if parse_notes(read_all(rank.notes_fd))[0] is not None:
+            return is_last
+        return rank.stack is not None and rank.stack.is_farewell
 
     def _stop(self, number: int) -> None:
         """End all living ranks: the signal, the user's time to save, SIGKILL for whole groups."""

@@ -118,11 +118,23 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         master_addr=master_addr,
         master_port=master_port,
         cold=args.cold or is_on("RANKWISE_COLD", env=env),
+        preload=_parse_preload(args.preload if args.preload is not None else env.get("RANKWISE_PRELOAD", "")),
         by_variable=frozenset(
             f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
         ),
         watch=is_on("RANKWISE_WATCH", default=True, env=env),
     )
+
+
+def _parse_preload(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s]+", text) if name))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(
+                f"--preload {text}: {name!r} is no name of a module",
+                hint="names with commas between them: --preload transformers,my_package.models",
+            )
+    return names
 
 
 def _how_to_run(args: argparse.Namespace) -> str:

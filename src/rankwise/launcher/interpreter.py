@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST_TORCH = (2, 8)
-_ASK = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
+_ASK = """
+import sys, importlib.util as u
+s = u.find_spec("torch")
+print(s.origin if s else "")
+print(int(sys.flags.no_site or sys.flags.ignore_environment or sys.implementation.name != "cpython"
+          or sys.version_info < (3, 10)))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +38,13 @@ class Interpreter:
     Attributes:
         torch_version: As torch states it; None if it has no torch.
         is_ours: Whether it is the launcher's own.
+        can_warm: Whether a warm server can be made of it: CPython 3.10 that looks at PYTHONPATH (no -S, -E, -I).
     """
 
     path: str
     torch_version: str | None
     is_ours: bool = True
+    can_warm: bool = True
 
 
 def find_interpreter(*, needs_torch: bool = True) -> Interpreter:
@@ -63,14 +71,15 @@ def find_interpreter(*, needs_torch: bool = True) -> Interpreter:
 
 def _choose() -> Interpreter:
     if named := get("PYTHON_EXEC"):
-        return Interpreter(path=named, torch_version=_ask_version(named), is_ours=False)
+        return _ask(named)
     spec = find_spec("torch")
     ours = Interpreter(path=sys.executable, torch_version=_read_version(spec.origin if spec else None))
     if ours.torch_version is not None:
         return ours
     for path in _list_others():
-        if version := _ask_version(path):
-            return Interpreter(path=path, torch_version=version, is_ours=False)
+        other = _ask(path)
+        if other.torch_version is not None:
+            return other
     return ours
 
 
@@ -86,12 +95,14 @@ def _list_others() -> Iterator[str]:
             yield path_found
 
 
-def _ask_version(python: str) -> str | None:
+def _ask(python: str) -> Interpreter:
     try:
         asked = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{python} can't be run: {error}", hint="check PYTHON_EXEC") from error
-    return _read_version(asked.stdout.strip() or None)
+    origin, _, is_closed = asked.stdout.strip().rpartition("\n")
+    version = _read_version(origin.strip().rpartition("\n")[2] or None)
+    return Interpreter(path=python, torch_version=version, is_ours=False, can_warm=is_closed.strip() == "0")
 
 
 def _read_version(origin: str | None) -> str | None:

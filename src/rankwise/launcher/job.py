@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Rendezvous
     from rankwise.launcher.signals import Signals
     from rankwise.launcher.spec import LaunchSpec, Logs
+    from rankwise.launcher.warm_start import WarmStart
     from rankwise.launcher.workers import Workers
 
 
@@ -29,6 +30,7 @@ class Job:
         python: The interpreter that runs the ranks.
         num_ranks: Ranks on this node.
         prefixes: Words that stand before each local rank's command (NUMA binding).
+        num_threads: OMP_NUM_THREADS of a rank, where the user has set none.
         folder: Where logs and error files of this run go.
     """
 
@@ -36,6 +38,8 @@ class Job:
     python: str
     num_ranks: int
     prefixes: tuple[tuple[str, ...], ...]
+    num_threads: int
+    warm: WarmStart
     folder: Path
     rendezvous: Rendezvous
     workers: Workers

@@ -16,49 +16,53 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.osdoor import adopt_orphans, die_with_parent
+from rankwise.base.osdoor import (
+    NOTES_FD,
+    SERVER_FD,
+    STACKS_FD,
+    adopt_orphans,
+    die_with_parent,
+    raise_file_limit,
+    set_file_limit,
+)
 from rankwise.evidence.notes import read_all
+from rankwise.launcher.orders import DATAGRAM_BYTES, Order
 from rankwise.launcher.processes import end_descendants, list_descendants
+from rankwise.launcher.warm_link import Forked, Refused, Told, Waiting, WarmLink
+from rankwise.verdict.exits import name_signal
 
 if TYPE_CHECKING:
     from types import FrameType
 
-#: Larger than any order; the environment travels only as what differs from ours.
-DATAGRAM_BYTES = 1 << 20
+#: How often a server that says nothing is looked at.
+_LOOK_EVERY_S = 5.0
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
-@dataclass(slots=True, kw_only=True)
-class Order:
-    """One order, with the descriptors that came with it."""
-
-    op: str
-    tag: str = ""
-    argv: list[str] = field(default_factory=list)
-    env: dict[str, str | None] = field(default_factory=dict)
-    # Descriptors: the first three become the standard streams, each of the others keeps the number given here.
-    fds: list[int] = field(default_factory=list)
-    number: int = 0
-    tree: bool = False
-    grace_s: float = 0.0
-    # Started deaf to the signals that end jobs: only we decide when it goes.
-    deaf: bool = False
-    # The order proper is in a memory file, as the last descriptor: too long for a datagram.
-    payload: bool = False
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")
 
 
 @final
 class Keeper:
     """The keeper's state: who was started, and under which tag."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, *, can_adopt: bool) -> None:
+        self._sock, self._can_adopt = sock, can_adopt
         self._tags: dict[int, str] = {}
         self._dispositions = {name: signal.getsignal(getattr(signal, name)) for name in _DEAF_TO}
+        self._ending = {int(getattr(signal, name)) for name in _ENDING}
+        self._link: WarmLink | None = None
+        self._server_status: int | None = None
+        self._selector = selectors.DefaultSelector()
+        # Orders that wait for the warm server hold descriptors; the ranks keep the limit that the user gave them.
+        self._file_limit = raise_file_limit()
+        # What a rank finds under these numbers passes through here: nothing of ours may ever stand there.
+        self._nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in (NOTES_FD, STACKS_FD, SERVER_FD):
+            os.dup2(self._nowhere, number, inheritable=False)
 
     def run(self) -> None:
         """Serve until the parent is gone, then end everything below."""
@@ -67,16 +71,18 @@ class Keeper:
         os.set_blocking(wake_read, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _wake)
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._sock, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                for key, _ in selector.select(_LOOK_EVERY_S if self._link else None):
                     if key.fd == wake_read:
                         _drain(wake_read)
-                    elif not self._serve_one():
+                    elif key.fd == self._sock.fileno() and not self._serve_one():
                         end_descendants((), 0, SYSTEM_CLOCK)
                         return
+                # Before the dead are counted: a forked process must be known by the time it ends.
+                self._hear_server()
                 self._reap()
 
     def _serve_one(self) -> bool:
@@ -91,28 +97,49 @@ class Keeper:
             order = Order(**json.loads(read_all(fds[-1])))
             os.close(fds.pop())
         try:
-            if order.op == "start":
+            if order.op == "start" and order.forks and self._link is not None:
+                self._link.fork(order, fds)
+                fds = []
+            elif order.op == "start":
                 self._start(order, fds)
-            elif order.op == "signal":
-                self._signal(order)
-            elif order.op == "sweep":
-                keep = [pid for pid, tag in self._tags.items() if tag]
-                self._say(
-                    {"swept": end_descendants(keep, order.grace_s, SYSTEM_CLOCK, hurry=self._is_called)}
-                )
-            elif order.op == "leave":
-                # A job that is through: what the script left running on purpose goes to init.
-                self._say({"left": len(list_descendants(os.getpid())) - len(self._tags)})
-                for pid in self._tags:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
-                os._exit(0)
+            elif order.op == "warm":
+                self._warm_up(order, fds)
+            else:
+                self._obey(order)
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
-    def _start(self, order: Order, fds: list[int]) -> None:
+    def _obey(self, order: Order) -> None:
+        if order.op == "retire":
+            self._end_link()
+        elif order.op == "signal":
+            self._signal(order)
+        elif order.op == "sweep":
+            keep = [*self._tags, *self._list_server()]
+            self._say({"swept": end_descendants(keep, order.grace_s, SYSTEM_CLOCK, hurry=self._is_called)})
+        elif order.op == "leave":
+            # A job that is through: what the script left running on purpose goes to init.
+            ours = {*self._tags, *self._list_server()}
+            self._say({"left": len(set(list_descendants(os.getpid())) - ours)})
+            for pid in ours:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+
+    def _start(self, order: Order, fds: list[int]) -> int | None:
+        """Start a process and tell its pid; None if that could not be done."""
+        try:
+            pid = self._spawn(order, fds)
+        except OSError as error:
+            self._say({"failed": order.tag, "error": f"{error.strerror}: {error.filename or order.argv[0]}"})
+            return None
+        self._tags[pid] = order.tag
+        self._say({"started": order.tag, "pid": pid})
+        return pid
+
+    def _spawn(self, order: Order, fds: list[int]) -> int:
         env = dict(os.environ)  # noqa: TID251 - the parent's own, as it was at the fork
         for name, value in order.env.items():
             if value is None:
@@ -125,39 +152,122 @@ class Keeper:
             for name, handler in self._dispositions.items():
                 signal.signal(getattr(signal, name), signal.SIG_IGN if order.deaf else handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            set_file_limit(self._file_limit)
             die_with_parent()
             if os.getppid() != me:
                 os._exit(1)  # the keeper died in between: nobody would ever end us
 
-        moved = []
         try:
             for wanted, fd in zip(order.fds, fds[3:], strict=True):
-                moved.append(os.dup2(fd, wanted, inheritable=False))
+                os.dup2(fd, wanted, inheritable=False)
             process = subprocess.Popen(
                 order.argv, env=env, stdin=fds[0], stdout=fds[1], stderr=fds[2],
                 start_new_session=True, close_fds=True, pass_fds=order.fds, preexec_fn=become_rank,  # noqa: PLW1509 - one thread
             )  # fmt: skip
+        finally:
+            for wanted in order.fds:
+                os.dup2(self._nowhere, wanted, inheritable=False)
+        process.returncode = 0  # reaped below, together with adopted orphans; Popen must not try
+        return process.pid
+
+    # ------------------------------------------------------------ the warm server
+
+    def _warm_up(self, order: Order, fds: list[int]) -> None:
+        """Start the warm server; an order that it can't carry out is started cold."""
+        if not self._can_adopt:
+            self._say({"cold": "this system does not let us adopt forked ranks"})
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = self._spawn(order, [*fds, theirs.fileno()])
         except OSError as error:
-            self._say({"failed": order.tag, "error": f"{error.strerror}: {error.filename or order.argv[0]}"})
+            ours.close()
+            self._say({"cold": f"{order.argv[0]} can't be started: {error.strerror}"})
             return
         finally:
-            for fd in moved:
-                os.close(fd)
-        self._tags[process.pid] = order.tag
-        process.returncode = 0  # reaped below, together with adopted orphans; Popen must not try
-        self._say({"started": order.tag, "pid": process.pid})
+            theirs.close()
+        self._server_status = None
+        self._link = WarmLink(pid, ours, order.env, SYSTEM_CLOCK.monotonic())
+        self._selector.register(self._link, selectors.EVENT_READ)
+
+    def _list_server(self) -> list[int]:
+        """Return the server's pid and those of what its imports have started."""
+        return [self._link.pid, *list_descendants(self._link.pid)] if self._link is not None else []
+
+    def _hear_server(self) -> None:
+        if self._link is None:
+            return
+        told, is_there = self._link.read()
+        for one in told:
+            match one:
+                case Forked(waiting=waiting, pid=pid):
+                    self._welcome(waiting, pid)
+                case Refused(waiting=waiting, reason=reason):
+                    self._say({"cold": reason})
+                    self._start_waiting(waiting)
+                case Told(message=message):
+                    self._say(message)
+        if delay := self._link.find_delay(SYSTEM_CLOCK.monotonic()):
+            self._end_link(delay)
+        elif not is_there:
+            self._end_link("" if self._link.gave_up else f"the warm server {self._describe_end()}")
+
+    def _describe_end(self) -> str:
+        """Tell how the server, which has closed its socket, came to its end."""
+        for _ in range(100):
+            self._reap()
+            if self._server_status is not None:
+                code = os.waitstatus_to_exitcode(self._server_status)
+                return f"ended with exit code {code}" if code >= 0 else f"was killed by {name_signal(-code)}"
+            SYSTEM_CLOCK.sleep(0.01)
+        return "closed its socket"
+
+    def _welcome(self, waiting: Waiting, pid: int) -> None:
+        self._tags[pid] = waiting.order.tag
+        self._say({"started": waiting.order.tag, "pid": pid})
+        for fd in waiting.fds:
+            os.close(fd)
+        for number in waiting.signals:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _start_waiting(self, waiting: Waiting) -> None:
+        pid = self._start(waiting.order, waiting.fds)
+        for fd in waiting.fds:
+            os.close(fd)
+        for number in waiting.signals if pid is not None else ():
+            os.kill(pid or 0, number)
+
+    def _end_link(self, reason: str = "") -> None:
+        """End the server; what it has not forked is started cold."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        self._selector.unregister(link)
+        left = link.close()
+        with suppress(ProcessLookupError):
+            os.kill(link.pid, signal.SIGKILL)
+        if reason:
+            self._say({"cold": reason})
+        for waiting in left:
+            self._start_waiting(waiting)
 
     def _signal(self, order: Order) -> None:
+        if self._link is not None and order.number in self._ending and self._link.drop(order.tag):
+            # It waited for the server, and now it need not begin: told as if it had died of the signal.
+            self._say({"ended": order.tag, "status": order.number, "at": SYSTEM_CLOCK.monotonic()})
+            return
+        if self._link is not None and self._link.signal(order.tag, order.number):
+            return
         for pid, tag in self._tags.items():
             if tag != order.tag:
                 continue
-            try:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, order.number)
+            # A process that was forked a moment ago may not lead its group yet: so both.
+            with suppress(ProcessLookupError, PermissionError):
                 if order.tree:
                     os.killpg(pid, order.number)
-                else:
-                    os.kill(pid, order.number)
-            except (ProcessLookupError, PermissionError):
-                continue
 
     def _is_called(self) -> bool:
         """Whether the parent is gone or has another order: then what is being done must end at once."""
@@ -171,6 +281,8 @@ class Keeper:
                 return
             if not pid:
                 return
+            if self._link is not None and pid == self._link.pid:
+                self._server_status = status
             tag = self._tags.pop(pid, None)
             if tag is not None:
                 self._say({"ended": tag, "pid": pid, "status": status, "at": SYSTEM_CLOCK.monotonic()})
@@ -220,14 +332,14 @@ def fork_keeper() -> tuple[int, socket.socket]:
         theirs.close()
         return pid, ours
     try:
-        keeper = Keeper(_alone_with(theirs))
+        sock = _alone_with(theirs)
+        keeper = Keeper(sock, can_adopt=adopt_orphans())
         if hasattr(signal, "SIGWINCH"):
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
         for number in deaf:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.setpgid(0, 0)  # out of the terminal's group: Ctrl-C is the parent's business
-        adopt_orphans()
         keeper.run()
     except BaseException:  # noqa: BLE001 - a forked copy of the parent must never return into its code
         sys.excepthook(*sys.exc_info())

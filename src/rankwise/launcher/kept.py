@@ -8,19 +8,46 @@ import select
 import signal
 import socket
 from dataclasses import asdict
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypedDict, final
 
 from rankwise.base.errors import LaunchError
-from rankwise.base.osdoor import adopt_orphans, make_memory_file
-from rankwise.launcher.keeper import DATAGRAM_BYTES, Order, fork_keeper
+from rankwise.base.osdoor import SERVER_FD, adopt_orphans, make_memory_file
+from rankwise.launcher.keeper import fork_keeper
+from rankwise.launcher.orders import DATAGRAM_BYTES, Order
 from rankwise.launcher.processes import end_descendants
-from rankwise.launcher.workers import Change, Command, Ended, KeeperLost, NotStarted, Started
+from rankwise.launcher.workers import (
+    Change,
+    Command,
+    Cooled,
+    Ended,
+    KeeperLost,
+    NotStarted,
+    Started,
+    Warmed,
+)
 
 if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.launcher.signals import Signals
 
 _LONGEST_DATAGRAM = 60_000
+
+
+class _Message(TypedDict, total=False):
+    """What the keeper says."""
+
+    ended: str
+    status: int
+    at: float
+    started: str
+    pid: int
+    failed: str
+    error: str
+    ready: int
+    num_modules: int
+    seconds: float
+    cold: str
+    warning: str
 
 
 @final
@@ -35,15 +62,17 @@ class KeptWorkers:
         self._waiting: list[Change] = []
         self._lost = self._is_leaving = False
 
+    def warm_up(self, command: Command) -> bool:
+        order = _to_order("warm", "", command)
+        order.fds.append(SERVER_FD)
+        self._send(order, list(command.stdio))
+        return True
+
+    def retire(self) -> None:
+        self._send(Order(op="retire"))
+
     def start(self, tag: str, command: Command) -> None:
-        order = Order(
-            op="start",
-            tag=tag,
-            argv=list(command.argv),
-            env=command.env,
-            deaf=command.deaf,
-            fds=[number for number, _ in command.extra_fds],
-        )
+        order = _to_order("start", tag, command)
         self._send(order, [*command.stdio, *(fd for _, fd in command.extra_fds)])
 
     def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
@@ -96,13 +125,8 @@ class KeptWorkers:
                 self._lost = True
                 return answers
             message = json.loads(data)
-            if "ended" in message:
-                code = os.waitstatus_to_exitcode(message["status"])
-                self._waiting.append(Ended(tag=message["ended"], code=code, at_s=message["at"]))
-            elif "started" in message:
-                self._waiting.append(Started(tag=message["started"], pid=message["pid"]))
-            elif "failed" in message:
-                self._waiting.append(NotStarted(tag=message["failed"], error=message["error"]))
+            if change := _to_change(message):
+                self._waiting.append(change)
             else:
                 answers.update(message)
 
@@ -148,3 +172,33 @@ class KeptWorkers:
             self._clock.sleep(0.002)
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+
+
+def _to_change(message: _Message) -> Change | None:
+    """Read what the keeper tells of its own accord; None for an answer."""
+    change: Change | None = None
+    if "ended" in message:
+        code = os.waitstatus_to_exitcode(message["status"])
+        change = Ended(tag=message["ended"], code=code, at_s=message["at"])
+    elif "started" in message:
+        change = Started(tag=message["started"], pid=message["pid"])
+    elif "failed" in message:
+        change = NotStarted(tag=message["failed"], error=message["error"])
+    elif "ready" in message:
+        change = Warmed(num_modules=message["num_modules"], seconds=message["seconds"])
+    elif "cold" in message or "warning" in message:
+        is_warning = "warning" in message
+        change = Cooled(reason=message["warning" if is_warning else "cold"], is_warning=is_warning)
+    return change
+
+
+def _to_order(op: str, tag: str, command: Command) -> Order:
+    return Order(
+        op=op,
+        tag=tag,
+        argv=list(command.argv),
+        env=command.env,
+        deaf=command.deaf,
+        forks=command.forks,
+        fds=[number for number, _ in command.extra_fds],
+    )

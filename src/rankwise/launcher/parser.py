@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
-OWN_FLAGS = ("--report", "--hang-timeout", "--hang_timeout", "--cold")
+OWN_FLAGS = ("--report", "--hang-timeout", "--hang_timeout", "--cold", "--preload")
 
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 
@@ -76,8 +76,8 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
         prog="rankwise run",
         usage="rankwise run [flags] train.py [the script's own arguments]",
         description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
-        epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), RANKWISE_WATCH=0 "
-        "(never judge a hang). Every flag of torchrun is also read from PET_<FLAG>.",
+        epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), "
+        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (never judge a hang). Every flag of torchrun is also read from PET_<FLAG>.",
     )
     add = _Adder(env)
     _add_start(parser, add)
@@ -93,6 +93,10 @@ def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
     nodes = parser.add_argument_group("what to start")
     add.value(nodes, "nnodes", "1:1", "Nodes of the job, N or MIN:MAX.")
     add.value(nodes, "nproc-per-node", "1", "Ranks on this node: a number, gpu, cpu, xpu or auto.")
+    nodes.add_argument("--cold", action="store_true", help="Start every rank as a fresh interpreter.")
+    nodes.add_argument(
+        "--preload", metavar="MODULE,…", help="Import these too before the ranks are forked: transformers,…"
+    )
     add.flag(nodes, "module", "-m", "Run the script as a module, as `python -m` does.")
     add.flag(nodes, "no-python", None, "Run the script as a program, without Python in front.")
     add.flag(nodes, "run-path", None, "Run the script, an absolute path, with runpy.run_path.")
@@ -133,7 +137,6 @@ def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
         "--hang-timeout", "--hang_timeout", type=_positive_seconds, metavar="SECONDS",
         help="How long ranks may wait, idle, for one that has already left (60).",
     )  # fmt: skip
-    faults.add_argument("--cold", action="store_true", help="Start every rank as a fresh interpreter.")
 
 
 def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:

@@ -33,6 +33,12 @@ class PlainWorkers:
         self._waiting: list[Change] = []
         self._lifeline, self._held = os.pipe()
 
+    def warm_up(self, command: Command) -> bool:  # noqa: ARG002 - there is no such thing here
+        return False
+
+    def retire(self) -> None:
+        """There is no server."""
+
     def start(self, tag: str, command: Command) -> None:
         env = environ() | {name: value for name, value in command.env.items() if value is not None}
         for name in (name for name, value in command.env.items() if value is None):

@@ -45,7 +45,6 @@ def build_rank_env(
     num_threads: int,
 ) -> dict[str, str | None]:
     """Return what a rank's environment has beyond ours; ``num_threads`` counts only where the user set none."""
-    env: dict[str, str | None] = {}
     rank = RankEnv(
         rank=part.base_rank + local_rank,
         local_rank=local_rank,
@@ -66,14 +65,20 @@ def build_rank_env(
         signals_to_handle=",".join(spec.signals),
         local_rank_shown=0 if spec.virtual_local_rank else None,
     )
-    env.update(rank.to_env())
-    outer = environ()
-    env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if "OMP_NUM_THREADS" not in outer:
-        env["OMP_NUM_THREADS"] = str(num_threads)
+    env = {**build_shared_env(num_threads), **rank.to_env()}
     if spec.virtual_local_rank:
-        visible = outer.get("CUDA_VISIBLE_DEVICES")
+        visible = environ().get("CUDA_VISIBLE_DEVICES")
         env["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible.split(",")[local_rank]
+    return env
+
+
+def build_shared_env(num_threads: int) -> dict[str, str | None]:
+    """Return what all ranks of this node have beyond our environment; libraries read some of it at their import."""
+    outer = environ()
+    env: dict[str, str | None] = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "OMP_NUM_THREADS": outer.get("OMP_NUM_THREADS", str(num_threads)),
+    }
     if os.name == "nt":
         env["USE_LIBUV"] = outer.get("USE_LIBUV", "0")
     return env
@@ -81,7 +86,6 @@ def build_rank_env(
 
 def hook_env(notes: int | str, stacks: int | str, identities: tuple[int, ...] = ()) -> dict[str, str | None]:
     """Return what makes Python arm the recorder before the script's first line."""
-    outer = environ().get("PYTHONPATH")
     orders = {
         "notes": notes,
         "stacks": stacks,
@@ -89,9 +93,14 @@ def hook_env(notes: int | str, stacks: int | str, identities: tuple[int, ...] = 
         "lifeline": None,
         "identities": identities,
     }
+    return {"RANKWISE_RANK": json.dumps(orders), **hook_path_env()}
+
+
+def hook_path_env() -> dict[str, str | None]:
+    """Return what makes Python import our hook; the hook takes it away again."""
+    outer = environ().get("PYTHONPATH")
     env: dict[str, str | None] = {
-        "RANKWISE_RANK": json.dumps(orders),
-        "PYTHONPATH": os.pathsep.join([str(HOOK_FOLDER), *([outer] if outer else [])]),
+        "PYTHONPATH": os.pathsep.join([str(HOOK_FOLDER), *([outer] if outer else [])])
     }
     if outer == "":
         env["RANKWISE_EMPTY_PYTHONPATH"] = "1"
@@ -111,6 +120,7 @@ def build_rank_command(
             env={**env, **hook_env(NOTES_FD, STACKS_FD, identities)},
             stdio=streams.stdio,
             extra_fds=fds,
+            forks="script",
         )
     # Without a keeper nobody moves descriptors: the recorder opens files by their names.
     notes, stacks = str(streams.folder / "notes.jsonl"), str(streams.folder / "stacks.txt")

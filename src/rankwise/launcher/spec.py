@@ -95,6 +95,7 @@ class LaunchSpec:
             None for the default.
         by_variable: Flags that were chosen by a PET_* variable, as ``--master-addr``.
         cold: Start every rank as a fresh interpreter.
+        preload: Modules that the user wants imported before the ranks are forked.
         watch: Judge whether ranks that live still get on.
     """
 
@@ -118,6 +119,7 @@ class LaunchSpec:
     hang_timeout_s: float | None = None
     by_variable: frozenset[str] = frozenset()
     cold: bool = False
+    preload: tuple[str, ...] = ()
     watch: bool = True
 
     @property

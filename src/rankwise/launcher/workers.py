@@ -22,6 +22,8 @@ class Command:
         stdio: Descriptors for standard input, output and error.
         extra_fds: Further descriptors: the number in the new process, and ours.
         deaf: Whether it ignores the signals that end jobs from its first instruction on.
+        forks: How the warm server may stand in for it: ``script`` for a rank, whose command is the server's own;
+            ``main`` for a program of ours, a file with a function of that name; empty for never.
     """
 
     argv: tuple[str, ...]
@@ -29,6 +31,7 @@ class Command:
     stdio: tuple[int, int, int] = (0, 1, 2)
     extra_fds: tuple[tuple[int, int], ...] = ()
     deaf: bool = False
+    forks: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +64,33 @@ class KeeperLost:
     """The keeper died; the kernel has killed all that it had started."""
 
 
-Change = Started | NotStarted | Ended | KeeperLost
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmed:
+    """The warm server is ready: it has imported so many modules in so many seconds."""
+
+    num_modules: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cooled:
+    """Ranks are started cold from now on, or, with ``is_warning``, a module was not preloaded."""
+
+    reason: str
+    is_warning: bool = False
+
+
+Change = Started | NotStarted | Ended | KeeperLost | Warmed | Cooled
 
 
 class Workers(Protocol):
     """Runs processes under tags."""
+
+    def warm_up(self, command: Command) -> bool:
+        """Start the warm server, from which later commands are forked; False where there can be none."""
+
+    def retire(self) -> None:
+        """End the warm server: no further command will be forked."""
 
     def start(self, tag: str, command: Command) -> None:
         """Start a process; ``Started`` or ``NotStarted`` follows."""

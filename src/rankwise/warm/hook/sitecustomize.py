@@ -1,10 +1,15 @@
 """Python imports this in a rank before the script: it hides its traces, then arms the recorder.
 
+In the warm server, which is started as the very same command, it stops here and forks the ranks; each of them
+comes back from ``serve`` and goes on as if it had been started by itself.
 It stands alone, as the rank's Python may have no rankwise: what it needs is loaded by path.
 """
 
-import os
 import sys
+
+_known = frozenset(sys.modules)  # what every Python has loaded by now; the rest is ours
+
+import os  # noqa: E402
 
 
 def _hide() -> None:
@@ -21,20 +26,23 @@ def _hide() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _arm(orders: str) -> None:
+def _load(room: str, name: str) -> object:
     import importlib.util
-    import json
 
-    path = os.path.join(os.path.dirname(__file__), "..", "..", "evidence", "recorder.py")
-    spec = importlib.util.spec_from_file_location("rankwise.evidence.recorder", os.path.normpath(path))
-    recorder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recorder)
-    recorder.arm(**json.loads(orders))
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", room, f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"rankwise.{room}.{name}", os.path.normpath(path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
+_warm = os.environ.pop("RANKWISE_WARM", None)
 _orders = os.environ.pop("RANKWISE_RANK", None)
 _hide()
 _mine = sys.modules.pop("sitecustomize", None)
+if _warm is not None:
+    _server = _load("warm", "server")
+    _server.check_site(_warm)  # ends this process if it finds that there can be no server here
 try:
     import sitecustomize as _real  # the environment's own, if it has one, runs as it would have
 except ImportError as _error:
@@ -42,9 +50,22 @@ except ImportError as _error:
         raise
     _real = None
     sys.modules["sitecustomize"] = _mine
+if _warm is not None:
+    try:
+        # Returns only in a forked rank, with that rank's environment; in the server it never does.
+        _load("warm", "server").serve(
+            _warm, known=_known, hook_folder=os.path.dirname(os.path.abspath(__file__))
+        )
+    except BaseException:
+        # site.py would print a line and go on: the script would run in the server.
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    _orders = os.environ.pop("RANKWISE_RANK", None)
 if _orders is not None:
     try:
-        _arm(_orders)
+        import json as _json
+
+        _load("evidence", "recorder").arm(**_json.loads(_orders))
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
 if _real is None:

@@ -1,0 +1,183 @@
+"""The keeper's link to the warm server: orders wait here until it has forked them, or come back to be started cold."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.launcher.orders import Order
+
+#: Python starts in 0.03 s; on a slow network disk it may take seconds to get as far as our hook.
+_HELLO_S = 60.0
+#: Nobody imports torch for so long, unless a disk hangs.
+_READY_S = 900.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """An order that the server has not carried out yet; the descriptors are ours until then."""
+
+    order: Order
+    fds: list[int]
+    is_sent: bool = False
+    signals: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """The server forked a process, which is a child of the keeper by now or in a moment."""
+
+    waiting: Waiting
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """An order must be started cold."""
+
+    waiting: Waiting
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the server says beside that: when it is ready, what it could not import, why it gives up."""
+
+    message: dict[str, object]
+
+
+@final
+class WarmLink:
+    """One server, from its start to its end.
+
+    Attributes:
+        gave_up: Whether it has said why it can't serve.
+
+    Args:
+        pid: The server's.
+        sock: Our end of its socket.
+        env: How its environment differs from the keeper's.
+        now_s: The time of its start.
+    """
+
+    def __init__(self, pid: int, sock: socket.socket, env: Mapping[str, str | None], now_s: float) -> None:
+        self.pid, self._sock, self._env, self._started_s = pid, sock, env, now_s
+        self._waiting: dict[str, Waiting] = {}
+        self._has_hook = self._is_ready = self.gave_up = False
+        sock.setblocking(False)  # noqa: FBT003 - its only form
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the server has spoken, or is gone."""
+        return self._sock.fileno()
+
+    def fork(self, order: Order, fds: list[int]) -> None:
+        """Have a process forked, as soon as the server is ready."""
+        self._waiting[order.tag] = Waiting(order=order, fds=list(fds), signals=[])
+        if self._is_ready:
+            self._send_waiting()
+
+    def signal(self, tag: str, number: int) -> bool:
+        """Note a signal for a process that is not forked yet; False if none of that name waits."""
+        if tag not in self._waiting:
+            return False
+        self._waiting[tag].signals.append(number)
+        return True
+
+    def drop(self, tag: str) -> bool:
+        """Forget an order that has not reached the server."""
+        waiting = self._waiting.get(tag)
+        if waiting is None or waiting.is_sent:
+            return False
+        del self._waiting[tag]
+        _close(waiting.fds)
+        return True
+
+    def read(self) -> tuple[list[Forked | Refused | Told], bool]:
+        """Return what the server has said, in order, and whether it is still there."""
+        found: list[Forked | Refused | Told] = []
+        while True:
+            try:
+                data = self._sock.recv(1 << 16)
+            except BlockingIOError:
+                return found, True
+            except ConnectionError:
+                data = b""
+            if not data:
+                return found, False
+            message = json.loads(data)
+            if "forked" in message:
+                waiting = self._waiting.pop(message["forked"])
+                found.append(Forked(waiting=waiting, pid=message["pid"]))
+            elif "refused" in message:
+                waiting = self._waiting.pop(message["refused"])
+                found.append(Refused(waiting=waiting, reason=message["reason"]))
+            elif "hello" in message:
+                self._has_hook = True
+            else:
+                self._is_ready |= "ready" in message
+                self.gave_up |= "cold" in message
+                found.append(Told(message=message))
+            if self._is_ready:
+                self._send_waiting()
+
+    def find_delay(self, now_s: float) -> str:
+        """Tell what takes too long; empty as long as nothing does."""
+        passed = now_s - self._started_s
+        if not self._has_hook and passed > _HELLO_S:
+            return f"Python did not get to our hook within {_HELLO_S:.0f} s"
+        if not self._is_ready and passed > _READY_S:
+            return f"torch was not imported within {_READY_S:.0f} s"
+        return ""
+
+    def close(self) -> list[Waiting]:
+        """Close our end, upon which the server ends; return the orders that it has not carried out."""
+        self._sock.close()
+        left, self._waiting = list(self._waiting.values()), {}
+        return left
+
+    def _send_waiting(self) -> None:
+        for waiting in self._waiting.values():
+            if waiting.is_sent:
+                continue
+            try:
+                socket.send_fds(self._sock, [self._to_order(waiting.order)], waiting.fds)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):
+                    return  # enough on its way: the rest follows the next answer
+                # Whatever is wrong with the socket, the next look at it tells.
+            waiting.is_sent = True
+
+    def _to_order(self, order: Order) -> bytes:
+        names = {*self._env, *order.env}
+        outer = os.environ  # noqa: TID251 - the keeper's own, which both environments are made of
+        differing: dict[str, str | None] = {}
+        for name in names:
+            wanted = order.env[name] if name in order.env else outer.get(name)
+            if wanted != (self._env[name] if name in self._env else outer.get(name)):
+                differing[name] = wanted
+        program = (
+            {"runs": order.argv[2], "args": order.argv[3:]} if order.forks == "main" else {"runs": "script"}
+        )
+        message = {
+            "op": "fork",
+            "tag": order.tag,
+            "env": differing,
+            "fds": order.fds,
+            "deaf": order.deaf,
+            "keeper": os.getpid(),
+            "args": [],
+            **program,
+        }
+        return json.dumps(message).encode()
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

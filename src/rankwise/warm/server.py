@@ -1,0 +1,558 @@
+"""The warm server: a rank's own command, stopped before its first line; it imports torch once and forks the ranks.
+
+It runs in the `site` phase of a Python that was started as the rank's very command, so what is forked here and
+let go is an ordinary interpreter about to run the script. It stands alone, as ``hook/sitecustomize.py`` does:
+the ranks' Python may have no rankwise. It never computes, never touches a device, and has one thread: else a
+forked child would inherit a library that believes in threads, or a driver, that it hasn't got.
+
+Orders and answers are JSON datagrams on a socket whose other end is the keeper's:
+``{"op": "fork" | "retire", …}`` with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | "forked" | "refused": …}``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
+# Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
+_DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/neuron")
+#: What in a sitecustomize would be another thing in the server than in a rank: Debian's and Ubuntu's has none of it.
+_PER_PROCESS = re.compile(
+    r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\."
+)
+#: torch's own default seed, where it is a constant: a fresh interpreter has it, and so must a rank.
+_CONSTANT_SEED = 67280421310721
+_OWN_REFERENCES = 2
+_REHEARSAL_S = 10.0
+#: So long without an order, and the rest is imported, for restarts.
+_IDLE_S = 1.0
+
+_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+
+
+class Cold(Exception):  # noqa: N818 - a decision, not an error
+    """Ranks must not be forked from here; the text says why."""
+
+
+def serve(orders: str, *, known: frozenset[str], hook_folder: str) -> None:
+    """Import, check, and fork ranks when told to; returns only in a rank.
+
+    Args:
+        orders: JSON: ``fd`` of the socket; names to import: ``torch`` (must succeed), ``asked`` (by the user) and
+            ``later``; ``first_path``, the folder that the script will have in front of its sys.path, or null;
+            ``latched``, prefixes of variables that libraries read when they are imported.
+        known: Modules that had been loaded before any of ours.
+        hook_folder: Where the hook is, for a rank that starts again by itself.
+    """
+    server = _Server(json.loads(orders), known, hook_folder)
+    try:
+        server.prepare()
+    except Cold as reason:
+        server.say({"cold": str(reason)})
+        os._exit(0)
+    server.serve()
+
+
+def check_site(orders: str) -> None:
+    """Refuse to serve, before it runs, where a sitecustomize of the environment's own acts for each process.
+
+    Args:
+        orders: As for ``serve``.
+    """
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize")
+    try:
+        with open(spec.origin or "", encoding="utf-8", errors="replace") as file:  # type: ignore[union-attr]
+            text = file.read()
+    except (OSError, AttributeError):
+        return
+    if found := _PER_PROCESS.search(text):
+        sock = socket.socket(fileno=json.loads(orders)["fd"])
+        reason = f"{spec.origin} acts for each process: {found[0]}" if spec else ""
+        sock.send(json.dumps({"cold": reason}).encode("utf-8", "backslashreplace"))
+        os._exit(0)
+
+
+class _Server:
+    def __init__(self, orders: dict[str, Any], known: frozenset[str], hook_folder: str) -> None:
+        self._sock = socket.socket(fileno=orders["fd"])
+        os.set_inheritable(orders["fd"], False)
+        self._orders, self._known, self._hook_folder = orders, known, hook_folder
+        self._later: list[str] = list(orders["later"])
+        self._name = _get_name()
+        self._thread_owners: list[str] = []
+        self._sources: dict[str, int] = {}
+        self.say({"hello": os.getpid()})
+        signals = [getattr(signal, name) for name in _DEAF_TO]
+        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+
+    def say(self, answer: dict[str, Any]) -> None:
+        try:
+            self._sock.send(json.dumps(answer).encode("utf-8", "backslashreplace"))
+        except OSError:
+            os._exit(0)  # the keeper is gone
+
+    # ---------------------------------------------------------------- before
+
+    def prepare(self) -> None:
+        """Import what the ranks will need, and check that a fork of this process is as good as a new one.
+
+        Raises:
+            Cold: It is not.
+        """
+        start, was_enabled = time.monotonic(), gc.isenabled()
+        # Nearly all that an import makes stays: looking for garbage takes a tenth of its time, and finds little.
+        gc.disable()
+        if watcher := _find_watcher():
+            raise Cold(watcher)
+        before = frozenset(sys.modules)
+        for name in self._orders["torch"]:
+            self._import(name, must=name == "torch")
+        self._import_asked()
+        if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
+            raise Cold(shadowed)
+        _set_name(b"rankwise-warm")
+        _freeze()
+        if was_enabled:
+            gc.enable()
+        self._rehearse()
+        if reason := self._find_obstacle():
+            raise Cold(reason)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what dies here is reaped by the kernel
+        num_modules = len(frozenset(sys.modules) - before)
+        self.say({"ready": os.getpid(), "num_modules": num_modules, "seconds": time.monotonic() - start})
+
+    def _import(self, name: str, *, must: bool = False, asked: bool = False) -> None:
+        threads = _count_threads()
+        try:
+            __import__(name)
+        except BaseException as error:  # a module may even call sys.exit
+            reason = f"import {name}: {_first_line(error)}"
+            if must:
+                raise Cold(reason) from None
+            if asked:
+                self.say({"warning": f"--preload {name}: {_first_line(error)}"})
+        if _count_threads() > threads:
+            self._thread_owners.append(name)
+
+    def _import_asked(self) -> None:
+        """Import what the user named, as the script itself would find it."""
+        first = self._orders["first_path"]
+        before = frozenset(sys.modules)
+        if first is not None:
+            sys.path.insert(0, first)
+        try:
+            for name in self._orders["asked"]:
+                self._import(name, asked=True)
+        finally:
+            if first is not None and first in sys.path:
+                sys.path.remove(first)
+        if first is None or not self._orders["asked"]:
+            return
+        # The user's own code may be edited between two attempts; what is installed is not.
+        for name in frozenset(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if file.startswith(os.path.join(first, "")) and "site-packages" not in file:
+                self._sources[file] = os.stat(file).st_mtime_ns
+
+    def _find_shadowed(self, loaded: frozenset[str]) -> str:
+        """Tell which module of ours the script's folder has under the same name: the script would get that one."""
+        first = self._orders["first_path"]
+        if first is None:
+            return ""
+        from_there = {os.path.realpath(file) for file in self._sources}
+        tops = {name.partition(".")[0] for name in loaded}
+        for name, path in sorted(_list_importable(first)):
+            if name in tops and os.path.realpath(path) not in from_there:
+                return f"{path} has the name of a module that is loaded already"
+        return ""
+
+    def _rehearse(self) -> None:
+        """Fork once for nothing: OpenBLAS ends its threads for it, and the child tells whether it can be a rank."""
+        read_end, write_end = os.pipe()
+        middle = os.fork()
+        if not middle:
+            if not os.fork():
+                try:
+                    os.write(write_end, (_find_bad_fork() or "ok").encode())
+                finally:
+                    os._exit(0)
+            os._exit(0)
+        os.close(write_end)
+        os.waitpid(middle, 0)
+        ready = select.select([read_end], [], [], _REHEARSAL_S)[0]
+        told = os.read(read_end, 4096).decode() if ready else ""
+        os.close(read_end)
+        if told != "ok":
+            raise Cold(
+                told or f"a forked child of the warm server did not get on within {_REHEARSAL_S:.0f} s"
+            )
+
+    def _find_obstacle(self) -> str:
+        """Tell why no rank can be forked off this process now; empty if one can."""
+        threads = _list_threads()
+        if threads is None:
+            return "the threads of a process can't be counted: /proc does not show them"
+        if len(threads) > 1:
+            owners = ", ".join(self._thread_owners) or "an import"
+            return f"{owners} started threads ({', '.join(sorted(set(threads[1:])))}), and a fork would lose them"
+        for fd, target in _list_descriptors():
+            if target.startswith(_DEVICES):
+                return f"an import opened {target} (descriptor {fd}), and a fork can't share a device"
+        for file, time_ns in self._sources.items():
+            try:
+                if os.stat(file).st_mtime_ns != time_ns:
+                    return f"{file} was edited after it was preloaded"
+            except OSError:
+                return f"{file} is gone since it was preloaded"
+        return ""
+
+    # ----------------------------------------------------------------- serve
+
+    def serve(self) -> None:
+        """Take orders until the keeper is gone; returns in a rank."""
+        forked = False
+        while True:
+            wait_s = _IDLE_S if forked and self._later else None
+            if not select.select([self._sock], [], [], wait_s)[0]:
+                self._import_rest()
+                continue
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 16)
+            except OSError:
+                data, fds = b"", []
+            order = json.loads(data) if data else {"op": "retire"}
+            if order["op"] == "retire":
+                os._exit(0)
+            forked = True
+            if self._fork(order, fds):
+                return
+            for fd in fds:
+                os.close(fd)
+
+    def _import_rest(self) -> None:
+        """Import what a later attempt will need: this attempt's ranks have had to do it by themselves."""
+        names, self._later = self._later, []
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for name in names:
+            self._import(name)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        _freeze()
+        with_threads = os.fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
+        if not with_threads:
+            os._exit(0)
+        try:
+            os.waitpid(with_threads, 0)
+        except ChildProcessError:
+            return
+
+    def _fork(self, order: dict[str, Any], fds: list[int]) -> bool:
+        """Fork a rank that is not our child: the keeper adopts it, and it outlives us. True in the rank."""
+        if reason := self._find_obstacle():
+            self.say({"refused": order["tag"], "reason": reason})
+            return False
+        me = os.getpid()
+        # Nothing is lost between the fork and the handlers that a rank has.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+        try:
+            middle = os.fork()
+        except OSError as error:
+            self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
+            middle = -1
+        if middle:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return False
+        middle = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
+            os._exit(0)
+        if pid:
+            # Told before our end, which is what lets the rank go on: the keeper knows its pid before it can die.
+            self.say({"forked": order["tag"], "pid": pid})
+            os._exit(0)
+        self._become(order, fds, mask=mask, strangers=(me, middle))
+        return True
+
+    # ------------------------------------------------------------ in a rank
+
+    def _become(
+        self, order: dict[str, Any], fds: list[int], *, mask: set[Any], strangers: tuple[int, int]
+    ) -> None:
+        """Make this forked process what a started one would be."""
+        os.setsid()
+        self._sock.close()
+        _place(fds, order["fds"])
+        _set_name(self._name)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, handler in self._handlers.items():
+            signal.signal(number, signal.SIG_IGN if order["deaf"] else handler)
+        start = {**os.environ}
+        for name, value in order["env"].items():
+            if value is None:
+                os.environ.pop(name, None)
+                start.pop(name, None)
+            else:
+                os.environ[name] = start[name] = value
+        _wait_adoption(order["keeper"], strangers)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _renew_identity()
+        if order["runs"] != "script":
+            _run_main(order["runs"], order["args"])
+        start["PYTHONPATH"] = os.pathsep.join(
+            [self._hook_folder, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])]
+        )
+        if os.environ.get("PYTHONPATH") == "":
+            start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
+        inherited = [number for number in order["fds"] if number > 2]
+        _LateEnvironment(tuple(self._orders["latched"]), start, inherited, frozenset(sys.modules)).watch()
+
+
+class _LateEnvironment:
+    """Starts a rank again, cold, when it sets a variable that the libraries have read already.
+
+    A script may say ``os.environ["OMP_NUM_THREADS"] = "4"`` before it imports torch; here torch is there before
+    it. The same process then becomes the plain command, and the script runs from its first line. An audit hook
+    would see it too, and slow down every ``id()`` of the script.
+    """
+
+    def __init__(
+        self, latched: tuple[str, ...], start: dict[str, str], fds: list[int], known: frozenset[str]
+    ) -> None:
+        self._latched, self._start, self._fds, self._known = latched, start, fds, known
+        self._pid, self._key = os.getpid(), ""
+
+    def watch(self) -> None:
+        # os.environ has these two as plain attributes; __setitem__ calls one after the other.
+        environ: Any = os.environ
+        encode_key, encode_value = environ.encodekey, environ.encodevalue
+
+        def encodekey(name: str) -> bytes:
+            self._key = name
+            key: bytes = encode_key(name)
+            return key
+
+        def encodevalue(value: str) -> bytes:
+            name, encoded = self._key, encode_value(value)
+            if name.startswith(self._latched) and os.environ.get(name) != value:
+                environ.encodekey, environ.encodevalue = encode_key, encode_value
+                self._meet(name)
+                environ.encodekey, environ.encodevalue = encodekey, encodevalue
+            done: bytes = encoded
+            return done
+
+        environ.encodekey, environ.encodevalue = encodekey, encodevalue
+
+    def _meet(self, name: str) -> None:
+        # A forked child is no rank; and once the script has torch, a plain start would not heed it either.
+        if os.getpid() != self._pid or self._has_torch():
+            return
+        if os.environ.get("LOCAL_RANK") == "0":
+            text = f"rankwise: cold start: the script sets {name} before it imports torch\n"
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        for fd in self._fds:
+            os.set_inheritable(fd, True)
+        os.execve(sys.executable, sys.orig_argv, self._start)
+
+    def _has_torch(self) -> bool:
+        """Whether a module of the script has something of torch's."""
+        own = ["__main__", *(name for name in list(sys.modules) if name not in self._known)]
+        for name in own:
+            for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
+                source = value.__name__ if type(value) is type(sys) else getattr(value, "__module__", None)
+                if isinstance(source, str) and source.partition(".")[0] == "torch":
+                    return True
+        return False
+
+
+def _find_watcher() -> str:
+    """Tell what traces this process since its start: it would see the server, and only one of the ranks."""
+    monitoring = getattr(sys, "monitoring", None)
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    if tool := next((tool for tool in tools if tool), None):
+        return f"{tool} watches every Python from its start"
+    for name in ("ddtrace", "debugpy", "pydevd"):
+        if name in sys.modules:
+            return f"{name} is loaded into every Python at its start"
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return "a tracer watches every Python from its start"
+    return ""
+
+
+def _list_importable(folder: str) -> Iterator[tuple[str, str]]:
+    """Give name and path of each module or package that lies directly in a folder."""
+    import importlib.machinery
+
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    try:
+        entries = sorted(os.listdir(folder or "."))
+    except OSError:
+        return
+    for entry in entries:
+        path = os.path.join(folder, entry)
+        if entry.endswith(suffixes):
+            suffix = max((suffix for suffix in suffixes if entry.endswith(suffix)), key=len)
+            yield entry[: -len(suffix)], path
+        elif "." not in entry:
+            for suffix in suffixes:
+                if os.path.isfile(os.path.join(path, f"__init__{suffix}")):
+                    yield entry, os.path.join(path, f"__init__{suffix}")
+                    break
+
+
+def _freeze() -> None:
+    """Keep the collector off what is shared with the ranks: a collection would write to it, and so copy it."""
+    gc.freeze()
+    _renew_main()
+
+
+def _list_threads() -> list[str] | None:
+    """Return the names of this process's threads, the main one first; None if the system hides them."""
+    try:
+        tasks = sorted(os.listdir("/proc/self/task"), key=int)
+    except OSError:
+        return None
+    names = []
+    for task in tasks:
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:
+            continue
+    return names or None
+
+
+def _count_threads() -> int:
+    return len(_list_threads() or ())
+
+
+def _list_descriptors() -> Iterator[tuple[str, str]]:
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            yield fd, os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+
+
+def _find_bad_fork() -> str:
+    """Tell, in a forked child, which device library was set up before the fork; it would refuse to work here."""
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "xpu", "mtia", "mps"):
+        is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
+        if callable(is_bad) and is_bad():
+            return f"an import set up torch.{name}, which a forked process can't use"
+    return ""
+
+
+def _place(fds: list[int], extra: list[int]) -> None:
+    """Put the descriptors that came with an order where a rank expects them."""
+    wanted = [0, 1, 2, *extra]
+    safe = []
+    for fd in fds:
+        moved, passed = fd, []
+        while moved in wanted:
+            passed.append(moved)
+            moved = os.dup(moved)
+        for number in passed:
+            os.close(number)
+        safe.append(moved)
+    for number, fd in zip(wanted, safe, strict=True):
+        os.dup2(fd, number, inheritable=number <= 2)
+        os.close(fd)
+
+
+def _wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
+    """Wait until we are the keeper's child, then die with it."""
+    while os.getppid() in strangers:
+        time.sleep(0.0001)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != keeper:
+        os._exit(1)  # nobody would ever end us
+
+
+def _renew_identity() -> None:
+    """Give this process what a fresh interpreter draws for itself; else all ranks would share the server's."""
+    threading, torch = sys.modules.get("threading"), sys.modules.get("torch")
+    if threading is not None and hasattr(threading.Thread, "_set_native_id"):
+        threading.main_thread()._set_native_id()
+    if torch is not None and torch.initial_seed() != _CONSTANT_SEED:
+        torch.default_generator.seed()
+    # numpy's legacy generator; `random` reseeds itself, and default_rng asks the system each time.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _renew_main() -> None:
+    """Put a new ``__main__`` in the place of the frozen one, before anything of the script is in it.
+
+    What a frozen object holds is never collected: cycles of the script's own objects would not be taken apart at
+    exit, and their ``__del__`` not run.
+    """
+    old = sys.modules["__main__"]
+    new = type(old)("__main__")
+    vars(new).clear()
+    vars(new).update(vars(old))
+    if "__annotations__" in vars(old):
+        vars(new)["__annotations__"] = {}
+    # Modules have imported it (dill, for one), and there may be a second name for it.
+    tables: list[dict[str, Any]] = [sys.modules]
+    tables += [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+    for names in tables:
+        for name, value in list(names.items()):
+            if value is old:
+                names[name] = new
+    # Known by now to us here and to getrefcount itself.
+    if sys.getrefcount(old) > _OWN_REFERENCES:
+        import atexit
+
+        atexit.register(gc.unfreeze)  # takes 0.2 s at exit
+
+
+def _run_main(path: str, args: list[str]) -> None:
+    """Run a program of ours, which has a function ``main``, instead of the user's script; does not return."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("rankwise_program", path)
+    if spec is None or spec.loader is None:
+        os._exit(1)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        module.main(*args)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def _get_name() -> bytes:
+    name = ctypes.create_string_buffer(16)
+    _libc.prctl(_PR_GET_NAME, name, 0, 0, 0)
+    return name.value
+
+
+def _set_name(name: bytes) -> None:
+    _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(name), 0, 0, 0)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
