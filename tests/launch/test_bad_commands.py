@@ -24,7 +24,7 @@ def refuse(
     folder: Path,
     *words: str,
     env: Mapping[str, str | None] | None = None,
-    within_s: float = AT_ONCE_S,
+    within_s: float = 20.0AT_ONCE_S,
 ) -> str:
     """Assert that a command is refused at once, in a line and a hint that hold ``words``, with nothing started."""
     if not (folder / "train.py").exists():

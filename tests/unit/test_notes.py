@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.faults import parse_fault
+from rankwise.base.files import read_all
 from rankwise.evidence import recorder
-from rankwise.evidence.notes import Frame, Stack, parse_notes, parse_stack, read_all, split_crash
+from rankwise.evidence.notes import Frame, Stack, parse_notes, parse_stack, split_crash
 
 if TYPE_CHECKING:
     from pathlib import Path

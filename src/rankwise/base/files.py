@@ -37,3 +37,20 @@ def read_tail(path: str | Path, size_bytes: int) -> bytes:
             return file.read(size_bytes)
     except OSError:
         return b""
+
+
+def read_all(fd: int) -> str:
+    """Return a memory file's text without moving the offset that the rank writes at."""
+    parts, at = [], 0
+    while chunk := _read_at(fd, at):
+        parts.append(chunk)
+        at += len(chunk)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _read_at(fd: int, at: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(fd, 1 << 20, at)
+    # Windows: there the rank has opened the file by itself, so the offset is ours alone.
+    os.lseek(fd, at, os.SEEK_SET)
+    return os.read(fd, 1 << 20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from dataclasses import dataclass
 
@@ -67,23 +66,6 @@ class Stack:
         return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))
 
 
-def read_all(fd: int) -> str:
-    """Return a memory file's text without moving the offset that the rank writes at."""
-    parts, at = [], 0
-    while chunk := _read_at(fd, at):
-        parts.append(chunk)
-        at += len(chunk)
-    return b"".join(parts).decode("utf-8", "replace")
-
-
-def _read_at(fd: int, at: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(fd, 1 << 20, at)
-    # Windows: there the rank has opened the file by itself, so the offset is ours alone.
-    os.lseek(fd, at, os.SEEK_SET)
-    return os.read(fd, 1 << 20)
-
-
 def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
     """Return the exception that ended the rank, and when its script was through (monotonic seconds)."""
     fault, finished_s = None, None
@@ -106,6 +88,12 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by the rank's death
     return fault, finished_s
+
+
+def parse_num_imported(text: str) -> int:
+    """Return how many modules of packages that it did not have at its start a rank had imported at its end."""
+    found = re.findall(r'"num_imported": (\d+)', text)
+    return int(found[-1]) if found else 0
 
 
 def parse_stack(text: str) -> Stack | None:

@@ -58,6 +58,7 @@ class _Recorder:
 
     def __init__(self, fd: int) -> None:
         self._fd, self._identity, self._pid = fd, _identity(fd), os.getpid()
+        self._packages = {name.partition(".")[0] for name in sys.modules}
 
     def on_exit(self) -> None:
         """Note how the script ended.
@@ -73,8 +74,10 @@ class _Recorder:
 
     def _note_end(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        # What a warm server could have imported for all ranks; 0.1 ms.
+        own = [name for name in list(sys.modules) if name.partition(".")[0] not in self._packages]
         if error is None:
-            self.note("finished")
+            self.note("finished", num_imported=len(own))
             return
         # A failing note must never hide the script's own error.
         with _Quiet():

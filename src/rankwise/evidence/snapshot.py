@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankwise.base.files import read_all
 from rankwise.base.osdoor import STACK_SIGNAL, STACKS_FD
-from rankwise.evidence.notes import Stack, parse_stack, read_all, split_crash
+from rankwise.evidence.notes import Stack, parse_stack, split_crash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

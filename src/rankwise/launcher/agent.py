@@ -1,9 +1,7 @@
-"""The launcher's loop: meet, start, watch, decide; again, or the report and the exit code."""
+"""One launch: the signals, the ranks' Python, the warm server; then the attempts."""
 
 from __future__ import annotations
 
-import errno
-import itertools
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -11,25 +9,16 @@ from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, fill_standard_streams, raise_file_limit
-from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
-from rankwise.launcher.job import Job, drop_folder, make_folder
-from rankwise.launcher.output import relay_in_background
-from rankwise.launcher.policy import Failure, GiveUp, decide
-from rankwise.launcher.publish import publish, write_report
-from rankwise.launcher.rendezvous.several import SeveralNodes
-from rankwise.launcher.rendezvous.single import SingleNode
+from rankwise.launcher.job import Job, make_folder
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.warm_start import Host, WarmStart
-from rankwise.verdict.case import Verdict
 from rankwise.verdict.exits import name_signal
-from rankwise.verdict.judge import judge
 
 if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
-    from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
 
@@ -62,87 +51,26 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         num_threads = max(1, count_cores() // num_ranks)
         host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
         warm = WarmStart(spec, host, workers, console)
-        rendezvous: Rendezvous
-        if spec.is_one_node or helper is None:
-            rendezvous = SingleNode(spec, num_ranks, rank0_serves=interpreter.torch_version is None)
-        else:
-            rendezvous = SeveralNodes(spec, num_ranks, helper, console)
+        # While the server imports torch: what follows costs 0.04 s before the first rank.
+        from rankwise.launcher.attempts import open_rendezvous, run_attempts  # noqa: PLC0415
+
+        rendezvous = open_rendezvous(spec, host, helper, console)
         folder = make_folder(spec.logs, rendezvous.run_id)
         job = Job(
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
         )  # fmt: skip
-        return _run_attempts(job)
+        return run_attempts(job)
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
     except RankwiseError as error:
-        if spec.report is not None:
-            verdict = Verdict(
-                kind="failure", message=error.message, fix=error.hint or "", exit_code=error.exit_code
-            )
-            write_report(spec.report, verdict, attempt=0, console=console)
+        _report_failure(spec, console, error.message, error.exit_code, fix=error.hint or "")
         raise
     finally:
         workers.close()
         if helper is not None:
             helper.close()
         signals.close()
-
-
-def _run_attempts(job: Job) -> int:
-    failures: list[Failure] = []
-    for index in itertools.count():
-        try:
-            part = job.rendezvous.join(len(failures))
-        except RankwiseError:
-            if not index:
-                drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
-            raise
-        outcome = _run_attempt(job, part, index=index, restarts=len(failures))
-        verdict = judge(outcome.case)
-        if verdict.kind == "ok" and not outcome.regroup:
-            job.rendezvous.finish()
-            job.rendezvous.close()
-            publish(job, verdict, attempt=index)
-            if job.workers.leave():
-                relay_in_background(outcome.open_streams)
-            drop_folder(job.spec.logs, job.folder)
-            return 0
-        if outcome.regroup:
-            job.console.say("rankwise: another node joins, all ranks start again")
-            continue
-        # Which of several ranks came first is chance: the error itself is compared, not who raised it.
-        told = verdict.message.partition(": ")[2] or verdict.message
-        failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
-        decision = decide(failures, job.spec.max_restarts)
-        if outcome.case.interrupted is not None or outcome.case.keeper_lost:
-            decision = GiveUp()
-        if isinstance(decision, GiveUp):
-            job.rendezvous.close()
-            publish(job, verdict, attempt=index, reason=decision.reason)
-            if verdict.stopped_by and not verdict.notes:
-                drop_folder(job.spec.logs, job.folder)  # nothing failed: there is nothing to look at
-            return verdict.exit_code
-        again = f"restart {len(failures)} of {job.spec.max_restarts}"
-        publish(job, verdict, attempt=index, reason=again, is_final=False)
-    raise AssertionError("the attempts of a job never run out by themselves")
-
-
-def _place(verdict: Verdict) -> str | None:
-    """Return where an attempt failed, or by which exit code; None if it was killed from outside."""
-    return verdict.where or (f"exit code {verdict.exit_code}" if verdict.exit_code < 128 else None)
-
-
-def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int) -> Outcome:
-    try:
-        return Attempt(job, part, index=index, restarts=restarts).run()
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise LaunchError(
-                f"the ranks could not be started: {error}", hint="check the folder and its disk"
-            ) from error
-        hint = "allow more open files: ulimit -n 4096"
-        raise LaunchError(f"too many open files for {job.num_ranks} ranks on this node", hint=hint) from error
 
 
 def _ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
@@ -173,14 +101,19 @@ def _interrupted(spec: LaunchSpec, signals: Signals, console: Console) -> int:
     number = next((number for number in signals.take() if number not in signals.passed_on), 15)
     message = f"stopped by {name_signal(number)} while no rank was running"
     console.say(f"rankwise: {message}")
-    if spec.report is not None:
-        write_report(
-            spec.report,
-            Verdict(kind="failure", message=message, exit_code=128 + number),
-            attempt=0,
-            console=console,
-        )
+    _report_failure(spec, console, message, 128 + number)
     return 128 + number
+
+
+def _report_failure(spec: LaunchSpec, console: Console, message: str, exit_code: int, fix: str = "") -> None:
+    """Write the report of a job that never came to start a rank."""
+    if spec.report is None:
+        return
+    from rankwise.launcher.publish import write_report  # noqa: PLC0415 - not before the server's start
+    from rankwise.verdict.case import Verdict  # noqa: PLC0415
+
+    verdict = Verdict(kind="failure", message=message, fix=fix, exit_code=exit_code)
+    write_report(spec.report, verdict, attempt=0, console=console)
 
 
 def _open_workers(signals: Signals, clock: Clock) -> Workers:

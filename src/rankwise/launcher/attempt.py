@@ -8,11 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.faults import read_fault
-from rankwise.base.files import read_tail
+from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, make_memory_file
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
-from rankwise.evidence.notes import Stack, parse_notes, parse_stack, parse_traceback, read_all, split_crash
+from rankwise.evidence.notes import (
+    Stack,
+    parse_notes,
+    parse_num_imported,
+    parse_stack,
+    parse_traceback,
+    split_crash,
+)
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.left_behind import LeftBehindWatch
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
@@ -86,12 +93,14 @@ class Outcome:
 
     Attributes:
         regroup: Whether it was ended because another node wants to join.
+        num_imported: Modules that a rank imported itself, of packages that it had not been forked with.
         open_streams: Standard errors that processes left on purpose still write to.
     """
 
     case: Case
     regroup: bool = False
     lasted_s: float = 0.0
+    num_imported: int = 0
     open_streams: list[int] = field(default_factory=list)
 
 
@@ -224,10 +233,17 @@ class Attempt:
         if not clean:
             self._end_store()
         lasted_s = self._clock.monotonic() - self._started_s
+        num_imported = max(parse_num_imported(read_all(rank.notes_fd)) for rank in self._ranks)
         for rank in self._ranks:
             os.close(rank.notes_fd)
             os.close(rank.stacks_fd)
-        return Outcome(case=case, regroup=self._regroup, lasted_s=lasted_s, open_streams=streams)
+        return Outcome(
+            case=case,
+            regroup=self._regroup,
+            lasted_s=lasted_s,
+            num_imported=num_imported,
+            open_streams=streams,
+        )
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""

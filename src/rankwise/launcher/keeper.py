@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.files import read_all
 from rankwise.base.osdoor import (
     NOTES_FD,
     SERVER_FD,
@@ -28,7 +29,6 @@ from rankwise.base.osdoor import (
     raise_file_limit,
     set_file_limit,
 )
-from rankwise.evidence.notes import read_all
 from rankwise.launcher.orders import DATAGRAM_BYTES, Order
 from rankwise.launcher.processes import end_descendants, list_descendants
 from rankwise.launcher.warm_link import Forked, Refused, Told, Waiting, WarmLink

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.environ import is_on
+from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, SERVER_FD
 from rankwise.launcher.rank_command import build_argv, build_shared_env, hook_path_env
 from rankwise.launcher.workers import Command, Cooled, Warmed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 #: A restart's ranks find these loaded, whatever the script's text says.
 _FOR_RESTARTS = ("torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint")
 _DEBUGGERS = ("debugpy", "pydevd", "ddtrace")
+_WORTH_A_HINT_S = 0.5
 #: A server that somebody killed is started anew so often.
 _MOST_SERVERS = 3
 
@@ -51,7 +53,10 @@ class WarmStart:
     def __init__(self, spec: LaunchSpec, host: Host, workers: Workers, console: Console) -> None:
         self._spec, self._workers, self._console = spec, workers, console
         self._is_on, self._num_servers, self._events = False, 0, list[tuple[str, dict[str, object]]]()
+        # How long a module took to import here; 0 as long as none was.
+        self._module_s = 0.0
         plan = plan_warm_start(spec, host)
+        self._packages = [name for name in plan.packages if name not in spec.preload]
         self._command = None if plan.cold else _build_command(spec, host, plan)
         if plan.cold:
             self._note_cold(plan.cold, is_expected=plan.is_expected)
@@ -72,7 +77,10 @@ class WarmStart:
         """Take in what became of the server."""
         match change:
             case Warmed(num_modules=num_modules, seconds=seconds):
-                self._events.append(("warm.ready", {"num_modules": num_modules, "seconds": seconds}))
+                self._events.append(
+                    ("warm.ready", {"num_modules": num_modules, "seconds": round(seconds, 3)})
+                )
+                self._module_s = seconds / max(1, num_modules)
             case Cooled(reason=reason, is_warning=True):
                 self._console.say(f"rankwise: warning: {reason}")
             case Cooled(reason=reason):
@@ -87,6 +95,22 @@ class WarmStart:
         if self._is_on and not self._spec.max_restarts and self._spec.min_nodes == self._spec.max_nodes:
             self._workers.retire()
             self._is_on, self._command = False, None
+
+    def find_hint(self, num_imported: int, num_ranks: int, *, restarts: int) -> str:
+        """Tell what the user may gain by ``--preload``; empty if it is not worth a line.
+
+        Args:
+            num_imported: Modules that every rank imported by itself.
+            num_ranks: Ranks on this node.
+            restarts: How often all ranks were started again.
+        """
+        once_s = num_imported * self._module_s
+        # Ranks that have a core each import side by side; the others wait for their turn.
+        start_s = once_s * (num_ranks / count_cores() - 1)
+        if not self._packages or once_s < _WORTH_A_HINT_S or (start_s < _WORTH_A_HINT_S and not restarts):
+            return ""
+        when, saved_s = ("restart", once_s) if restarts else ("start", start_s)
+        return f"--preload {','.join(self._packages)} would save about {saved_s:.1f} s at each {when}"
 
     def tell(self, events: EventLog) -> None:
         """Write down what has been noted since the last call."""
@@ -133,6 +157,11 @@ def _build_command(spec: LaunchSpec, host: Host, plan: Plan) -> Command:
         "fd": SERVER_FD,
         "torch": plan.modules,
         "asked": spec.preload,
+        "wanted": [
+            one
+            for one in plan.wanted
+            if one[0].partition(".")[0] in {name.partition(".")[0] for name in spec.preload}
+        ],
         "later": [name for name in _FOR_RESTARTS if can_restart and name not in plan.modules],
         "first_path": None if is_on("PYTHONSAFEPATH") else str(plan.first_path),
         "latched": LATCHED,

@@ -48,12 +48,16 @@ class Plan:
         cold: Why there is no warm start; empty if there is one.
         is_expected: Whether a user could have known the reason: then it is not worth a line.
         first_path: The folder that the script will have in front of its sys.path.
+        packages: Installed packages that the script imports, beside torch: what the user may want preloaded.
+        wanted: What it imports from them, as (module, name); many load their parts only when asked for one.
     """
 
     modules: tuple[str, ...] = ()
     cold: str = ""
     is_expected: bool = False
     first_path: Path | None = None
+    packages: tuple[str, ...] = ()
+    wanted: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class _Text:
     imports: set[str] = field(default_factory=set)
     early: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    wanted: dict[tuple[str, str], None] = field(default_factory=dict)
     is_dynamic: bool = False
     latched: str = ""
 
@@ -107,7 +112,11 @@ def _decide(text: _Text, first: Path) -> Plan:
     modules += sorted(
         name for name in text.early if name.startswith("torch.") and not name.startswith(_NOT_BEFORE_A_FORK)
     )
-    return Plan(modules=tuple(dict.fromkeys(modules)), first_path=first)
+    packages = sorted(foreign - {"torch", "numpy"})
+    wanted = tuple((module, name) for module, name in text.wanted if module.partition(".")[0] in packages)
+    return Plan(
+        modules=tuple(dict.fromkeys(modules)), first_path=first, packages=tuple(packages), wanted=wanted
+    )
 
 
 def _find_module(name: str, cwd: Path) -> Path | None:
@@ -133,6 +142,14 @@ def _read(path: Path, first: Path, text: _Text, seen: set[Path]) -> None:
     found = list(_list_imports(tree))
     text.early.update(name for name, is_early in found if is_early)
     _note_names(tree, text)
+    text.wanted.update(
+        dict.fromkeys(
+            (node.module or "", alias.name)
+            for node in _walk_top_level(tree)
+            if isinstance(node, ast.ImportFrom) and not node.level
+            for alias in node.names
+        )
+    )
     text.latched = text.latched or _find_late_setting(tree, path)
     for name in dict.fromkeys(name for name, _ in found):
         local = list(_find_local(name, path, first))

@@ -37,6 +37,8 @@ _PER_PROCESS = re.compile(
 #: torch's own default seed, where it is a constant: a fresh interpreter has it, and so must a rank.
 _CONSTANT_SEED = 67280421310721
 _OWN_REFERENCES = 2
+# jemalloc (in pyarrow, so in pandas and datasets) is made for this: a forked child cleans up in the foreground.
+_FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 _REHEARSAL_S = 10.0
 #: So long without an order, and the rest is imported, for restarts.
 _IDLE_S = 1.0
@@ -53,7 +55,7 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str) -> None:
 
     Args:
         orders: JSON: ``fd`` of the socket; names to import: ``torch`` (must succeed), ``asked`` (by the user) and
-            ``later``; ``first_path``, the folder that the script will have in front of its sys.path, or null;
+            ``later``, and the ``wanted`` parts of what was asked for; ``first_path``, the folder that the script will have in front of its sys.path, or null;
             ``latched``, prefixes of variables that libraries read when they are imported.
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
@@ -137,10 +139,13 @@ class _Server:
         num_modules = len(frozenset(sys.modules) - before)
         self.say({"ready": os.getpid(), "num_modules": num_modules, "seconds": time.monotonic() - start})
 
-    def _import(self, name: str, *, must: bool = False, asked: bool = False) -> None:
+    def _import(self, name: str, *, part: str = "", must: bool = False, asked: bool = False) -> None:
         threads = _count_threads()
         try:
-            __import__(name)
+            # As the statement does it: a part may be a module, or be loaded when it is asked for.
+            module = __import__(name, fromlist=[part] if part else [])
+            if part and part != "*":
+                getattr(module, part, None)
         except BaseException as error:  # a module may even call sys.exit
             reason = f"import {name}: {_first_line(error)}"
             if must:
@@ -159,6 +164,8 @@ class _Server:
         try:
             for name in self._orders["asked"]:
                 self._import(name, asked=True)
+            for module, name in self._orders["wanted"]:
+                self._import(module, part=name)
         finally:
             if first is not None and first in sys.path:
                 sys.path.remove(first)
@@ -185,9 +192,9 @@ class _Server:
     def _rehearse(self) -> None:
         """Fork once for nothing: OpenBLAS ends its threads for it, and the child tells whether it can be a rank."""
         read_end, write_end = os.pipe()
-        middle = os.fork()
+        middle = _fork()
         if not middle:
-            if not os.fork():
+            if not _fork():
                 try:
                     os.write(write_end, (_find_bad_fork() or "ok").encode())
                 finally:
@@ -208,9 +215,9 @@ class _Server:
         threads = _list_threads()
         if threads is None:
             return "the threads of a process can't be counted: /proc does not show them"
-        if len(threads) > 1:
+        if lost := sorted(set(threads[1:]) - _FORK_SAFE):
             owners = ", ".join(self._thread_owners) or "an import"
-            return f"{owners} started threads ({', '.join(sorted(set(threads[1:])))}), and a fork would lose them"
+            return f"{owners} started threads ({', '.join(lost)}), and a fork would lose them"
         for fd, target in _list_descriptors():
             if target.startswith(_DEVICES):
                 return f"an import opened {target} (descriptor {fd}), and a fork can't share a device"
@@ -253,7 +260,7 @@ class _Server:
             self._import(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         _freeze()
-        with_threads = os.fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
+        with_threads = _fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
         if not with_threads:
             os._exit(0)
         try:
@@ -270,7 +277,7 @@ class _Server:
         # Nothing is lost between the fork and the handlers that a rank has.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
         try:
-            middle = os.fork()
+            middle = _fork()
         except OSError as error:
             self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
             middle = -1
@@ -279,7 +286,7 @@ class _Server:
             return False
         middle = os.getpid()
         try:
-            pid = os.fork()
+            pid = _fork()
         except OSError as error:
             self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
             os._exit(0)
@@ -420,6 +427,17 @@ def _freeze() -> None:
     """Keep the collector off what is shared with the ranks: a collection would write to it, and so copy it."""
     gc.freeze()
     _renew_main()
+
+
+def _fork() -> int:
+    """Fork; Python 3.12 would warn of threads, and those that are left here are known to bear it."""
+    if _count_threads() == 1:
+        return os.fork()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _list_threads() -> list[str] | None:

@@ -1,0 +1,101 @@
+"""The attempts of a launch: meet, start, watch, decide; again, or the report and the exit code."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import LaunchError, RankwiseError
+from rankwise.launcher.attempt import Attempt, Outcome
+from rankwise.launcher.job import drop_folder
+from rankwise.launcher.output import relay_in_background
+from rankwise.launcher.policy import Failure, GiveUp, decide
+from rankwise.launcher.publish import publish
+from rankwise.launcher.rendezvous.several import SeveralNodes
+from rankwise.launcher.rendezvous.single import SingleNode
+from rankwise.verdict.judge import judge
+
+if TYPE_CHECKING:
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.helper import Helper
+    from rankwise.launcher.job import Job
+    from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
+    from rankwise.launcher.spec import LaunchSpec
+    from rankwise.launcher.warm_start import Host
+    from rankwise.verdict.case import Verdict
+
+
+def open_rendezvous(spec: LaunchSpec, host: Host, helper: Helper | None, console: Console) -> Rendezvous:
+    """Return where the nodes of a job meet."""
+    if spec.is_one_node or helper is None:
+        return SingleNode(spec, host.num_ranks, rank0_serves=host.interpreter.torch_version is None)
+    return SeveralNodes(spec, host.num_ranks, helper, console)
+
+
+def run_attempts(job: Job) -> int:
+    """Run a job until it is through, or until another attempt is not allowed or would not help.
+
+    Returns:
+        The exit code: 0, or the first cause's.
+    """
+    failures: list[Failure] = []
+    for index in itertools.count():
+        try:
+            part = job.rendezvous.join(len(failures))
+        except RankwiseError:
+            if not index:
+                drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
+            raise
+        outcome = _run_attempt(job, part, index=index, restarts=len(failures))
+        verdict = judge(outcome.case)
+        if verdict.kind == "ok" and not outcome.regroup:
+            job.rendezvous.finish()
+            job.rendezvous.close()
+            publish(job, verdict, attempt=index)
+            _leave(job, outcome, restarts=len(failures))
+            return 0
+        if outcome.regroup:
+            job.console.say("rankwise: another node joins, all ranks start again")
+            continue
+        # Which of several ranks came first is chance: the error itself is compared, not who raised it.
+        told = verdict.message.partition(": ")[2] or verdict.message
+        failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
+        decision = decide(failures, job.spec.max_restarts)
+        if outcome.case.interrupted is not None or outcome.case.keeper_lost:
+            decision = GiveUp()
+        if isinstance(decision, GiveUp):
+            job.rendezvous.close()
+            publish(job, verdict, attempt=index, reason=decision.reason)
+            if verdict.stopped_by and not verdict.notes:
+                drop_folder(job.spec.logs, job.folder)  # nothing failed: there is nothing to look at
+            return verdict.exit_code
+        again = f"restart {len(failures)} of {job.spec.max_restarts}"
+        publish(job, verdict, attempt=index, reason=again, is_final=False)
+    raise AssertionError("the attempts of a job never run out by themselves")
+
+
+def _leave(job: Job, outcome: Outcome, *, restarts: int) -> None:
+    """Say good-bye after success."""
+    if hint := job.warm.find_hint(outcome.num_imported, job.num_ranks, restarts=restarts):
+        job.console.say(f"rankwise: hint: {hint}")
+    if job.workers.leave():
+        relay_in_background(outcome.open_streams)
+    drop_folder(job.spec.logs, job.folder)
+
+
+def _place(verdict: Verdict) -> str | None:
+    """Return where an attempt failed, or by which exit code; None if it was killed from outside."""
+    return verdict.where or (f"exit code {verdict.exit_code}" if verdict.exit_code < 128 else None)
+
+
+def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int) -> Outcome:
+    try:
+        return Attempt(job, part, index=index, restarts=restarts).run()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise LaunchError(
+                f"the ranks could not be started: {error}", hint="check the folder and its disk"
+            ) from error
+        hint = "allow more open files: ulimit -n 4096"
+        raise LaunchError(f"too many open files for {job.num_ranks} ranks on this node", hint=hint) from error
