@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -62,16 +63,26 @@ def make_folder(logs: Logs, run_id: str) -> Path:
     """
     try:
         if logs.folder is None or logs.is_off:
-            return Path(tempfile.mkdtemp(prefix="rankwise_"))
+            return Path(tempfile.mkdtemp(prefix="rankwise_", dir=_find_temporary()))
         logs.folder.mkdir(parents=True, exist_ok=True)
         # A job's id may hold anything; a folder's name may not.
         name = re.sub(r"[^-.@+=\w]", "_", run_id)
         return Path(tempfile.mkdtemp(prefix=f"{name}_", dir=logs.folder.absolute()))
     except OSError as error:
         raise UsageError(
-            f"can't make a folder for logs in {logs.folder or tempfile.gettempdir()}: {error.strerror}",
+            f"can't make a folder for logs in {logs.folder or 'a temporary folder'}: {error.strerror}",
             hint="give another one with --log-dir, or make room",
         ) from error
+
+
+def _find_temporary() -> str | None:
+    """Return where temporary folders go; in a container with a read-only disk that is shared memory."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        memory = "/dev/shm"
+        return memory if os.access(memory, os.W_OK) else None
+    return None
 
 
 def drop_folder(logs: Logs, folder: Path) -> None:
