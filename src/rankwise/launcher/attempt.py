@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
 
 _SNAPSHOT_S = 0.2
+#: An import of torch takes 1 s, from a busy network disk a minute.
+_SLOW_START_S = 15.0
 #: Whoever waits longer than this is told what for.
 _SILENCE_S = 2.0
 #: How long ranks may wait, idle, for one that has left: `--hang-timeout` says otherwise.
@@ -128,6 +130,7 @@ class Attempt:
         self._interrupted: int | None = None
         self._store_code: int | None = None
         self._keeper_lost = self._left_behind = self._regroup = self._hurry = False
+        self._is_told_slow = False
         self._left_behind_watch = LeftBehindWatch(job.spec.hang_timeout_s or _LEFT_BEHIND_S, job.clock)
 
     # ------------------------------------------------------------------ start
@@ -218,6 +221,7 @@ class Attempt:
         self._start()
         while any(rank.is_alive for rank in self._ranks) and not self._is_over():
             self._look(self._watch_every_s())
+            self._tell_slow_start()
             if not self._is_over() and self._is_left_behind():
                 self._left_behind = True
         clean = not self._is_over()
@@ -244,6 +248,15 @@ class Attempt:
             num_imported=num_imported,
             open_streams=streams,
         )
+
+    def _tell_slow_start(self) -> None:
+        if self._is_told_slow or any(rank.pid for rank in self._ranks):
+            return
+        waited_s = self._clock.monotonic() - self._started_s
+        if waited_s > _SLOW_START_S:
+            self._is_told_slow = True
+            what = "the warm server imports torch, and what else the script needs"
+            self._job.console.say(f"rankwise: no rank runs yet after {waited_s:.0f} s: {what}")
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""

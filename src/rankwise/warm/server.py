@@ -19,6 +19,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/neuron")
@@ -327,6 +329,7 @@ class _Server:
         )
         if os.environ.get("PYTHONPATH") == "":
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
+        _show_environment(os.environb)
         inherited = [number for number in order["fds"] if number > 2]
         _LateEnvironment(tuple(self._orders["latched"]), start, inherited, frozenset(sys.modules)).watch()
 
@@ -542,6 +545,33 @@ def _renew_main() -> None:
         import atexit
 
         atexit.register(gc.unfreeze)  # takes 0.2 s at exit
+
+
+def _show_environment(environ: Any) -> None:
+    """Let /proc/PID/environ and ``ps e`` show this rank's variables, by which people find a rank; else the server's.
+
+    The kernel lets a process say where its environment lies (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may
+    not, nothing is lost but the view.
+    """
+    block = b"".join(b"%s=%s\0" % pair for pair in environ.items())
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return
+    # Numbered as in proc(5), from 3 on.
+    at = {number: int(fields[number - 3]) for number in (26, 27, 28, 45, 46, 47, 48, 49)}
+    _libc.mmap.restype = _libc.sbrk.restype = ctypes.c_void_p
+    # Private memory, as only that is shown; never given back.
+    memory = _libc.mmap(None, ctypes.c_size_t(len(block)), 3, 0x22, -1, ctypes.c_long(0))
+    if memory in (None, ctypes.c_void_p(-1).value):
+        return
+    ctypes.memmove(memory, block, len(block))
+    places = (
+        at[26], at[27], at[45], at[46], at[47], _libc.sbrk(0), at[28], at[48], at[49], memory, memory + len(block)
+    )  # fmt: skip
+    layout = struct.pack("=11QQIi", *places, 0, 0, -1)
+    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), 0)
 
 
 def _run_main(path: str, args: list[str]) -> None:
