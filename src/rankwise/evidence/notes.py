@@ -91,7 +91,7 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
 
 
 def parse_num_imported(text: str) -> int:
-    """Return how many modules of packages that it did not have at its start a rank had imported at its end."""
+    """Return how many modules beside torch's a rank had imported between its start and its end."""
     found = re.findall(r'"num_imported": (\d+)', text)
     return int(found[-1]) if found else 0
 

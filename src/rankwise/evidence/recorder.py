@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+_TORCHS = {"torch", "torchgen", "sympy", "mpmath"}
+
+
 def arm(
     *,
     notes: int | str,
@@ -58,7 +61,7 @@ class _Recorder:
 
     def __init__(self, fd: int) -> None:
         self._fd, self._identity, self._pid = fd, _identity(fd), os.getpid()
-        self._packages = {name.partition(".")[0] for name in sys.modules}
+        self._num_modules = len(sys.modules)
 
     def on_exit(self) -> None:
         """Note how the script ended.
@@ -74,10 +77,8 @@ class _Recorder:
 
     def _note_end(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        # What a warm server could have imported for all ranks; 0.1 ms.
-        own = [name for name in list(sys.modules) if name.partition(".")[0] not in self._packages]
         if error is None:
-            self.note("finished", num_imported=len(own))
+            self.note("finished", num_imported=self._count_imported())
             return
         # A failing note must never hide the script's own error.
         with _Quiet():
@@ -86,6 +87,11 @@ class _Recorder:
             _write_error_file(facts)
         if type(error) is KeyboardInterrupt:  # as CPython asks, subclasses apart
             _remember_interrupt()
+
+    def _count_imported(self) -> int:
+        """Count what this rank has imported since its start, beside torch: a warm server could have done it for all."""
+        imported = list(sys.modules)[self._num_modules :]
+        return sum(name.partition(".")[0] not in _TORCHS for name in imported)
 
     def note(self, kind: str, **facts: Any) -> None:
         """Write a line, unless the script closed the descriptor, and the number may now be somebody's file."""

@@ -124,6 +124,8 @@ class Attempt:
         self._folder = job.folder / f"attempt_{index}"
         self._pump, self._tee = Pump(job.console), Tee(job.console)
         self._ranks = [self._open_rank(local) for local in range(job.num_ranks)]
+        # The last attempt's may take a while to go, and is not mistaken for this one's.
+        self._store_tag = f"{STORE_TAG}{index}"
         self._by_tag = {rank.tag: rank for rank in self._ranks}
         self._oom_before = count_oom_kills() or 0
         self._started_s = self._clock.monotonic()
@@ -209,7 +211,7 @@ class Attempt:
             deaf=True,
             forks="main",
         )
-        self._workers.start(STORE_TAG, command)
+        self._workers.start(self._store_tag, command)
         for fd in (nowhere, log):
             os.close(fd)
         listener.close()
@@ -311,7 +313,7 @@ class Attempt:
         if rank := self._by_tag.get(tag):
             rank.code, rank.ended_s, rank.refusal = code, at_s, refusal
             self._job.events.write("rank.ended", rank=rank.rank, code=code)
-        elif tag == STORE_TAG:
+        elif tag == self._store_tag:
             self._store_code = code
 
     def _take_signals(self) -> None:
@@ -394,9 +396,11 @@ class Attempt:
         self._job.console.say(f"rankwise: waiting for {named} to stop, {rest:.0f} s at most{now}")
 
     def _end_store(self) -> None:
-        """End the store and see it gone: the next attempt may want the same port."""
+        """End the store, and see it gone where the next attempt wants the same port."""
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
-        self._workers.signal(STORE_TAG, KILL_SIGNAL)
+        self._workers.signal(self._store_tag, KILL_SIGNAL)
+        if self._part.num_nodes == 1 and not self._job.spec.master_port:
+            return
         while self._part.listener is not None and self._store_code is None and not self._keeper_lost:
             self._look(0.1)
             if self._clock.monotonic() > end:

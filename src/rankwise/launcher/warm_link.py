@@ -166,7 +166,6 @@ class WarmLink:
             {"runs": order.argv[2], "args": order.argv[3:]} if order.forks == "main" else {"runs": "script"}
         )
         message = {
-            "op": "fork",
             "tag": order.tag,
             "env": differing,
             "fds": order.fds,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: How the store's process is called beside the ranks, whose tag is their local rank.
+#: How the store's process is called, with the attempt's number, beside the ranks, whose tag is their local rank.
 STORE_TAG = "store"
 
 

@@ -6,7 +6,7 @@ the ranks' Python may have no rankwise. It never computes, never touches a devic
 forked child would inherit a library that believes in threads, or a driver, that it hasn't got.
 
 Orders and answers are JSON datagrams on a socket whose other end is the keeper's:
-``{"op": "fork" | "retire", …}`` with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | "forked" | "refused": …}``.
+what to fork, with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | "forked" | "refused": …}``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _OWN_REFERENCES = 2
 # jemalloc (in pyarrow, so in pandas and datasets) is made for this: a forked child cleans up in the foreground.
 _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 _REHEARSAL_S = 10.0
+#: Ranks forked by one process between; each order comes with five descriptors.
+_MOST_AT_ONCE = 8
 #: So long without an order, and the rest is imported, for restarts.
 _IDLE_S = 1.0
 
@@ -101,6 +103,7 @@ class _Server:
         self._name = _get_name()
         self._thread_owners: list[str] = []
         self._sources: dict[str, int] = {}
+        self._loaded: frozenset[str] = frozenset()
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -137,6 +140,7 @@ class _Server:
         self._rehearse()
         if reason := self._find_obstacle():
             raise Cold(reason)
+        self._loaded = frozenset(sys.modules)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what dies here is reaped by the kernel
         num_modules = len(frozenset(sys.modules) - before)
         self.say({"ready": os.getpid(), "num_modules": num_modules, "seconds": time.monotonic() - start})
@@ -241,18 +245,27 @@ class _Server:
             if not select.select([self._sock], [], [], wait_s)[0]:
                 self._import_rest()
                 continue
+            batch = self._receive()
+            if not batch:
+                os._exit(0)  # the keeper has no more use for us, or is gone
+            forked = True
+            if self._fork_all(batch):
+                return
+            for _, fds in batch:
+                _close(fds)
+
+    def _receive(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """Return the orders that are there, some at most; none when the keeper's end is closed."""
+        batch: list[tuple[dict[str, Any], list[int]]] = []
+        while len(batch) < _MOST_AT_ONCE and (not batch or select.select([self._sock], [], [], 0)[0]):
             try:
                 data, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 16)
             except OSError:
-                data, fds = b"", []
-            order = json.loads(data) if data else {"op": "retire"}
-            if order["op"] == "retire":
-                os._exit(0)
-            forked = True
-            if self._fork(order, fds):
-                return
-            for fd in fds:
-                os.close(fd)
+                break
+            if not data:
+                break
+            batch.append((json.loads(data), fds))
+        return batch
 
     def _import_rest(self) -> None:
         """Import what a later attempt will need: this attempt's ranks have had to do it by themselves."""
@@ -261,6 +274,7 @@ class _Server:
         for name in names:
             self._import(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        self._loaded = frozenset(sys.modules)
         _freeze()
         with_threads = _fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
         if not with_threads:
@@ -270,34 +284,40 @@ class _Server:
         except ChildProcessError:
             return
 
-    def _fork(self, order: dict[str, Any], fds: list[int]) -> bool:
-        """Fork a rank that is not our child: the keeper adopts it, and it outlives us. True in the rank."""
-        if reason := self._find_obstacle():
-            self.say({"refused": order["tag"], "reason": reason})
-            return False
-        me = os.getpid()
+    def _fork_all(self, batch: list[tuple[dict[str, Any], list[int]]]) -> bool:
+        """Fork ranks that are not our children, by a process between: the keeper adopts them, and they outlive us.
+
+        Returns:
+            True in a rank; False in the server.
+        """
+        me, reason = os.getpid(), self._find_obstacle()
         # Nothing is lost between the fork and the handlers that a rank has.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+        middle = -1
         try:
-            middle = _fork()
+            middle = -1 if reason else _fork()
         except OSError as error:
-            self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
-            middle = -1
+            reason = f"fork: {error.strerror}"
+        for order, _ in batch if reason else ():
+            self.say({"refused": order["tag"], "reason": reason})
         if middle:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return False
         middle = os.getpid()
-        try:
-            pid = _fork()
-        except OSError as error:
-            self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
-            os._exit(0)
-        if pid:
+        for order, fds in batch:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self.say({"refused": order["tag"], "reason": f"fork: {error.strerror}"})
+                continue
+            if not pid:
+                for _, others in batch:
+                    _close([] if others is fds else others)
+                self._become(order, fds, mask=mask, strangers=(me, middle))
+                return True
             # Told before our end, which is what lets the rank go on: the keeper knows its pid before it can die.
             self.say({"forked": order["tag"], "pid": pid})
-            os._exit(0)
-        self._become(order, fds, mask=mask, strangers=(me, middle))
-        return True
+        os._exit(0)
 
     # ------------------------------------------------------------ in a rank
 
@@ -331,7 +351,7 @@ class _Server:
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
         _show_environment(os.environb)
         inherited = [number for number in order["fds"] if number > 2]
-        _LateEnvironment(tuple(self._orders["latched"]), start, inherited, frozenset(sys.modules)).watch()
+        _LateEnvironment(tuple(self._orders["latched"]), start, inherited, self._loaded).watch()
 
 
 class _LateEnvironment:
@@ -479,6 +499,11 @@ def _find_bad_fork() -> str:
         if callable(is_bad) and is_bad():
             return f"an import set up torch.{name}, which a forked process can't use"
     return ""
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _place(fds: list[int], extra: list[int]) -> None:

@@ -52,10 +52,9 @@ except ImportError as _error:
     sys.modules["sitecustomize"] = _mine
 if _warm is not None:
     try:
+        _recorder = _load("evidence", "recorder")  # once, and not in every rank
         # Returns only in a forked rank, with that rank's environment; in the server it never does.
-        _load("warm", "server").serve(
-            _warm, known=_known, hook_folder=os.path.dirname(os.path.abspath(__file__))
-        )
+        _server.serve(_warm, known=_known, hook_folder=os.path.dirname(os.path.abspath(__file__)))
     except BaseException:
         # site.py would print a line and go on: the script would run in the server.
         sys.excepthook(*sys.exc_info())
@@ -65,7 +64,9 @@ if _orders is not None:
     try:
         import json as _json
 
-        _load("evidence", "recorder").arm(**_json.loads(_orders))
+        if _warm is None:
+            _recorder = _load("evidence", "recorder")
+        _recorder.arm(**_json.loads(_orders))
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
 if _real is None:
