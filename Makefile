@@ -1,12 +1,15 @@
 # Each target works on a fresh machine that has Python >= 3.10 with pip and venv, and GNU make.
 # The first call builds .venv; later calls re-use it until pyproject.toml or constraints.txt change.
 PYTHON ?= python3
-VENV := .venv
+# `make test TORCH=2.8.0` tests with another torch than that of constraints.txt, in an environment of its own.
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 # What the demo needs is a part of what development needs.
 DEMO := $(VENV)/.demo-installed
 DEV := $(VENV)/.dev-installed
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 # One rank a GPU; two on the CPU. A broken driver prints its complaint to stdout, so only lines that name a GPU count.
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
@@ -32,15 +35,18 @@ docs: $(DEV)  ## draw the README's pictures anew
 
 clean:  ## remove what was built, trained or cached; .venv stays
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis digits-model.pt
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+.venv-torch-$(TORCH)/constraints.txt: constraints.txt | $(BIN)/python
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $@
+
+$(DEMO): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL) -e '.[demo]'
 	touch $@
 
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(DEV): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
 	touch $@ $(DEMO)
