@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_REAL_PROCESSES = ("launch", "nodes")
+_REAL_PROCESSES = ("launch", "nodes", "warm")
 
 
 def pytest_configure(config: pytest.Config) -> None:

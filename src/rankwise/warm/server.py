@@ -42,6 +42,7 @@ _OWN_REFERENCES = 2
 # jemalloc (in pyarrow, so in pandas and datasets) is made for this: a forked child cleans up in the foreground.
 _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 _REHEARSAL_S = 10.0
+_ADOPTION_S = 60.0
 #: Ranks forked by one process between; each order comes with five descriptors.
 _MOST_AT_ONCE = 8
 #: So long without an order, and the rest is imported, for restarts.
@@ -331,7 +332,8 @@ class _Server:
         _set_name(self._name)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
-            signal.signal(number, signal.SIG_IGN if order["deaf"] else handler)
+            # None: not Python's, but some library's; what that was nobody can tell.
+            signal.signal(number, signal.SIG_IGN if order["deaf"] else handler or signal.SIG_DFL)
         start = {**os.environ}
         for name, value in order["env"].items():
             if value is None:
@@ -524,8 +526,9 @@ def _place(fds: list[int], extra: list[int]) -> None:
 
 
 def _wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
-    """Wait until we are the keeper's child, then die with it."""
-    while os.getppid() in strangers:
+    """Wait until we are the keeper's child, then die with it. It takes milliseconds, or somebody has stopped them."""
+    end = time.monotonic() + _ADOPTION_S
+    while os.getppid() in strangers and time.monotonic() < end:
         time.sleep(0.0001)
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != keeper:
