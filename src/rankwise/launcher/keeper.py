@@ -307,6 +307,9 @@ def _alone_with(sock: socket.socket) -> socket.socket:
 
     So no descriptor of ours stands where a rank's are to be put.
     """
+    # PYTHONPERFSUPPORT has a file open that Python writes to without asking (3.12).
+    if hasattr(sys, "deactivate_stack_trampoline"):
+        sys.deactivate_stack_trampoline()
     fd = sock.detach()
     if fd != 3:
         os.dup2(fd, 3, inheritable=False)

@@ -134,12 +134,11 @@ def plan_warm_start(spec: LaunchSpec, host: Host) -> Plan:
         return Plan(cold=wish, is_expected=True)
     if any(host.prefixes):
         return Plan(cold="--numa-binding starts each rank by numactl", is_expected=True)
-    if obstacle := _find_obstacle(spec, host):
-        return Plan(cold=obstacle)
     plan = plan_start(program.script, is_module=program.how == "module", cwd=Path.cwd())
     if plan.cold and plan.is_expected and spec.preload:
-        return Plan(modules=("torch",), first_path=plan.first_path)
-    return plan
+        plan = Plan(modules=("torch",), first_path=plan.first_path)
+    obstacle = "" if plan.cold else _find_obstacle(spec, host)
+    return Plan(cold=obstacle) if obstacle else plan
 
 
 def _find_obstacle(spec: LaunchSpec, host: Host) -> str:

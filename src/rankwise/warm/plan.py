@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 #: Prefixes of the variables that torch and what it imports read once, when they are imported.
 LATCHED = (
-    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_NUM_THREADS", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_",
-    "ONEDNN_", "MKLDNN_", "KINETO_USE_DAEMON", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE", "TORCHDYNAMO_",
-    "TORCHINDUCTOR_", "PYTORCH_JIT", "PYTORCH_NVFUSER", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD", "NPY_", "OPENSSL_CONF", "LD_",
+    "AOT_", "AOTINDUCTOR_", "PT2_", "NUMPY_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_NUM_THREADS", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_",
+    "ONEDNN_", "MKLDNN_", "KINETO_USE_DAEMON", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_", "TORCH_CACHING_",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_LOGS", "TORCH_TRACE", "TORCH_DTRACE", "TORCH_COMPILE", "TORCH_CUDAGRAPH_GC",
+    "TORCH_CUDA_SANITIZER", "TORCH_DYNAMO_", "TORCH_ENRICH_", "TORCH_FAKE_TENSOR_", "TORCH_PYTHON_NATIVE_", "TORCH_STRICT_",
+    "TORCH_USE_RTLD_GLOBAL", "TORCHDYNAMO_", "TORCHEXPORT_", "TORCHINDUCTOR_", "PYTORCH_JIT", "PYTORCH_MATCHER_",
+    "PYTORCH_NVFUSER", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD", "NPY_", "OPENSSL_CONF", "LD_", "ATEN_CPU_CAPABILITY", "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_BLAS_PREFER", "TORCH_LINALG_PREFER", "TORCH_ROCM_", "TORCH_SYMMMEM", "TORCH_VITAL", "TORCH_CUSTOM_TERMINATE",
+    "PYTORCH_API_USAGE", "INDUCTOR_", "FX_", "PARTITIONER_", "COMPILE_STROBELIGHT_", "TRITON_", "CUBLASLT_", "CUBLAS_LOG",
+    "CUTLASS_", "SYMPY_", "MPMATH_", "FSSPEC_",
 )  # fmt: skip
 # Building DDP or FSDP, or an optimizer, imports the compiler: 0.7 s that a script without them must not pay.
 _COMPILER = "torch._dynamo"
@@ -89,7 +94,9 @@ def plan_start(program: str, *, is_module: bool, cwd: Path) -> Plan:
         return Plan(modules=("torch", _COMPILER), first_path=first)
     text = _Text()
     try:
-        _read(path, first, text, seen=set())
+        seen: set[Path] = set()
+        for file in [*(_find_local(program, path, first) if is_module else ()), path]:
+            _read(file, first, text, seen)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         return Plan(
             cold=f"{path.name} can't be read: {type(error).__name__}", is_expected=True, first_path=first
@@ -170,9 +177,8 @@ def _list_imports(tree: ast.Module) -> Iterator[tuple[str, bool]]:
             name = "." * node.level + (node.module or "")
             yield name, id(node) in at_once
             # `from package import module` names a module too, and only the package's folder tells.
-            if node.level or name.startswith("torch"):
-                for alias in node.names:
-                    yield f"{name}{'' if name.endswith('.') else '.'}{alias.name}", False
+            for alias in node.names:
+                yield f"{name}{'' if name.endswith('.') else '.'}{alias.name}", False
 
 
 def _walk_top_level(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -196,6 +202,9 @@ def _note_names(tree: ast.Module, text: _Text) -> None:
             name = "" if node.id == "compile" else node.id
         elif isinstance(node, ast.alias):
             name = node.name.rpartition(".")[2]
+        elif isinstance(node, ast.ImportFrom):
+            text.names.update((node.module or "").split("."))
+            continue
         else:
             continue
         text.names.add(name)
@@ -246,6 +255,8 @@ def _get_set_name(node: ast.AST) -> str:
         and _ends_with_environ(node.value)
     ):
         return _get_text(node.slice)
+    if isinstance(node, ast.AugAssign) and _ends_with_environ(node.target):
+        return _get_key(node.value)
     if not isinstance(node, ast.Call):
         return ""
     called = node.func
@@ -254,12 +265,17 @@ def _get_set_name(node: ast.AST) -> str:
     if name in {"putenv", "unsetenv"} or (of_environ and name in {"setdefault", "pop", "__setitem__"}):
         return _get_text(node.args[0]) if node.args else ""
     if of_environ and name == "update":
-        names = [keyword.arg or "" for keyword in node.keywords]
-        for argument in node.args:
-            if isinstance(argument, ast.Dict):
-                names += [_get_text(key) for key in argument.keys if key is not None]
+        names = [keyword.arg or "" for keyword in node.keywords] + [
+            _get_key(argument) for argument in node.args
+        ]
         return next((name for name in names if name.startswith(LATCHED)), "")
     return ""
+
+
+def _get_key(node: ast.expr) -> str:
+    """Return the first key of a dictionary, as it is written, that torch would read; else the empty string."""
+    names = [_get_text(key) for key in node.keys if key is not None] if isinstance(node, ast.Dict) else []
+    return next((name for name in names if name.startswith(LATCHED)), "")
 
 
 def _ends_with_environ(node: ast.expr) -> bool:

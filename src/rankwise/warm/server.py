@@ -36,6 +36,11 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci",
 _PER_PROCESS = re.compile(
     r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\."
 )
+#: Packages whose libraries read variables when they are imported.
+_READ_AT_IMPORT = ("torch", "numpy")
+#: What each rank has its own of; there is none in the server.
+_RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
+                        "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
 #: torch's own default seed, where it is a constant: a fresh interpreter has it, and so must a rank.
 _CONSTANT_SEED = 67280421310721
 _OWN_REFERENCES = 2
@@ -104,7 +109,8 @@ class _Server:
         self._name = _get_name()
         self._thread_owners: list[str] = []
         self._sources: dict[str, int] = {}
-        self._loaded: frozenset[str] = frozenset()
+        self._rank_readers: dict[str, str] = {}
+        self._watch = _ImportWatch()
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -132,16 +138,19 @@ class _Server:
         for name in self._orders["torch"]:
             self._import(name, must=name == "torch")
         self._import_asked()
+        for module, name in self._rank_readers.items():
+            if not _is_mended(module):
+                raise Cold(f"{module} asks for {name} when it is imported, and a preload has none")
         if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
             raise Cold(shadowed)
         _set_name(b"rankwise-warm")
+        self._watch.install()
         _freeze()
         if was_enabled:
             gc.enable()
         self._rehearse()
         if reason := self._find_obstacle():
             raise Cold(reason)
-        self._loaded = frozenset(sys.modules)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what dies here is reaped by the kernel
         num_modules = len(frozenset(sys.modules) - before)
         self.say({"ready": os.getpid(), "num_modules": num_modules, "seconds": time.monotonic() - start})
@@ -168,12 +177,23 @@ class _Server:
         before = frozenset(sys.modules)
         if first is not None:
             sys.path.insert(0, first)
+        environ: Any = os.environ
+        encodekey, readers = environ.encodekey, self._rank_readers
+
+        def note(name: str) -> bytes:
+            if name in _RANKS_OWN:
+                readers.setdefault(_find_caller(), name)
+            key: bytes = encodekey(name)
+            return key
+
+        environ.encodekey = note
         try:
             for name in self._orders["asked"]:
                 self._import(name, asked=True)
             for module, name in self._orders["wanted"]:
                 self._import(module, part=name)
         finally:
+            environ.encodekey = encodekey
             if first is not None and first in sys.path:
                 sys.path.remove(first)
         if first is None or not self._orders["asked"]:
@@ -275,7 +295,6 @@ class _Server:
         for name in names:
             self._import(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        self._loaded = frozenset(sys.modules)
         _freeze()
         with_threads = _fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
         if not with_threads:
@@ -329,6 +348,7 @@ class _Server:
         os.setsid()
         self._sock.close()
         _place(fds, order["fds"])
+        _renew_streams()
         _set_name(self._name)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
@@ -344,6 +364,8 @@ class _Server:
         _wait_adoption(order["keeper"], strangers)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _renew_identity()
+        for module in self._rank_readers:
+            _mend(module)
         if order["runs"] != "script":
             _run_main(order["runs"], order["args"])
         start["PYTHONPATH"] = os.pathsep.join(
@@ -353,64 +375,111 @@ class _Server:
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
         _show_environment(os.environb)
         inherited = [number for number in order["fds"] if number > 2]
-        _LateEnvironment(tuple(self._orders["latched"]), start, inherited, self._loaded).watch()
+        ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
+        latched = tuple(self._orders["latched"])
+        self._watch.begin(_LateEnvironment(latched, start, inherited, ignored, mask))
 
 
 class _LateEnvironment:
-    """Starts a rank again, cold, when it sets a variable that the libraries have read already.
+    """Starts a rank again, cold, if it has changed a variable that torch would read when the script imports torch.
 
     A script may say ``os.environ["OMP_NUM_THREADS"] = "4"`` before it imports torch; here torch is there before
-    it. The same process then becomes the plain command, and the script runs from its first line. An audit hook
-    would see it too, and slow down every ``id()`` of the script.
+    it. So at its first import of torch, which finds torch loaded, the environment is compared with that of the
+    start. Where it differs, the same process becomes the plain command, and the script runs from its first line.
     """
 
     def __init__(
-        self, latched: tuple[str, ...], start: dict[str, str], fds: list[int], known: frozenset[str]
+        self,
+        latched: tuple[str, ...],
+        start: dict[str, str],
+        fds: list[int],
+        ignored: set[int],
+        mask: set[Any],
     ) -> None:
-        self._latched, self._start, self._fds, self._known = latched, start, fds, known
-        self._pid, self._key = os.getpid(), ""
+        self._latched, self._start, self._fds, self._ignored, self._mask = latched, start, fds, ignored, mask
+        self._pid, self._folder, self._umask = os.getpid(), _get_folder(), os.umask(0o77)
+        os.umask(self._umask)
 
-    def watch(self) -> None:
-        # os.environ has these two as plain attributes; __setitem__ calls one after the other.
-        environ: Any = os.environ
-        encode_key, encode_value = environ.encodekey, environ.encodevalue
+    def compare(self) -> None:
+        """Go on if nothing has changed; else this call does not return."""
+        if os.getpid() != self._pid:
+            return  # a forked child is no rank
+        ours = {name: value for name, value in self._start.items() if name.startswith(self._latched)}
+        for environ in (dict(os.environ), _read_c_environ()):
+            theirs = {name: value for name, value in environ.items() if name.startswith(self._latched)}
+            if theirs != ours:
+                changed = {*theirs.items()} ^ {*ours.items()}
+                self._start_again(min(name for name, _ in changed))
 
-        def encodekey(name: str) -> bytes:
-            self._key = name
-            key: bytes = encode_key(name)
-            return key
-
-        def encodevalue(value: str) -> bytes:
-            name, encoded = self._key, encode_value(value)
-            if name.startswith(self._latched) and os.environ.get(name) != value:
-                environ.encodekey, environ.encodevalue = encode_key, encode_value
-                self._meet(name)
-                environ.encodekey, environ.encodevalue = encodekey, encodevalue
-            done: bytes = encoded
-            return done
-
-        environ.encodekey, environ.encodevalue = encodekey, encodevalue
-
-    def _meet(self, name: str) -> None:
-        # A forked child is no rank; and once the script has torch, a plain start would not heed it either.
-        if os.getpid() != self._pid or self._has_torch():
-            return
+    def _start_again(self, name: str) -> None:
         if os.environ.get("LOCAL_RANK") == "0":
             text = f"rankwise: cold start: the script sets {name} before it imports torch\n"
-            os.write(2, text.encode("utf-8", "backslashreplace"))
+            os.write(2, text.encode("utf-8", "surrogateescape"))
         for fd in self._fds:
             os.set_inheritable(fd, True)
+        # What an exec does not reset by itself.
+        for number in signal.valid_signals() - self._ignored:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        os.umask(self._umask)
+        if self._folder:
+            os.chdir(self._folder)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         os.execve(sys.executable, sys.orig_argv, self._start)
 
-    def _has_torch(self) -> bool:
-        """Whether a module of the script has something of torch's."""
-        own = ["__main__", *(name for name in list(sys.modules) if name not in self._known)]
-        for name in own:
-            for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
-                source = value.__name__ if type(value) is type(sys) else getattr(value, "__module__", None)
-                if isinstance(source, str) and source.partition(".")[0] == "torch":
-                    return True
-        return False
+
+def _read_c_environ() -> dict[str, str]:
+    """Return the environment as C sees it: os.putenv changes only that."""
+    table: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc, "environ")
+    found: dict[str, str] = {}
+    index = 0
+    while table and (entry := table[index]) is not None:
+        name, _, value = entry.partition(b"=")
+        found[os.fsdecode(name)] = os.fsdecode(value)
+        index += 1
+    return found
+
+
+class _ImportWatch:
+    """Notices that the script imports torch or numpy, which are loaded: the statement asks their spec if they are ready."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set(_READ_AT_IMPORT)
+        self._late: _LateEnvironment | None = None
+
+    def install(self) -> None:
+        """Have all modules of theirs ask us; once for all ranks, before the fork."""
+        plain: Any = type(json.__spec__)
+
+        def is_initializing(spec: Any) -> bool:
+            top = spec.name.partition(".")[0]
+            if self._late is not None and top not in self._seen:
+                self._seen.add(top)
+                self._late.compare()
+            value: bool = vars(spec).get("_initializing", False)
+            return value
+
+        def set_initializing(spec: Any, value: bool) -> None:  # noqa: FBT001 - a setter's form
+            vars(spec)["_initializing"] = value
+
+        names = {"_initializing": property(is_initializing, set_initializing), "__module__": plain.__module__}
+        watched = type(plain.__name__, (plain,), names)
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if name.partition(".")[0] in _READ_AT_IMPORT and type(spec) is plain:
+                spec.__class__ = watched
+
+    def begin(self, late: _LateEnvironment) -> None:
+        """In a rank: from now on imports are the script's."""
+        self._seen.clear()
+        self._late = late
+
+
+def _get_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it is gone
 
 
 def _find_watcher() -> str:
@@ -449,9 +518,31 @@ def _list_importable(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _freeze() -> None:
-    """Keep the collector off what is shared with the ranks: a collection would write to it, and so copy it."""
+    """Keep the collector off what is shared with the ranks: a collection would write to it, and so copy it.
+
+    ``__main__`` gets a new one in its place, before anything of the script is in it: what a frozen object holds is
+    never collected, so cycles of the script's own objects would not be taken apart at exit, and their ``__del__``
+    not run.
+    """
+    old = sys.modules["__main__"]
+    # Modules have imported it (dill, for one), it may have a second name, and garbage has copies of the table of
+    # modules (58, from inspect, after an import of torch._dynamo). Frozen objects can't be asked.
+    holders: list[Any] = [holder for holder in gc.get_referrers(old) if type(holder) is dict]
     gc.freeze()
-    _renew_main()
+    new = type(old)("__main__")
+    vars(new).clear()
+    vars(new).update(vars(old))
+    if "__annotations__" in vars(old):
+        vars(new)["__annotations__"] = {}
+    for names in holders:
+        for name, value in list(names.items()):
+            if value is old:
+                names[name] = new
+    # Known by now to us here and to getrefcount itself.
+    if sys.getrefcount(old) > _OWN_REFERENCES:
+        import atexit
+
+        atexit.register(gc.unfreeze)  # takes 0.2 s at exit, and more with more modules
 
 
 def _fork() -> int:
@@ -525,6 +616,38 @@ def _place(fds: list[int], extra: list[int]) -> None:
         os.close(fd)
 
 
+def _renew_streams() -> None:
+    """Let the standard streams ask their descriptors anew what they are: a pipe, a file, a terminal.
+
+    In place, as modules may hold them; as CPython makes them (create_stdio in pylifecycle.c).
+    """
+    import io
+
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream: Any = getattr(sys, name)
+        if type(stream) is not io.TextIOWrapper or stream is not getattr(sys, f"__{name}__"):
+            continue
+        buffer: Any = stream.buffer
+        raw = getattr(buffer, "raw", buffer)  # unbuffered output has no layer between
+        if type(raw) is not io.FileIO or raw.fileno() != fd:
+            continue
+        settings: dict[str, Any] = {
+            "encoding": stream.encoding,
+            "errors": stream.errors,
+            "newline": "\n",
+            "line_buffering": stream.line_buffering,
+            "write_through": stream.write_through,
+        }
+        # What a FileIO has once found out it keeps, so there must be another one.
+        new: Any = io.FileIO(fd, "rb" if fd == 0 else "wb", closefd=False)
+        new.name = raw.name
+        if buffer is raw:
+            buffer = new
+        else:
+            type(buffer).__init__(buffer, new, getattr(new, "_blksize", io.DEFAULT_BUFFER_SIZE))
+        io.TextIOWrapper.__init__(stream, buffer, **settings)
+
+
 def _wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
     """Wait until we are the keeper's child, then die with it. It takes milliseconds, or somebody has stopped them."""
     end = time.monotonic() + _ADOPTION_S
@@ -533,6 +656,25 @@ def _wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != keeper:
         os._exit(1)  # nobody would ever end us
+
+
+def _find_caller() -> str:
+    """Return the module that looks something up in os.environ."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+def _is_mended(module: str) -> bool:
+    """Whether we know how to give each rank what a module has asked for at its import: Lightning's rank_zero."""
+    found = sys.modules.get(module)
+    return hasattr(found, "rank_zero_only") and callable(getattr(found, "_get_rank", None))
+
+
+def _mend(module: str) -> None:
+    found: Any = sys.modules[module]
+    found.rank_zero_only.rank = found._get_rank() or 0
 
 
 def _renew_identity() -> None:
@@ -545,34 +687,11 @@ def _renew_identity() -> None:
     # numpy's legacy generator; `random` reseeds itself, and default_rng asks the system each time.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # asked for at an import; the script may set TMPDIR first
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
-
-
-def _renew_main() -> None:
-    """Put a new ``__main__`` in the place of the frozen one, before anything of the script is in it.
-
-    What a frozen object holds is never collected: cycles of the script's own objects would not be taken apart at
-    exit, and their ``__del__`` not run.
-    """
-    old = sys.modules["__main__"]
-    new = type(old)("__main__")
-    vars(new).clear()
-    vars(new).update(vars(old))
-    if "__annotations__" in vars(old):
-        vars(new)["__annotations__"] = {}
-    # Modules have imported it (dill, for one), and there may be a second name for it.
-    tables: list[dict[str, Any]] = [sys.modules]
-    tables += [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-    for names in tables:
-        for name, value in list(names.items()):
-            if value is old:
-                names[name] = new
-    # Known by now to us here and to getrefcount itself.
-    if sys.getrefcount(old) > _OWN_REFERENCES:
-        import atexit
-
-        atexit.register(gc.unfreeze)  # takes 0.2 s at exit
 
 
 def _show_environment(environ: Any) -> None:

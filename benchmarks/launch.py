@@ -1,0 +1,309 @@
+"""How long a job takes to get to work, and how much memory it holds: rankwise and torchrun, in turn, on this machine.
+
+Three quantities of every job, each as the median of all rounds, with the smallest and the largest in brackets:
+
+- seconds from the start of the launcher to the moment when the last rank has completed its first all_reduce
+  (of DDP: the first backward);
+- seconds from the start of the launcher to its exit, of jobs with nothing else to do;
+- the proportional set size (PSS, /proc/*/smaps_rollup) of the launcher and all processes below it, while all ranks
+  stand after their last step. Other programs on the host that use the same torch make it smaller for both.
+
+The jobs: `hello` (init_process_group, all_reduce, destroy_process_group), `ddp` (three steps of a small model
+with an optimizer), `transformers` (imports a model from there, then as hello). All use Gloo, on the CPU.
+
+Run it as `python benchmarks/launch.py [--rounds N] [--only hello|ddp|transformers]`; the machine should be idle.
+The ratio is that of the medians, ours by torchrun's: below 1 is faster, or smaller. The aims stand beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from parts.jobs import (
+    RANKWISE,
+    TORCHRUN,
+    Launcher,
+    count_cores,
+    describe_host,
+    list_job_processes,
+    prepare,
+    start_job,
+    sum_pss_bytes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ROUNDS = 5
+#: Memory differs little from job to job.
+MEMORY_ROUNDS = 3
+LIMIT_S = 180.0
+#: What ends after the ranks have begun to stand (a server that is no longer needed) is gone by then.
+_SETTLE_S = 0.3
+
+# What ranks that are weighed do before they end.
+_HOLD = """
+if "HOLD" in os.environ:
+    open(f"stands{dist.get_rank()}", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+dist.destroy_process_group()
+"""
+_HELLO = (
+    """
+import os
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+with open(f"reduced{dist.get_rank()}", "w") as file:
+    file.write(str(time.monotonic()))
+"""
+    + _HOLD
+)
+_TRANSFORMERS = "from transformers import LlamaConfig, LlamaForCausalLM" + _HELLO
+# The last line: without it torch 2.13 aborts at exit in every other job (benchmarks/exit.py), and a job that
+# fails has no time of its exit.
+_DDP = (
+    """
+import os
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+model = DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    if step == 0:
+        with open(f"reduced{dist.get_rank()}", "w") as file:
+            file.write(str(time.monotonic()))
+    optimizer.step()
+"""
+    + _HOLD
+    + "time.sleep(0.02)\n"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Series:
+    """The jobs of one launcher in one case.
+
+    Attributes:
+        reduced_s: Seconds to the last rank's first all_reduce.
+        exit_s: Seconds to the launcher's exit, of jobs that ended well.
+        pss_mb: Memory of all processes.
+        complaints: What went wrong, job by job.
+    """
+
+    launcher: Launcher
+    reduced_s: list[float] = field(default_factory=list)
+    exit_s: list[float] = field(default_factory=list)
+    pss_mb: list[float] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One script on so many ranks.
+
+    Attributes:
+        aim_s: The ratio that we aim at, of the time to the first all_reduce; ``aim_mb`` of the memory.
+        preloads: What rankwise is told to preload, one row each; empty for none.
+    """
+
+    group: str
+    script: str
+    num_ranks: int
+    aim_s: float | None = None
+    aim_mb: float | None = None
+    preloads: tuple[str, ...] = ("",)
+
+    @property
+    def title(self) -> str:
+        """The row's name, with a star if the ranks outnumber the cores."""
+        star = " *" if self.num_ranks > count_cores() else ""
+        return f"{self.group}, {self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}{star}"
+
+    def list_launchers(self) -> list[Launcher]:
+        """Return ours, one for each kind of preload, and torchrun."""
+        ours = [
+            Launcher(
+                f"{RANKWISE.name} --preload {preload}" if preload else RANKWISE.name,
+                (*RANKWISE.argv, *(["--preload", preload] if preload else [])),
+            )
+            for preload in self.preloads
+        ]
+        return [*ours, TORCHRUN]
+
+
+CASES = (
+    *(
+        Case(group="hello", script=_HELLO, num_ranks=num, aim_s=aim)
+        for num, aim in ((1, 0.44), (2, 0.42), (4, 0.33), (8, 0.23))
+    ),
+    *(
+        Case(group="ddp", script=_DDP, num_ranks=num, aim_s=aim, aim_mb=0.65 if num == 8 else None)
+        for num, aim in ((2, 0.55), (4, 0.35), (8, 0.28))
+    ),
+    Case(
+        group="transformers",
+        script=_TRANSFORMERS,
+        num_ranks=2,
+        preloads=("", "transformers", "transformers,transformers.models.llama.modeling_llama"),
+    ),
+)
+
+
+def time_job(case: Case, series: Series) -> None:
+    """Run a job through, and add its two times to a series."""
+    with start_job(series.launcher, ["--nproc-per-node", str(case.num_ranks)], case.script) as job:
+        ended_s = job.wait_end(LIMIT_S)
+        notes = [job.folder / f"reduced{rank}" for rank in range(case.num_ranks)]
+        if all(note.exists() for note in notes):
+            series.reduced_s.append(max(float(note.read_text()) for note in notes) - job.started_s)
+        if ended_s is None:
+            series.complaints.append(f"not through within {LIMIT_S:.0f} s")
+        elif job.process.returncode:
+            series.complaints.append(f"exit code {job.process.returncode}")
+        else:
+            series.exit_s.append(ended_s - job.started_s)
+        _complain_of_cold(job.errors, series)
+
+
+def weigh_job(case: Case, series: Series) -> None:
+    """Run a job up to the point where all ranks stand, and add its memory to a series."""
+    flags = ["--nproc-per-node", str(case.num_ranks)]
+    with start_job(series.launcher, flags, case.script, holds=True) as job:
+        stands = [job.folder / f"stands{rank}" for rank in range(case.num_ranks)]
+        if not job.wait_until(lambda: all(path.exists() for path in stands), LIMIT_S):
+            series.complaints.append("the ranks did not get as far as to be weighed")
+            return
+        time.sleep(_SETTLE_S)
+        series.pss_mb.append(sum_pss_bytes(list_job_processes()) / 1e6)
+        (job.folder / "go").touch()
+        job.wait_end(LIMIT_S)
+
+
+def _complain_of_cold(errors: str, series: Series) -> None:
+    series.complaints += [line for line in errors.splitlines() if line.startswith("rankwise: cold start")]
+
+
+def measure(case: Case, num_rounds: int) -> list[Series]:
+    """Run all jobs of a case, the launchers in turn."""
+    found = [Series(launcher=launcher) for launcher in case.list_launchers()]
+    for number in range(num_rounds):
+        for series in found:
+            time_job(case, series)
+            if number < MEMORY_ROUNDS:
+                weigh_job(case, series)
+        told = ", ".join(
+            f"{one.launcher.name} {one.reduced_s[-1] if one.reduced_s else float('nan'):.2f} s"
+            for one in found
+        )
+        print(f"{case.title}, round {number + 1} of {num_rounds}: {told}", file=sys.stderr, flush=True)
+    return found
+
+
+def show_table(
+    title: str,
+    results: Sequence[tuple[Case, list[Series]]],
+    take: Callable[[Series], list[float]],
+    aim_of: Callable[[Case], float | None],
+    digits: int,
+) -> None:
+    """Print one quantity of all cases, a row for each of our own series."""
+    rows = [("", "rankwise", "torchrun", "ratio", "aim")]
+    for case, found in results:
+        *ours, theirs = found
+        for series in ours:
+            mine, peer, aim = take(series), take(theirs), aim_of(case)
+            ratio = f"{statistics.median(mine) / statistics.median(peer):.2f}" if mine and peer else "-"
+            rows.append(
+                (
+                    case.title + series.launcher.name.removeprefix(RANKWISE.name),
+                    _spread(mine, digits),
+                    _spread(peer, digits),
+                    ratio,
+                    "-" if aim is None else f"{aim:.2f}",
+                )
+            )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    print(f"\n{title}")
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _spread(values: list[float], digits: int) -> str:
+    if not values:
+        return "none"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def show(results: Sequence[tuple[Case, list[Series]]]) -> None:
+    """Print the tables, and below them what went wrong."""
+    show_table(
+        "seconds to the last rank's first all_reduce, median (min-max)",
+        results,
+        lambda series: series.reduced_s,
+        lambda case: case.aim_s,
+        2,
+    )
+    show_table(
+        "seconds to the launcher's exit, median (min-max)",
+        results,
+        lambda series: series.exit_s,
+        lambda _case: None,
+        2,
+    )
+    show_table(
+        "PSS of all processes, MB, median (min-max)",
+        results,
+        lambda series: series.pss_mb,
+        lambda case: case.aim_mb,
+        0,
+    )
+    print(f"\n* more ranks than the {count_cores()} cores")
+    for case, found in results:
+        for series in found:
+            for text in dict.fromkeys(series.complaints):
+                times = series.complaints.count(text)
+                print(f"{case.title.removesuffix(' *')}, {series.launcher.name}: {times} x {text}")
+
+
+def main() -> None:
+    """Measure the cases that were asked for, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"jobs of a row ({ROUNDS})")
+    parser.add_argument("--only", choices=sorted({case.group for case in CASES}), help="these cases only")
+    args = parser.parse_args()
+    prepare()
+    cases = [case for case in CASES if args.only in {None, case.group}]
+    if find_spec("transformers") is None:
+        print("transformers is not installed: left out")
+        cases = [case for case in cases if case.group != "transformers"]
+    print(describe_host(), flush=True)
+    results = list[tuple[Case, list[Series]]]()
+    for case in cases:
+        if case.group not in {done.group for done, _ in results}:
+            # The files of torch, and of what else the script imports, come from the disk only once.
+            for launcher in case.list_launchers():
+                time_job(case, Series(launcher=launcher))
+        results.append((case, measure(case, args.rounds)))
+    show(results)
+
+
+if __name__ == "__main__":
+    main()
