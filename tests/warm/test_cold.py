@@ -41,7 +41,7 @@ sys.stdout.write(f"{gc.get_freeze_count() > 0} {torch.get_num_threads()}\\n")
 #: Imported from beside the script by a server, it stops there until a file appears.
 GATE = """
 import os, pathlib, time
-if "RANK" not in os.environ:
+if "ROLE_NAME" not in os.environ:  # a rank has one
     pathlib.Path("importing.tmp").write_text(str(os.getpid()))
     os.rename("importing.tmp", f"importing.{os.getpid()}")
     end = time.monotonic() + 60
