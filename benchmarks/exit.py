@@ -113,9 +113,13 @@ def main() -> None:
         metavar="N",
         help=f"jobs a script, torchrun's ({TORCHRUN_JOBS})",
     )
+    parser.add_argument(
+        "--cold-jobs", type=int, metavar="N", help="jobs a script, ours with --cold (as --jobs)"
+    )
     args = parser.parse_args()
     prepare()
-    num_jobs = {RANKWISE.name: args.jobs, COLD.name: args.jobs, TORCHRUN.name: args.torchrun_jobs}
+    cold_jobs = args.jobs if args.cold_jobs is None else args.cold_jobs
+    num_jobs = {RANKWISE.name: args.jobs, COLD.name: cold_jobs, TORCHRUN.name: args.torchrun_jobs}
     print(describe_host())
     more = f", more than the {count_cores()} cores" if count_cores() < RANKS else ""
     print(f"{RANKS} ranks{more}; jobs that ended wrongly; the aim is 0 for rankwise\n")
