@@ -17,9 +17,12 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.launcher.command import OWN_FLAGS, build_parser, parse
+from support import IS_COMPARABLE, NOT_COMPARABLE
 
 if TYPE_CHECKING:
     import argparse
+
+pytestmark = pytest.mark.skipif(not IS_COMPARABLE, reason=NOT_COMPARABLE)
 
 Env = dict[str, str]
 Namespace = dict[str, Any]
