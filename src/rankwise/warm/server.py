@@ -11,7 +11,6 @@ what to fork, with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -19,7 +18,6 @@ import re
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -27,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
-_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/neuron")
@@ -36,31 +32,24 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci",
 _PER_PROCESS = re.compile(
     r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\."
 )
-#: Packages whose libraries read variables when they are imported.
-_READ_AT_IMPORT = ("torch", "numpy")
 #: What each rank has its own of; there is none in the server.
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
                         "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
-#: torch's own default seed, where it is a constant: a fresh interpreter has it, and so must a rank.
-_CONSTANT_SEED = 67280421310721
 _OWN_REFERENCES = 2
 # jemalloc (in pyarrow, so in pandas and datasets) is made for this: a forked child cleans up in the foreground.
 _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 _REHEARSAL_S = 10.0
-_ADOPTION_S = 60.0
 #: Ranks forked by one process between; each order comes with five descriptors.
 _MOST_AT_ONCE = 8
 #: So long without an order, and the rest is imported, for restarts.
 _IDLE_S = 1.0
-
-_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
 
 
 class Cold(Exception):  # noqa: N818 - a decision, not an error
     """Ranks must not be forked from here; the text says why."""
 
 
-def serve(orders: str, *, known: frozenset[str], hook_folder: str) -> None:
+def serve(orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any) -> None:
     """Import, check, and fork ranks when told to; returns only in a rank.
 
     Args:
@@ -69,8 +58,9 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str) -> None:
             ``latched``, prefixes of variables that libraries read when they are imported.
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
+        becoming: The module of that name, which was loaded as this one was.
     """
-    server = _Server(json.loads(orders), known, hook_folder)
+    server = _Server(json.loads(orders), known, hook_folder, becoming)
     try:
         server.prepare()
     except Cold as reason:
@@ -101,16 +91,19 @@ def check_site(orders: str) -> None:
 
 
 class _Server:
-    def __init__(self, orders: dict[str, Any], known: frozenset[str], hook_folder: str) -> None:
+    def __init__(
+        self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, becoming: Any
+    ) -> None:
+        self._becoming = becoming
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
         self._later: list[str] = list(orders["later"])
-        self._name = _get_name()
+        self._name = self._becoming.get_name()
         self._thread_owners: list[str] = []
         self._sources: dict[str, int] = {}
         self._rank_readers: dict[str, str] = {}
-        self._watch = _ImportWatch()
+        self._watch = self._becoming.ImportWatch()
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -139,11 +132,11 @@ class _Server:
             self._import(name, must=name == "torch")
         self._import_asked()
         for module, name in self._rank_readers.items():
-            if not _is_mended(module):
+            if not self._becoming.is_mended(module):
                 raise Cold(f"{module} asks for {name} when it is imported, and a preload has none")
         if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
             raise Cold(shadowed)
-        _set_name(b"rankwise-warm")
+        self._becoming.set_name(b"rankwise-warm")
         self._watch.install()
         _freeze()
         if was_enabled:
@@ -182,7 +175,7 @@ class _Server:
 
         def note(name: str) -> bytes:
             if name in _RANKS_OWN:
-                readers.setdefault(_find_caller(), name)
+                readers.setdefault(self._becoming.find_caller(), name)
             key: bytes = encodekey(name)
             return key
 
@@ -347,9 +340,9 @@ class _Server:
         """Make this forked process what a started one would be."""
         os.setsid()
         self._sock.close()
-        _place(fds, order["fds"])
-        _renew_streams()
-        _set_name(self._name)
+        self._becoming.place(fds, order["fds"])
+        self._becoming.renew_streams()
+        self._becoming.set_name(self._name)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
             # None: not Python's, but some library's; what that was nobody can tell.
@@ -361,125 +354,23 @@ class _Server:
                 start.pop(name, None)
             else:
                 os.environ[name] = start[name] = value
-        _wait_adoption(order["keeper"], strangers)
+        self._becoming.wait_adoption(order["keeper"], strangers)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _renew_identity()
+        self._becoming.renew_identity()
         for module in self._rank_readers:
-            _mend(module)
+            self._becoming.mend(module)
         if order["runs"] != "script":
-            _run_main(order["runs"], order["args"])
+            self._becoming.run_main(order["runs"], order["args"])
         start["PYTHONPATH"] = os.pathsep.join(
             [self._hook_folder, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])]
         )
         if os.environ.get("PYTHONPATH") == "":
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
-        _show_environment(os.environb)
+        self._becoming.show_environment(os.environb)
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
         latched = tuple(self._orders["latched"])
-        self._watch.begin(_LateEnvironment(latched, start, inherited, ignored, mask))
-
-
-class _LateEnvironment:
-    """Starts a rank again, cold, if it has changed a variable that torch would read when the script imports torch.
-
-    A script may say ``os.environ["OMP_NUM_THREADS"] = "4"`` before it imports torch; here torch is there before
-    it. So at its first import of torch, which finds torch loaded, the environment is compared with that of the
-    start. Where it differs, the same process becomes the plain command, and the script runs from its first line.
-    """
-
-    def __init__(
-        self,
-        latched: tuple[str, ...],
-        start: dict[str, str],
-        fds: list[int],
-        ignored: set[int],
-        mask: set[Any],
-    ) -> None:
-        self._latched, self._start, self._fds, self._ignored, self._mask = latched, start, fds, ignored, mask
-        self._pid, self._folder, self._umask = os.getpid(), _get_folder(), os.umask(0o77)
-        os.umask(self._umask)
-
-    def compare(self) -> None:
-        """Go on if nothing has changed; else this call does not return."""
-        if os.getpid() != self._pid:
-            return  # a forked child is no rank
-        ours = {name: value for name, value in self._start.items() if name.startswith(self._latched)}
-        for environ in (dict(os.environ), _read_c_environ()):
-            theirs = {name: value for name, value in environ.items() if name.startswith(self._latched)}
-            if theirs != ours:
-                changed = {*theirs.items()} ^ {*ours.items()}
-                self._start_again(min(name for name, _ in changed))
-
-    def _start_again(self, name: str) -> None:
-        if os.environ.get("LOCAL_RANK") == "0":
-            text = f"rankwise: cold start: the script sets {name} before it imports torch\n"
-            os.write(2, text.encode("utf-8", "surrogateescape"))
-        for fd in self._fds:
-            os.set_inheritable(fd, True)
-        # What an exec does not reset by itself.
-        for number in signal.valid_signals() - self._ignored:
-            if signal.getsignal(number) is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        os.umask(self._umask)
-        if self._folder:
-            os.chdir(self._folder)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        os.execve(sys.executable, sys.orig_argv, self._start)
-
-
-def _read_c_environ() -> dict[str, str]:
-    """Return the environment as C sees it: os.putenv changes only that."""
-    table: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc, "environ")
-    found: dict[str, str] = {}
-    index = 0
-    while table and (entry := table[index]) is not None:
-        name, _, value = entry.partition(b"=")
-        found[os.fsdecode(name)] = os.fsdecode(value)
-        index += 1
-    return found
-
-
-class _ImportWatch:
-    """Notices that the script imports torch or numpy, which are loaded: the statement asks their spec if they are ready."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set(_READ_AT_IMPORT)
-        self._late: _LateEnvironment | None = None
-
-    def install(self) -> None:
-        """Have all modules of theirs ask us; once for all ranks, before the fork."""
-        plain: Any = type(json.__spec__)
-
-        def is_initializing(spec: Any) -> bool:
-            top = spec.name.partition(".")[0]
-            if self._late is not None and top not in self._seen:
-                self._seen.add(top)
-                self._late.compare()
-            value: bool = vars(spec).get("_initializing", False)
-            return value
-
-        def set_initializing(spec: Any, value: bool) -> None:  # noqa: FBT001 - a setter's form
-            vars(spec)["_initializing"] = value
-
-        names = {"_initializing": property(is_initializing, set_initializing), "__module__": plain.__module__}
-        watched = type(plain.__name__, (plain,), names)
-        for name, module in list(sys.modules.items()):
-            spec = getattr(module, "__spec__", None)
-            if name.partition(".")[0] in _READ_AT_IMPORT and type(spec) is plain:
-                spec.__class__ = watched
-
-    def begin(self, late: _LateEnvironment) -> None:
-        """In a rank: from now on imports are the script's."""
-        self._seen.clear()
-        self._late = late
-
-
-def _get_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""  # it is gone
+        self._watch.begin(self._becoming.LateEnvironment(latched, start, inherited, ignored, mask))
 
 
 def _find_watcher() -> str:
@@ -597,155 +488,6 @@ def _find_bad_fork() -> str:
 def _close(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _place(fds: list[int], extra: list[int]) -> None:
-    """Put the descriptors that came with an order where a rank expects them."""
-    wanted = [0, 1, 2, *extra]
-    safe = []
-    for fd in fds:
-        moved, passed = fd, []
-        while moved in wanted:
-            passed.append(moved)
-            moved = os.dup(moved)
-        for number in passed:
-            os.close(number)
-        safe.append(moved)
-    for number, fd in zip(wanted, safe, strict=True):
-        os.dup2(fd, number, inheritable=number <= 2)
-        os.close(fd)
-
-
-def _renew_streams() -> None:
-    """Let the standard streams ask their descriptors anew what they are: a pipe, a file, a terminal.
-
-    In place, as modules may hold them; as CPython makes them (create_stdio in pylifecycle.c).
-    """
-    import io
-
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        stream: Any = getattr(sys, name)
-        if type(stream) is not io.TextIOWrapper or stream is not getattr(sys, f"__{name}__"):
-            continue
-        buffer: Any = stream.buffer
-        raw = getattr(buffer, "raw", buffer)  # unbuffered output has no layer between
-        if type(raw) is not io.FileIO or raw.fileno() != fd:
-            continue
-        settings: dict[str, Any] = {
-            "encoding": stream.encoding,
-            "errors": stream.errors,
-            "newline": "\n",
-            "line_buffering": stream.line_buffering,
-            "write_through": stream.write_through,
-        }
-        # What a FileIO has once found out it keeps, so there must be another one.
-        new: Any = io.FileIO(fd, "rb" if fd == 0 else "wb", closefd=False)
-        new.name = raw.name
-        if buffer is raw:
-            buffer = new
-        else:
-            type(buffer).__init__(buffer, new, getattr(new, "_blksize", io.DEFAULT_BUFFER_SIZE))
-        io.TextIOWrapper.__init__(stream, buffer, **settings)
-
-
-def _wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
-    """Wait until we are the keeper's child, then die with it. It takes milliseconds, or somebody has stopped them."""
-    end = time.monotonic() + _ADOPTION_S
-    while os.getppid() in strangers and time.monotonic() < end:
-        time.sleep(0.0001)
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != keeper:
-        os._exit(1)  # nobody would ever end us
-
-
-def _find_caller() -> str:
-    """Return the module that looks something up in os.environ."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))
-
-
-def _is_mended(module: str) -> bool:
-    """Whether we know how to give each rank what a module has asked for at its import: Lightning's rank_zero."""
-    found = sys.modules.get(module)
-    return hasattr(found, "rank_zero_only") and callable(getattr(found, "_get_rank", None))
-
-
-def _mend(module: str) -> None:
-    found: Any = sys.modules[module]
-    found.rank_zero_only.rank = found._get_rank() or 0
-
-
-def _renew_identity() -> None:
-    """Give this process what a fresh interpreter draws for itself; else all ranks would share the server's."""
-    threading, torch = sys.modules.get("threading"), sys.modules.get("torch")
-    if threading is not None and hasattr(threading.Thread, "_set_native_id"):
-        threading.main_thread()._set_native_id()
-    if torch is not None and torch.initial_seed() != _CONSTANT_SEED:
-        torch.default_generator.seed()
-    # numpy's legacy generator; `random` reseeds itself, and default_rng asks the system each time.
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    tempfile: Any = sys.modules.get("tempfile")
-    if tempfile is not None:
-        tempfile.tempdir = None  # asked for at an import; the script may set TMPDIR first
-    if "multiprocessing.process" in sys.modules:
-        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
-
-
-def _show_environment(environ: Any) -> None:
-    """Let /proc/PID/environ and ``ps e`` show this rank's variables, by which people find a rank; else the server's.
-
-    The kernel lets a process say where its environment lies (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may
-    not, nothing is lost but the view.
-    """
-    block = b"".join(b"%s=%s\0" % pair for pair in environ.items())
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return
-    # Numbered as in proc(5), from 3 on.
-    at = {number: int(fields[number - 3]) for number in (26, 27, 28, 45, 46, 47, 48, 49)}
-    _libc.mmap.restype = _libc.sbrk.restype = ctypes.c_void_p
-    # Private memory, as only that is shown; never given back.
-    memory = _libc.mmap(None, ctypes.c_size_t(len(block)), 3, 0x22, -1, ctypes.c_long(0))
-    if memory in (None, ctypes.c_void_p(-1).value):
-        return
-    ctypes.memmove(memory, block, len(block))
-    places = (
-        at[26], at[27], at[45], at[46], at[47], _libc.sbrk(0), at[28], at[48], at[49], memory, memory + len(block)
-    )  # fmt: skip
-    layout = struct.pack("=11QQIi", *places, 0, 0, -1)
-    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), 0)
-
-
-def _run_main(path: str, args: list[str]) -> None:
-    """Run a program of ours, which has a function ``main``, instead of the user's script; does not return."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("rankwise_program", path)
-    if spec is None or spec.loader is None:
-        os._exit(1)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        module.main(*args)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
-
-
-def _get_name() -> bytes:
-    name = ctypes.create_string_buffer(16)
-    _libc.prctl(_PR_GET_NAME, name, 0, 0, 0)
-    return name.value
-
-
-def _set_name(name: bytes) -> None:
-    _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(name), 0, 0, 0)
 
 
 def _first_line(error: BaseException) -> str:

@@ -54,7 +54,12 @@ if _warm is not None:
     try:
         _recorder = _load("evidence", "recorder")  # once, and not in every rank
         # Returns only in a forked rank, with that rank's environment; in the server it never does.
-        _server.serve(_warm, known=_known, hook_folder=os.path.dirname(os.path.abspath(__file__)))
+        _server.serve(
+            _warm,
+            known=_known,
+            hook_folder=os.path.dirname(os.path.abspath(__file__)),
+            becoming=_load("warm", "becoming"),
+        )
     except BaseException:
         # site.py would print a line and go on: the script would run in the server.
         sys.excepthook(*sys.exc_info())

@@ -1,0 +1,278 @@
+"""Becoming a rank: what a forked child of the warm server does to be what a started process would be.
+
+It stands alone, as ``server.py`` does, and is loaded by path, once for all ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import signal
+import struct
+import sys
+import time
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_ADOPTION_S = 60.0
+#: Packages whose libraries read variables when they are imported.
+_READ_AT_IMPORT = ("torch", "numpy")
+#: torch's own default seed, where it is a constant: a fresh interpreter has it, and so must a rank.
+_CONSTANT_SEED = 67280421310721
+
+_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+
+
+class LateEnvironment:
+    """Starts a rank again, cold, if it has changed a variable that torch would read when the script imports torch.
+
+    A script may say ``os.environ["OMP_NUM_THREADS"] = "4"`` before it imports torch; here torch is there before
+    it. So at its first import of torch, which finds torch loaded, the environment is compared with that of the
+    start. Where it differs, the same process becomes the plain command, and the script runs from its first line.
+    """
+
+    def __init__(
+        self,
+        latched: tuple[str, ...],
+        start: dict[str, str],
+        fds: list[int],
+        ignored: set[int],
+        mask: set[Any],
+    ) -> None:
+        self._latched, self._start, self._fds, self._ignored, self._mask = latched, start, fds, ignored, mask
+        self._pid, self._folder, self._umask = os.getpid(), _get_folder(), os.umask(0o77)
+        os.umask(self._umask)
+
+    def compare(self) -> None:
+        """Go on if nothing has changed; else this call does not return."""
+        if os.getpid() != self._pid:
+            return  # a forked child is no rank
+        ours = {name: value for name, value in self._start.items() if name.startswith(self._latched)}
+        for environ in (dict(os.environ), _read_c_environ()):
+            theirs = {name: value for name, value in environ.items() if name.startswith(self._latched)}
+            if theirs != ours:
+                changed = {*theirs.items()} ^ {*ours.items()}
+                self._start_again(min(name for name, _ in changed))
+
+    def _start_again(self, name: str) -> None:
+        if os.environ.get("LOCAL_RANK") == "0":
+            text = f"rankwise: cold start: the script sets {name} before it imports torch\n"
+            os.write(2, text.encode("utf-8", "surrogateescape"))
+        for fd in self._fds:
+            os.set_inheritable(fd, True)
+        # What an exec does not reset by itself.
+        for number in signal.valid_signals() - self._ignored:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        os.umask(self._umask)
+        if self._folder:
+            os.chdir(self._folder)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        os.execve(sys.executable, sys.orig_argv, self._start)
+
+
+def _read_c_environ() -> dict[str, str]:
+    """Return the environment as C sees it: os.putenv changes only that."""
+    table: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc, "environ")
+    found: dict[str, str] = {}
+    index = 0
+    while table and (entry := table[index]) is not None:
+        name, _, value = entry.partition(b"=")
+        found[os.fsdecode(name)] = os.fsdecode(value)
+        index += 1
+    return found
+
+
+class ImportWatch:
+    """Notices that the script imports torch or numpy, which are loaded: the statement asks their spec if they are ready."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set(_READ_AT_IMPORT)
+        self._late: LateEnvironment | None = None
+
+    def install(self) -> None:
+        """Have all modules of theirs ask us; once for all ranks, before the fork."""
+        plain: Any = type(json.__spec__)
+
+        def is_initializing(spec: Any) -> bool:
+            top = spec.name.partition(".")[0]
+            if self._late is not None and top not in self._seen:
+                self._seen.add(top)
+                self._late.compare()
+            value: bool = vars(spec).get("_initializing", False)
+            return value
+
+        def set_initializing(spec: Any, value: bool) -> None:  # noqa: FBT001 - a setter's form
+            vars(spec)["_initializing"] = value
+
+        names = {"_initializing": property(is_initializing, set_initializing), "__module__": plain.__module__}
+        watched = type(plain.__name__, (plain,), names)
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if name.partition(".")[0] in _READ_AT_IMPORT and type(spec) is plain:
+                spec.__class__ = watched
+
+    def begin(self, late: LateEnvironment) -> None:
+        """In a rank: from now on imports are the script's."""
+        self._seen.clear()
+        self._late = late
+
+
+def _get_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it is gone
+
+
+def place(fds: list[int], extra: list[int]) -> None:
+    """Put the descriptors that came with an order where a rank expects them."""
+    wanted = [0, 1, 2, *extra]
+    safe = []
+    for fd in fds:
+        moved, passed = fd, []
+        while moved in wanted:
+            passed.append(moved)
+            moved = os.dup(moved)
+        for number in passed:
+            os.close(number)
+        safe.append(moved)
+    for number, fd in zip(wanted, safe, strict=True):
+        os.dup2(fd, number, inheritable=number <= 2)
+        os.close(fd)
+
+
+def renew_streams() -> None:
+    """Let the standard streams ask their descriptors anew what they are: a pipe, a file, a terminal.
+
+    In place, as modules may hold them; as CPython makes them (create_stdio in pylifecycle.c).
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream: Any = getattr(sys, name)
+        if type(stream) is not io.TextIOWrapper or stream is not getattr(sys, f"__{name}__"):
+            continue
+        buffer: Any = stream.buffer
+        raw = getattr(buffer, "raw", buffer)  # unbuffered output has no layer between
+        if type(raw) is not io.FileIO or raw.fileno() != fd:
+            continue
+        settings: dict[str, Any] = {
+            "encoding": stream.encoding,
+            "errors": stream.errors,
+            "newline": "\n",
+            "line_buffering": stream.line_buffering,
+            "write_through": stream.write_through,
+        }
+        # What a FileIO has once found out it keeps, so there must be another one.
+        new: Any = io.FileIO(fd, "rb" if fd == 0 else "wb", closefd=False)
+        new.name = raw.name
+        if buffer is raw:
+            buffer = new
+        else:
+            type(buffer).__init__(buffer, new, getattr(new, "_blksize", io.DEFAULT_BUFFER_SIZE))
+        io.TextIOWrapper.__init__(stream, buffer, **settings)
+
+
+def wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
+    """Wait until we are the keeper's child, then die with it. It takes milliseconds, or somebody has stopped them."""
+    end = time.monotonic() + _ADOPTION_S
+    while os.getppid() in strangers and time.monotonic() < end:
+        time.sleep(0.0001)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != keeper:
+        os._exit(1)  # nobody would ever end us
+
+
+def renew_identity() -> None:
+    """Give this process what a fresh interpreter draws for itself; else all ranks would share the server's."""
+    threading, torch = sys.modules.get("threading"), sys.modules.get("torch")
+    if threading is not None and hasattr(threading.Thread, "_set_native_id"):
+        threading.main_thread()._set_native_id()
+    if torch is not None and torch.initial_seed() != _CONSTANT_SEED:
+        torch.default_generator.seed()
+    # numpy's legacy generator; `random` reseeds itself, and default_rng asks the system each time.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # asked for at an import; the script may set TMPDIR first
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def show_environment(environ: Any) -> None:
+    """Let /proc/PID/environ and ``ps e`` show this rank's variables, by which people find a rank; else the server's.
+
+    The kernel lets a process say where its environment lies (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may
+    not, nothing is lost but the view.
+    """
+    block = b"".join(b"%s=%s\0" % pair for pair in environ.items())
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return
+    # Numbered as in proc(5), from 3 on.
+    at = {number: int(fields[number - 3]) for number in (26, 27, 28, 45, 46, 47, 48, 49)}
+    _libc.mmap.restype = _libc.sbrk.restype = ctypes.c_void_p
+    # Private memory, as only that is shown; never given back.
+    memory = _libc.mmap(None, ctypes.c_size_t(len(block)), 3, 0x22, -1, ctypes.c_long(0))
+    if memory in (None, ctypes.c_void_p(-1).value):
+        return
+    ctypes.memmove(memory, block, len(block))
+    places = (
+        at[26], at[27], at[45], at[46], at[47], _libc.sbrk(0), at[28], at[48], at[49], memory, memory + len(block)
+    )  # fmt: skip
+    layout = struct.pack("=11QQIi", *places, 0, 0, -1)
+    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), 0)
+
+
+def run_main(path: str, args: list[str]) -> None:
+    """Run a program of ours, which has a function ``main``, instead of the user's script; does not return."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("rankwise_program", path)
+    if spec is None or spec.loader is None:
+        os._exit(1)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        module.main(*args)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def get_name() -> bytes:
+    """Return what ps and top call this process."""
+    name = ctypes.create_string_buffer(16)
+    _libc.prctl(_PR_GET_NAME, name, 0, 0, 0)
+    return name.value
+
+
+def set_name(name: bytes) -> None:
+    """Have ps and top call this process so, by 15 bytes at most."""
+    _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(name), 0, 0, 0)
+
+
+def find_caller() -> str:
+    """Return the module that looks something up in os.environ."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+def is_mended(module: str) -> bool:
+    """Whether we know how to give each rank what a module has asked for at its import: Lightning's rank_zero."""
+    found = sys.modules.get(module)
+    return hasattr(found, "rank_zero_only") and callable(getattr(found, "_get_rank", None))
+
+
+def mend(module: str) -> None:
+    """Give this rank what it would have found itself."""
+    found: Any = sys.modules[module]
+    found.rank_zero_only.rank = found._get_rank() or 0
