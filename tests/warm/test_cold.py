@@ -382,6 +382,19 @@ def test_a_preload_that_asks_for_its_rank_does_not_get_anothers(tmp_path: Path) 
     assert result.out == "True\nTrue\n", result.err
 
 
+def test_lightning_can_be_preloaded(tmp_path: Path) -> None:
+    """Lightning asks for its rank when it is imported; preloaded, it has each rank's own all the same."""
+    pytest.importorskip("lightning")
+    script = """
+        import gc, os
+        from lightning.fabric.utilities.rank_zero import rank_zero_only
+        os.write(1, f"{os.environ['RANK']} {rank_zero_only.rank} {gc.get_freeze_count() > 0}\\n".encode())
+        """
+    write_script(tmp_path, script)
+    result = run_rankwise(["--nproc-per-node", "2", "--preload", "lightning", "train.py"], tmp_path)
+    assert (result.code, sorted(result.out.splitlines())) == (0, ["0 0 True", "1 1 True"]), result.err
+
+
 # ------------------------------------------------------------------ attempts
 
 

@@ -261,18 +261,21 @@ def set_name(name: bytes) -> None:
 def find_caller() -> str:
     """Return the module that looks something up in os.environ."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (
+        "os",
+        "collections.abc",
+        "_collections_abc",
+    ):
         frame = frame.f_back
     return str(frame.f_globals.get("__name__"))
 
 
 def is_mended(module: str) -> bool:
-    """Whether we know how to give each rank what a module has asked for at its import: Lightning's rank_zero."""
-    found = sys.modules.get(module)
-    return hasattr(found, "rank_zero_only") and callable(getattr(found, "_get_rank", None))
+    """Whether we know how to give each rank what a module has asked for at its import: Lightning's rank_zero_only."""
+    return hasattr(getattr(sys.modules.get(module), "rank_zero_only", None), "rank")
 
 
-def mend(module: str) -> None:
-    """Give this rank what it would have found itself."""
+def mend(module: str, name: str) -> None:
+    """Give this rank what the module would have found itself in the variable ``name``."""
     found: Any = sys.modules[module]
-    found.rank_zero_only.rank = found._get_rank() or 0
+    found.rank_zero_only.rank = int(os.environ.get(name, "0"))

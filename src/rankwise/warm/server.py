@@ -357,8 +357,8 @@ class _Server:
         self._becoming.wait_adoption(order["keeper"], strangers)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._becoming.renew_identity()
-        for module in self._rank_readers:
-            self._becoming.mend(module)
+        for module, name in self._rank_readers.items():
+            self._becoming.mend(module, name)
         if order["runs"] != "script":
             self._becoming.run_main(order["runs"], order["args"])
         start["PYTHONPATH"] = os.pathsep.join(
