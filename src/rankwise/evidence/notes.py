@@ -90,10 +90,16 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
     return fault, finished_s
 
 
-def parse_num_imported(text: str) -> int:
-    """Return how many modules beside torch's a rank had imported between its start and its end."""
-    found = re.findall(r'"num_imported": (\d+)', text)
-    return int(found[-1]) if found else 0
+def parse_imported(text: str) -> dict[str, int]:
+    """Return how many modules of each package, torch apart, a rank had imported between its start and its end."""
+    for line in reversed(text.splitlines()):
+        if '"imported": {' in line:
+            try:
+                found: dict[str, int] = json.loads(line)["imported"]
+            except (ValueError, KeyError):
+                continue  # cut short by the rank's death
+            return found
+    return {}
 
 
 def parse_stack(text: str) -> Stack | None:

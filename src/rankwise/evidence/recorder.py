@@ -78,7 +78,7 @@ class _Recorder:
     def _note_end(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is None:
-            self.note("finished", num_imported=self._count_imported())
+            self.note("finished", imported=self._list_imported())
             return
         # A failing note must never hide the script's own error.
         with _Quiet():
@@ -88,10 +88,13 @@ class _Recorder:
         if type(error) is KeyboardInterrupt:  # as CPython asks, subclasses apart
             _remember_interrupt()
 
-    def _count_imported(self) -> int:
-        """Count what this rank has imported since its start, beside torch: a warm server could have done it for all."""
-        imported = list(sys.modules)[self._num_modules :]
-        return sum(name.partition(".")[0] not in _TORCHS for name in imported)
+    def _list_imported(self) -> dict[str, int]:
+        """Count by package what this rank has imported since its start: a warm server could have done it for all."""
+        found: dict[str, int] = {}
+        for name in list(sys.modules)[self._num_modules :]:
+            package = name.partition(".")[0]
+            found[package] = found.get(package, 0) + 1
+        return {package: num for package, num in found.items() if package not in _TORCHS}
 
     def note(self, kind: str, **facts: Any) -> None:
         """Write a line, unless the script closed the descriptor, and the number may now be somebody's file."""

@@ -14,8 +14,8 @@ from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import (
     Stack,
+    parse_imported,
     parse_notes,
-    parse_num_imported,
     parse_stack,
     parse_traceback,
     split_crash,
@@ -70,6 +70,7 @@ class _Rank:
 
     rank: int
     local_rank: int
+    tag: str
     streams: RankStreams
     notes_fd: int
     stacks_fd: int
@@ -84,10 +85,6 @@ class _Rank:
     def is_alive(self) -> bool:
         return self.code is None
 
-    @property
-    def tag(self) -> str:
-        return str(self.local_rank)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -95,14 +92,14 @@ class Outcome:
 
     Attributes:
         regroup: Whether it was ended because another node wants to join.
-        num_imported: Modules that a rank imported itself, of packages that it had not been forked with.
+        imported: How many modules of each package a rank imported itself, in place of a warm server.
         open_streams: Standard errors that processes left on purpose still write to.
     """
 
     case: Case
     regroup: bool = False
     lasted_s: float = 0.0
-    num_imported: int = 0
+    imported: dict[str, int] = field(default_factory=dict)
     open_streams: list[int] = field(default_factory=list)
 
 
@@ -154,6 +151,7 @@ class Attempt:
         return _Rank(
             rank=rank,
             local_rank=local_rank,
+            tag=f"{local_rank}.{self._index}",
             streams=streams,
             notes_fd=self._open_notes(folder / "notes.jsonl"),
             stacks_fd=self._open_notes(folder / "stacks.txt"),
@@ -239,7 +237,7 @@ class Attempt:
         if not clean:
             self._end_store()
         lasted_s = self._clock.monotonic() - self._started_s
-        num_imported = max(parse_num_imported(read_all(rank.notes_fd)) for rank in self._ranks)
+        imported = parse_imported(read_all(self._ranks[0].notes_fd))
         for rank in self._ranks:
             os.close(rank.notes_fd)
             os.close(rank.stacks_fd)
@@ -247,7 +245,7 @@ class Attempt:
             case=case,
             regroup=self._regroup,
             lasted_s=lasted_s,
-            num_imported=num_imported,
+            imported=imported,
             open_streams=streams,
         )
 
@@ -257,8 +255,8 @@ class Attempt:
         waited_s = self._clock.monotonic() - self._started_s
         if waited_s > _SLOW_START_S:
             self._is_told_slow = True
-            what = "the warm server imports torch, and what else the script needs"
-            self._job.console.say(f"rankwise: no rank runs yet after {waited_s:.0f} s: {what}")
+            what = "the warm server, which imports torch and what else the script needs"
+            self._job.console.say(f"rankwise: no rank runs yet after {waited_s:.0f} s: waiting for {what}")
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""
@@ -278,14 +276,14 @@ class Attempt:
     def _watch_every_s(self) -> float:
         if any(rank.code == -signal.SIGABRT for rank in self._ranks):
             return 0.05
-        return self._job.spec.monitor_interval_s if self._part.num_nodes > 1 else 1.0
+        return 1.0 if self._job.spec.is_one_node else self._job.spec.monitor_interval_s
 
     def _look(self, timeout_s: float) -> None:
         for change in self._workers.wait_change(timeout_s):
             self._note(change)
         self._take_signals()
         # A job that has just ended, well or not, is not started again because somebody knocks.
-        can_regroup = self._part.num_nodes > 1 and self._living() and not self._is_over()
+        can_regroup = not self._job.spec.is_one_node and self._living() and not self._is_over()
         if can_regroup and self._job.rendezvous.nodes_waiting() > 0:
             self._regroup = True
 

@@ -77,7 +77,7 @@ def run_attempts(job: Job) -> int:
 
 def _leave(job: Job, outcome: Outcome, *, restarts: int) -> None:
     """Say good-bye after success."""
-    if hint := job.warm.find_hint(outcome.num_imported, job.num_ranks, restarts=restarts):
+    if hint := job.warm.find_hint(outcome.imported, job.num_ranks, restarts=restarts):
         job.console.say(f"rankwise: hint: {hint}")
     if job.workers.leave():
         relay_in_background(outcome.open_streams)

@@ -39,12 +39,14 @@ class Interpreter:
         torch_version: As torch states it; None if it has no torch.
         is_ours: Whether it is the launcher's own.
         can_warm: Whether a warm server can be made of it: CPython 3.10 that looks at PYTHONPATH (no -S, -E, -I).
+        is_wrapper: Whether it is a script around a Python, which may do something else for each rank.
     """
 
     path: str
     torch_version: str | None
     is_ours: bool = True
     can_warm: bool = True
+    is_wrapper: bool = False
 
 
 def find_interpreter(*, needs_torch: bool = True) -> Interpreter:
@@ -102,7 +104,21 @@ def _ask(python: str) -> Interpreter:
         raise UsageError(f"{python} can't be run: {error}", hint="check PYTHON_EXEC") from error
     origin, _, is_closed = asked.stdout.strip().rpartition("\n")
     version = _read_version(origin.strip().rpartition("\n")[2] or None)
-    return Interpreter(path=python, torch_version=version, is_ours=False, can_warm=is_closed.strip() == "0")
+    return Interpreter(
+        path=python,
+        torch_version=version,
+        is_ours=False,
+        can_warm=is_closed.strip() == "0",
+        is_wrapper=_is_script(python),
+    )
+
+
+def _is_script(python: str) -> bool:
+    try:
+        with Path(shutil.which(python) or python).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def _read_version(origin: str | None) -> str | None:

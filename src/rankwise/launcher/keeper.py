@@ -198,19 +198,31 @@ class Keeper:
         if self._link is None:
             return
         told, is_there = self._link.read()
+        refusal = ""
         for one in told:
             match one:
                 case Forked(waiting=waiting, pid=pid):
                     self._welcome(waiting, pid)
                 case Refused(waiting=waiting, reason=reason):
-                    self._say({"cold": reason})
+                    if not refusal:
+                        self._say({"cold": reason})
+                    refusal = reason
                     self._start_waiting(waiting)
                 case Told(message=message):
                     self._say(message)
-        if delay := self._link.find_delay(SYSTEM_CLOCK.monotonic()):
+        if refusal:
+            self._end_link()  # what stands in the way does not go away
+        elif delay := self._link.find_delay(SYSTEM_CLOCK.monotonic()):
             self._end_link(delay)
         elif not is_there:
-            self._end_link("" if self._link.gave_up else f"the warm server {self._describe_end()}")
+            self._lose_server(self._link)
+
+    def _lose_server(self, link: WarmLink) -> None:
+        reason = "" if link.gave_up else f"the warm server {self._describe_end()}"
+        if reason and not link.has_orders:
+            self._say({"gone": reason})  # nobody is started cold for it
+            reason = ""
+        self._end_link(reason)
 
     def _describe_end(self) -> str:
         """Tell how the server, which has closed its socket, came to its end."""
@@ -250,7 +262,12 @@ class Keeper:
         if reason:
             self._say({"cold": reason})
         for waiting in left:
-            self._start_waiting(waiting)
+            if int(signal.SIGKILL) in waiting.signals:
+                self._say({"ended": waiting.order.tag, "status": 9, "at": SYSTEM_CLOCK.monotonic()})
+                for fd in waiting.fds:
+                    os.close(fd)
+            else:
+                self._start_waiting(waiting)
 
     def _signal(self, order: Order) -> None:
         if self._link is not None and order.number in self._ending and self._link.drop(order.tag):
@@ -258,6 +275,8 @@ class Keeper:
             self._say({"ended": order.tag, "status": order.number, "at": SYSTEM_CLOCK.monotonic()})
             return
         if self._link is not None and self._link.signal(order.tag, order.number):
+            if order.number == signal.SIGKILL:
+                self._end_link("the warm server does not answer")
             return
         for pid, tag in self._tags.items():
             if tag != order.tag:

@@ -48,6 +48,7 @@ class _Message(TypedDict, total=False):
     seconds: float
     cold: str
     warning: str
+    gone: str
 
 
 @final
@@ -186,9 +187,12 @@ def _to_change(message: _Message) -> Change | None:
         change = NotStarted(tag=message["failed"], error=message["error"])
     elif "ready" in message:
         change = Warmed(num_modules=message["num_modules"], seconds=message["seconds"])
-    elif "cold" in message or "warning" in message:
-        is_warning = "warning" in message
-        change = Cooled(reason=message["warning" if is_warning else "cold"], is_warning=is_warning)
+    elif "cold" in message:
+        change = Cooled(reason=message["cold"])
+    elif "warning" in message:
+        change = Cooled(reason=message["warning"], kind="warning")
+    elif "gone" in message:
+        change = Cooled(reason=message["gone"], kind="gone")
     return change
 
 

@@ -9,6 +9,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from rankwise.base.clock import SYSTEM_CLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Python starts in 0.03 s; on a slow network disk it may take seconds to get as far as our hook.
 _HELLO_S = 60.0
+#: A fork takes milliseconds; but the server may be at the imports for later attempts.
+_ANSWER_S = 20.0
 #: Nobody imports torch for so long, unless a disk hangs.
 _READY_S = 900.0
 
@@ -26,7 +30,7 @@ class Waiting:
 
     order: Order
     fds: list[int]
-    is_sent: bool = False
+    sent_s: float | None = None
     signals: list[int]
 
 
@@ -73,6 +77,11 @@ class WarmLink:
         self._has_hook = self._is_ready = self.gave_up = False
         sock.setblocking(False)  # noqa: FBT003 - its only form
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self._waiting) or not self._is_ready
+
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the server has spoken, or is gone."""
         return self._sock.fileno()
@@ -93,7 +102,7 @@ class WarmLink:
     def drop(self, tag: str) -> bool:
         """Forget an order that has not reached the server."""
         waiting = self._waiting.get(tag)
-        if waiting is None or waiting.is_sent:
+        if waiting is None or waiting.sent_s is not None:
             return False
         del self._waiting[tag]
         _close(waiting.fds)
@@ -134,6 +143,9 @@ class WarmLink:
             return f"Python did not get to our hook within {_HELLO_S:.0f} s"
         if not self._is_ready and passed > _READY_S:
             return f"torch was not imported within {_READY_S:.0f} s"
+        sent = [waiting.sent_s for waiting in self._waiting.values() if waiting.sent_s is not None]
+        if sent and now_s - min(sent) > _ANSWER_S:
+            return f"the warm server has not answered for {_ANSWER_S:.0f} s"
         return ""
 
     def close(self) -> list[Waiting]:
@@ -144,7 +156,7 @@ class WarmLink:
 
     def _send_waiting(self) -> None:
         for waiting in self._waiting.values():
-            if waiting.is_sent:
+            if waiting.sent_s is not None:
                 continue
             try:
                 socket.send_fds(self._sock, [self._to_order(waiting.order)], waiting.fds)
@@ -152,7 +164,7 @@ class WarmLink:
                 if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):
                     return  # enough on its way: the rest follows the next answer
                 # Whatever is wrong with the socket, the next look at it tells.
-            waiting.is_sent = True
+            waiting.sent_s = SYSTEM_CLOCK.monotonic()
 
     def _to_order(self, order: Order) -> bytes:
         names = {*self._env, *order.env}

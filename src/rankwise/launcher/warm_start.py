@@ -81,8 +81,12 @@ class WarmStart:
                     ("warm.ready", {"num_modules": num_modules, "seconds": round(seconds, 3)})
                 )
                 self._module_s = seconds / max(1, num_modules)
-            case Cooled(reason=reason, is_warning=True):
+            case Cooled(reason=reason, kind="warning"):
                 self._console.say(f"rankwise: warning: {reason}")
+            case Cooled(reason=reason, kind="gone"):
+                # The ranks live on, and the next attempt starts another one.
+                self._events.append(("warm.gone", {"reason": reason}))
+                self._is_on = False
             case Cooled(reason=reason):
                 if self._is_on:
                     self._note_cold(reason)
@@ -96,21 +100,22 @@ class WarmStart:
             self._workers.retire()
             self._is_on, self._command = False, None
 
-    def find_hint(self, num_imported: int, num_ranks: int, *, restarts: int) -> str:
+    def find_hint(self, imported: dict[str, int], num_ranks: int, *, restarts: int) -> str:
         """Tell what the user may gain by ``--preload``; empty if it is not worth a line.
 
         Args:
-            num_imported: Modules that every rank imported by itself.
+            imported: How many modules of each package every rank imported by itself.
             num_ranks: Ranks on this node.
             restarts: How often all ranks were started again.
         """
-        once_s = num_imported * self._module_s
+        once_s = sum(imported.values()) * self._module_s
         # Ranks that have a core each import side by side; the others wait for their turn.
         start_s = once_s * (num_ranks / count_cores() - 1)
-        if not self._packages or once_s < _WORTH_A_HINT_S or (start_s < _WORTH_A_HINT_S and not restarts):
+        packages = [name for name in self._packages if name in imported]
+        if not packages or once_s < _WORTH_A_HINT_S or (start_s < _WORTH_A_HINT_S and not restarts):
             return ""
         when, saved_s = ("restart", once_s) if restarts else ("start", start_s)
-        return f"--preload {','.join(self._packages)} would save about {saved_s:.1f} s at each {when}"
+        return f"--preload {','.join(packages)} would save about {saved_s:.1f} s at each {when}"
 
     def tell(self, events: EventLog) -> None:
         """Write down what has been noted since the last call."""
@@ -144,6 +149,8 @@ def plan_warm_start(spec: LaunchSpec, host: Host) -> Plan:
 def _find_obstacle(spec: LaunchSpec, host: Host) -> str:
     if not host.interpreter.can_warm:
         return f"{host.interpreter.path} ignores PYTHONPATH, or is older than Python 3.10"
+    if host.interpreter.is_wrapper:
+        return f"{host.interpreter.path} is a script, which may do something else for each rank"
     if debugger := next((name for name in _DEBUGGERS if name in sys.modules), None):
         return f"{debugger} follows every process that is started here"
     argvs = {build_argv(spec.program, host.interpreter.path, local) for local in range(host.num_ranks)}

@@ -7,9 +7,9 @@ kernel offers neither parent-death signals nor the adoption of orphans (macOS, W
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
-#: How the store's process is called, with the attempt's number, beside the ranks, whose tag is their local rank.
+#: How the store's process is called, with the attempt's number, beside the ranks, whose tag is "LOCAL_RANK.ATTEMPT".
 STORE_TAG = "store"
 
 
@@ -74,10 +74,10 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cooled:
-    """Ranks are started cold from now on, or, with ``is_warning``, a module was not preloaded."""
+    """Ranks are started cold from now on; or the server went when nobody needed it; or a module was not preloaded."""
 
     reason: str
-    is_warning: bool = False
+    kind: Literal["cold", "gone", "warning"] = "cold"
 
 
 Change = Started | NotStarted | Ended | KeeperLost | Warmed | Cooled

@@ -37,41 +37,62 @@ class LateEnvironment:
     def __init__(
         self,
         latched: tuple[str, ...],
+        asked: tuple[str, ...],
         start: dict[str, str],
         fds: list[int],
+        *,
         ignored: set[int],
         mask: set[Any],
     ) -> None:
-        self._latched, self._start, self._fds, self._ignored, self._mask = latched, start, fds, ignored, mask
+        self._latched, self._asked = latched, asked
+        self._start, self._fds, self._ignored, self._mask = start, fds, ignored, mask
+        # A library may have set something in C, in the server, that Python does not know of.
+        self._environs = (dict(os.environ), _read_c_environ())
         self._pid, self._folder, self._umask = os.getpid(), _get_folder(), os.umask(0o77)
         os.umask(self._umask)
 
-    def compare(self) -> None:
-        """Go on if nothing has changed; else this call does not return."""
+    def compare(self, package: str) -> None:
+        """Go on if nothing has changed; else this call does not return.
+
+        Args:
+            package: What the script imports.
+        """
         if os.getpid() != self._pid:
             return  # a forked child is no rank
-        ours = {name: value for name, value in self._start.items() if name.startswith(self._latched)}
-        for environ in (dict(os.environ), _read_c_environ()):
-            theirs = {name: value for name, value in environ.items() if name.startswith(self._latched)}
-            if theirs != ours:
-                changed = {*theirs.items()} ^ {*ours.items()}
-                self._start_again(min(name for name, _ in changed))
+        prefixes = self._latched if package in _READ_AT_IMPORT else (*self._latched, *self._asked)
+        for old, new in zip(self._environs, (dict(os.environ), _read_c_environ()), strict=True):
+            changed = {name for name, _ in {*old.items()} ^ {*new.items()} if name.startswith(prefixes)}
+            if changed:
+                self._start_again(min(changed), package)
 
-    def _start_again(self, name: str) -> None:
-        if os.environ.get("LOCAL_RANK") == "0":
-            text = f"rankwise: cold start: the script sets {name} before it imports torch\n"
-            os.write(2, text.encode("utf-8", "surrogateescape"))
+    def _start_again(self, name: str, package: str) -> None:
         for fd in self._fds:
-            os.set_inheritable(fd, True)
-        # What an exec does not reset by itself.
+            with _Quiet():  # the script closed it
+                os.set_inheritable(fd, True)
+        # What an exec does not reset by itself; by C, as Python lets only the main thread do it.
         for number in signal.valid_signals() - self._ignored:
             if signal.getsignal(number) is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
+                _libc.signal(int(number), None)
         os.umask(self._umask)
         if self._folder:
-            os.chdir(self._folder)
+            with _Quiet():
+                os.chdir(self._folder)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        if os.environ.get("LOCAL_RANK") == "0":
+            text = f"rankwise: cold start: the script sets {name} before it imports {package}\n"
+            with _Quiet():
+                os.write(2, text.encode("utf-8", "surrogateescape"))
         os.execve(sys.executable, sys.orig_argv, self._start)
+
+
+class _Quiet:
+    """Swallows what the system refuses: contextlib is imported by the script or not at all."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> bool:
+        return isinstance(error, OSError)
 
 
 def _read_c_environ() -> dict[str, str]:
@@ -87,21 +108,35 @@ def _read_c_environ() -> dict[str, str]:
 
 
 class ImportWatch:
-    """Notices that the script imports torch or numpy, which are loaded: the statement asks their spec if they are ready."""
+    """Notices that the script imports what is loaded already: the statement asks a module's spec whether it is ready.
 
-    def __init__(self) -> None:
-        self._seen: set[str] = set(_READ_AT_IMPORT)
+    Args:
+        asked: Packages that the user has had preloaded; torch and numpy are watched in any case.
+    """
+
+    def __init__(self, asked: set[str]) -> None:
+        self._packages = {*_READ_AT_IMPORT, *asked}
+        self._seen: set[str] = set()
         self._late: LateEnvironment | None = None
+        self._watched: Any = None
 
     def install(self) -> None:
         """Have all modules of theirs ask us; once for all ranks, before the fork."""
         plain: Any = type(json.__spec__)
+        if self._watched is None:
+            self._watched = self._make_watched(plain)
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if name.partition(".")[0] in self._packages and type(spec) is plain:
+                spec.__class__ = self._watched
 
+    def _make_watched(self, plain: Any) -> Any:
         def is_initializing(spec: Any) -> bool:
             top = spec.name.partition(".")[0]
             if self._late is not None and top not in self._seen:
-                self._seen.add(top)
-                self._late.compare()
+                # Once torch is there, numpy is too.
+                self._seen.update(_READ_AT_IMPORT if top == "torch" else (top,))
+                self._late.compare(top)
             value: bool = vars(spec).get("_initializing", False)
             return value
 
@@ -109,15 +144,10 @@ class ImportWatch:
             vars(spec)["_initializing"] = value
 
         names = {"_initializing": property(is_initializing, set_initializing), "__module__": plain.__module__}
-        watched = type(plain.__name__, (plain,), names)
-        for name, module in list(sys.modules.items()):
-            spec = getattr(module, "__spec__", None)
-            if name.partition(".")[0] in _READ_AT_IMPORT and type(spec) is plain:
-                spec.__class__ = watched
+        return type(plain.__name__, (plain,), names)
 
     def begin(self, late: LateEnvironment) -> None:
         """In a rank: from now on imports are the script's."""
-        self._seen.clear()
         self._late = late
 
 

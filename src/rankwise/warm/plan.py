@@ -23,7 +23,8 @@ LATCHED = (
     "TORCH_USE_RTLD_GLOBAL", "TORCHDYNAMO_", "TORCHEXPORT_", "TORCHINDUCTOR_", "PYTORCH_JIT", "PYTORCH_MATCHER_",
     "PYTORCH_NVFUSER", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
     "TORCH_DEVICE_BACKEND_AUTOLOAD", "NPY_", "OPENSSL_CONF", "LD_", "ATEN_CPU_CAPABILITY", "TORCH_SHOW_CPP_STACKTRACES",
-    "TORCH_BLAS_PREFER", "TORCH_LINALG_PREFER", "TORCH_ROCM_", "TORCH_SYMMMEM", "TORCH_VITAL", "TORCH_CUSTOM_TERMINATE",
+    "TORCH_BLAS_PREFER", "TQDM_", "LOGLEVEL", "LOG_TLPARSE", "LOG_AUTOTUNE_RESULTS", "UNSAFE_SKIP_FSDP", "DUMP_AOTI_MINIFIER",
+    "FAKE_ALLOW_META", "ENABLE_PERSISTENT_TMA", "ENABLE_TEMPLATE_TMA", "ENABLE_TMA_LOAD", "CUTEDSL_", "NVPL_", "TORCH_LINALG_PREFER", "TORCH_ROCM_", "TORCH_SYMMMEM", "TORCH_VITAL", "TORCH_CUSTOM_TERMINATE",
     "PYTORCH_API_USAGE", "INDUCTOR_", "FX_", "PARTITIONER_", "COMPILE_STROBELIGHT_", "TRITON_", "CUBLASLT_", "CUBLAS_LOG",
     "CUTLASS_", "SYMPY_", "MPMATH_", "FSSPEC_",
 )  # fmt: skip
@@ -187,9 +188,11 @@ def _walk_top_level(tree: ast.Module) -> Iterator[ast.stmt]:
     while todo:
         node = todo.pop(0)
         yield node
-        if isinstance(node, (ast.If, ast.Try, ast.With)):
-            todo += node.body
-            todo += getattr(node, "orelse", [])
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            todo += node.orelse
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.For)):
+            todo += [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
+            todo += [inner for handler in getattr(node, "handlers", []) for inner in handler.body]
 
 
 def _note_names(tree: ast.Module, text: _Text) -> None:
@@ -231,7 +234,7 @@ def _find_local(name: str, importer: Path, first: Path) -> Iterator[Path]:
 def _find_late_setting(tree: ast.Module, path: Path) -> str:
     """Tell which variable the file sets that torch would read, if not after its own import of torch."""
     has_torch_from = min(
-        (node.lineno for node in _walk_top_level(tree) if node in tree.body and _is_torch(node)),
+        (node.lineno for node in _walk_top_level(tree) if _is_torch(node)),
         default=sys.maxsize,
     )
     for node in ast.walk(tree):

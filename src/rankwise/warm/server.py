@@ -32,6 +32,18 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci",
 _PER_PROCESS = re.compile(
     r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\."
 )
+#: What packages that a user may preload read when they are imported.
+_FRAMEWORKS = (
+    "HF_",
+    "TRANSFORMERS_",
+    "HUGGINGFACE_",
+    "DATASETS_",
+    "WANDB_",
+    "TOKENIZERS_",
+    "ACCELERATE_",
+    "TRL_",
+    "DS_",
+)
 #: What each rank has its own of; there is none in the server.
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
                         "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
@@ -103,7 +115,9 @@ class _Server:
         self._thread_owners: list[str] = []
         self._sources: dict[str, int] = {}
         self._rank_readers: dict[str, str] = {}
-        self._watch = self._becoming.ImportWatch()
+        self._asked_for: set[str] = set()
+        self._shadowed = ""
+        self._watch = self._becoming.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -174,6 +188,7 @@ class _Server:
         encodekey, readers = environ.encodekey, self._rank_readers
 
         def note(name: str) -> bytes:
+            self._asked_for.add(name)
             if name in _RANKS_OWN:
                 readers.setdefault(self._becoming.find_caller(), name)
             key: bytes = encodekey(name)
@@ -241,6 +256,9 @@ class _Server:
         for fd, target in _list_descriptors():
             if target.startswith(_DEVICES):
                 return f"an import opened {target} (descriptor {fd}), and a fork can't share a device"
+        return self._shadowed or self._find_edited()
+
+    def _find_edited(self) -> str:
         for file, time_ns in self._sources.items():
             try:
                 if os.stat(file).st_mtime_ns != time_ns:
@@ -285,10 +303,17 @@ class _Server:
         """Import what a later attempt will need: this attempt's ranks have had to do it by themselves."""
         names, self._later = self._later, []
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        was_enabled = gc.isenabled()
+        gc.disable()
         for name in names:
             self._import(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        self._shadowed = self._find_shadowed(frozenset(sys.modules) - self._known)
+        self._watch.install()
+        gc.unfreeze()  # else nobody can tell who holds __main__
         _freeze()
+        if was_enabled:
+            gc.enable()
         with_threads = _fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
         if not with_threads:
             os._exit(0)
@@ -316,6 +341,8 @@ class _Server:
         if middle:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return False
+        # A rank that dies while we are still here must be the keeper's to reap.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         middle = os.getpid()
         for order, fds in batch:
             try:
@@ -370,7 +397,10 @@ class _Server:
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
         latched = tuple(self._orders["latched"])
-        self._watch.begin(self._becoming.LateEnvironment(latched, start, inherited, ignored, mask))
+        # Names are taken as they are; prefixes are for packages that go through the whole environment.
+        asked = (*(self._asked_for - _RANKS_OWN), *_FRAMEWORKS) if self._orders["asked"] else ()
+        late = self._becoming.LateEnvironment(latched, asked, start, inherited, ignored=ignored, mask=mask)
+        self._watch.begin(late)
 
 
 def _find_watcher() -> str:
