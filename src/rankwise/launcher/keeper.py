@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 #: How often a server that says nothing is looked at.
 _LOOK_EVERY_S = 5.0
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-
-
+# A process that is still waiting for the server need not begin after one of these.
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")
 
 

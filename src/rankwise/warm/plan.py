@@ -39,6 +39,15 @@ _FRAMEWORKS = {
     "accelerate", "composer", "deepspeed", "fastai", "ignite", "lightning", "lightning_fabric",
     "pytorch_lightning", "timm", "torchtitan", "transformers", "trl",
 }  # fmt: skip
+# Well-known packages that do not import torch: a script of these alone need not wait for it.
+_WITHOUT_TORCH = {
+    "PIL", "absl", "aiohttp", "attr", "attrs", "boto3", "click", "cloudpickle", "cv2", "dill", "dotenv", "fastapi",
+    "fire", "flask", "flax", "google", "grpc", "h5py", "httpx", "hydra", "jax", "jaxlib", "jinja2", "joblib", "keras",
+    "loguru", "matplotlib", "mpi4py", "msgpack", "networkx", "numba", "numpy", "omegaconf", "optax", "orjson", "packaging",
+    "pandas", "polars", "psutil", "pyarrow", "pydantic", "pytest", "redis", "requests", "rich", "scipy", "seaborn",
+    "setuptools", "sklearn", "sqlalchemy", "structlog", "sympy", "tabulate", "tensorflow", "termcolor", "toml", "tomli",
+    "tqdm", "typer", "typing_extensions", "ujson", "yaml", "zarr", "zmq",
+}  # fmt: skip
 _DEBUGGERS = {"debugpy", "pydevd", "pydevd_pycharm", "ddtrace", "pytest_cov"}
 # Imported by name these start threads, processes or drivers.
 _NOT_BEFORE_A_FORK = ("torch.utils.tensorboard", "torch._inductor", "torch.cuda", "torch.utils.cpp_extension")
@@ -112,7 +121,7 @@ def _decide(text: _Text, first: Path) -> Plan:
     if text.latched:
         return Plan(cold=text.latched, first_path=first)
     foreign = tops - set(sys.stdlib_module_names) - {"__future__"}
-    if not foreign and not text.is_dynamic:
+    if not foreign - _WITHOUT_TORCH and not text.is_dynamic:
         return Plan(cold="the script imports nothing heavy", is_expected=True, first_path=first)
     modules = ["torch"]
     if text.names & _NEEDS_COMPILER or tops & _FRAMEWORKS:
