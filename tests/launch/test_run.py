@@ -225,7 +225,7 @@ def test_forked_children_and_their_exit_say_nothing_in_the_ranks_name(tmp_path: 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_threads_are_the_cores_divided_by_the_ranks(ranks: int, tmp_path: Path) -> None:
     """OMP_NUM_THREADS = cores allowed to the job / ranks, at least 1: affinity counts, and an own value is kept."""
-    write_script(tmp_path, "import os; print(os.environ['OMP_NUM_THREADS'], flush=True)")
+    write_script(tmp_path, "import os; os.write(1, os.environ['OMP_NUM_THREADS'].encode() + b' ')")
     args = ["--nproc-per-node", str(ranks), "train.py"]
     from rankwise.base.host import count_cores
 
@@ -239,7 +239,9 @@ def test_threads_are_the_cores_divided_by_the_ranks(ranks: int, tmp_path: Path) 
 @pytest.mark.parametrize("visible", [None, "4,6", "GPU-a,GPU-b"])
 def test_virtual_local_rank(visible: str | None, tmp_path: Path) -> None:
     """With --virtual-local-rank every rank is local rank 0 on a GPU of its own, as under torchrun."""
-    script = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+    # In one piece: an unbuffered print writes each word by itself, and ranks come in between.
+    names = ["RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"]
+    script = f"import os; os.write(1, (' '.join(os.environ[name] for name in {names}) + chr(10)).encode())"
     write_script(tmp_path, script)
     args = ["--nproc-per-node", "2", "--virtual-local-rank", "train.py"]
     results = [run_rankwise(args, tmp_path, env={"CUDA_VISIBLE_DEVICES": visible}, launcher=which) for which in (RANKWISE, TORCHRUN)]  # fmt: skip
