@@ -355,7 +355,7 @@ def _waiting_stack(end: RankEnd) -> Stack | None:
 
 def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
     fate: Fate
-    if end.left_s is None:
+    if end.left_s is None or end.code is None:
         fate = "stopped by us"
     elif not _left_in_error(end):
         fate = "finished"
