@@ -456,9 +456,12 @@ def _freeze() -> None:
     if "__annotations__" in vars(old):
         vars(new)["__annotations__"] = {}
     for names in holders:
-        for name, value in list(names.items()):
-            if value is old:
+        is_in_use = names is sys.modules or "__name__" in names
+        for name in [name for name, value in names.items() if value is old]:
+            if is_in_use:
                 names[name] = new
+            else:
+                del names[name]  # garbage, which would keep the new one alive past its time
     # Known by now to us here and to getrefcount itself.
     if sys.getrefcount(old) > _OWN_REFERENCES:
         import atexit
