@@ -217,21 +217,22 @@ class Keeper:
             self._lose_server(self._link)
 
     def _lose_server(self, link: WarmLink) -> None:
-        reason = "" if link.gave_up else f"the warm server {self._describe_end()}"
-        if reason and not link.has_orders:
-            self._say({"gone": reason})  # nobody is started cold for it
-            reason = ""
-        self._end_link(reason)
+        if not link.gave_up:
+            end, was_killed = self._describe_end()
+            kind = ("lost" if link.has_orders else "gone") if was_killed else "cold"
+            self._say({kind: f"the warm server {end}"})
+        self._end_link()
 
-    def _describe_end(self) -> str:
-        """Tell how the server, which has closed its socket, came to its end."""
+    def _describe_end(self) -> tuple[str, bool]:
+        """Tell how the server, which has closed its socket, came to its end, and whether a signal did it."""
         for _ in range(100):
             self._reap()
             if self._server_status is not None:
                 code = os.waitstatus_to_exitcode(self._server_status)
-                return f"ended with exit code {code}" if code >= 0 else f"was killed by {name_signal(-code)}"
+                end = f"ended with exit code {code}" if code >= 0 else f"was killed by {name_signal(-code)}"
+                return end, code < 0
             SYSTEM_CLOCK.sleep(0.01)
-        return "closed its socket"
+        return "closed its socket", False
 
     def _welcome(self, waiting: Waiting, pid: int) -> None:
         self._tags[pid] = waiting.order.tag

@@ -8,7 +8,7 @@ import select
 import signal
 import socket
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypedDict, final
+from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 from rankwise.base.errors import LaunchError
 from rankwise.base.osdoor import SERVER_FD, adopt_orphans, make_memory_file
@@ -48,6 +48,7 @@ class _Message(TypedDict, total=False):
     seconds: float
     cold: str
     warning: str
+    lost: str
     gone: str
 
 
@@ -191,8 +192,9 @@ def _to_change(message: _Message) -> Change | None:
         change = Cooled(reason=message["cold"])
     elif "warning" in message:
         change = Cooled(reason=message["warning"], kind="warning")
-    elif "gone" in message:
-        change = Cooled(reason=message["gone"], kind="gone")
+    elif "lost" in message or "gone" in message:
+        kind: Literal["lost", "gone"] = "lost" if "lost" in message else "gone"
+        change = Cooled(reason=message[kind], kind=kind)
     return change
 
 

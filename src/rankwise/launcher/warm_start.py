@@ -87,11 +87,11 @@ class WarmStart:
                 # The ranks live on, and the next attempt starts another one.
                 self._events.append(("warm.gone", {"reason": reason}))
                 self._is_on = False
-            case Cooled(reason=reason):
+            case Cooled(reason=reason, kind=kind):
                 if self._is_on:
                     self._note_cold(reason)
                 self._is_on = False
-                if not reason.startswith("the warm server was killed"):
+                if kind != "lost":
                     self._command = None
 
     def note_all_started(self) -> None:

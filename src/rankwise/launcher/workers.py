@@ -74,10 +74,16 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cooled:
-    """Ranks are started cold from now on; or the server went when nobody needed it; or a module was not preloaded."""
+    """What the user should know of the warm server.
+
+    Attributes:
+        kind: ``cold``: ranks are started cold from now on; ``lost``: these are, as somebody killed the server, and the
+            next attempt gets another one; ``gone``: it was killed when nobody needed it; ``warning``: it could
+            not preload a module.
+    """
 
     reason: str
-    kind: Literal["cold", "gone", "warning"] = "cold"
+    kind: Literal["cold", "lost", "gone", "warning"] = "cold"
 
 
 Change = Started | NotStarted | Ended | KeeperLost | Warmed | Cooled
