@@ -14,24 +14,15 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import select
 import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/neuron")
-#: What in a sitecustomize would be another thing in the server than in a rank: Debian's and Ubuntu's has none of it.
-_PER_PROCESS = re.compile(
-    r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\."
-)
 #: What packages that a user may preload read when they are imported.
 _FRAMEWORKS = (
     "HF_",
@@ -48,8 +39,6 @@ _FRAMEWORKS = (
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
                         "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
 _OWN_REFERENCES = 2
-# jemalloc (in pyarrow, so in pandas and datasets) is made for this: a forked child cleans up in the foreground.
-_FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 _REHEARSAL_S = 10.0
 #: Ranks forked by one process between; each order comes with five descriptors.
 _MOST_AT_ONCE = 8
@@ -61,7 +50,7 @@ class Cold(Exception):  # noqa: N818 - a decision, not an error
     """Ranks must not be forked from here; the text says why."""
 
 
-def serve(orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any) -> None:
+def serve(orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any, checks: Any) -> None:
     """Import, check, and fork ranks when told to; returns only in a rank.
 
     Args:
@@ -71,8 +60,9 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
         becoming: The module of that name, which was loaded as this one was.
+        checks: The same.
     """
-    server = _Server(json.loads(orders), known, hook_folder, becoming)
+    server = _Server(json.loads(orders), known, hook_folder, becoming=becoming, checks=checks)
     try:
         server.prepare()
     except Cold as reason:
@@ -81,32 +71,24 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any
     server.serve()
 
 
-def check_site(orders: str) -> None:
+def check_site(orders: str, *, checks: Any) -> None:
     """Refuse to serve, before it runs, where a sitecustomize of the environment's own acts for each process.
 
     Args:
         orders: As for ``serve``.
+        checks: As for ``serve``.
     """
-    from importlib.machinery import PathFinder
-
-    spec = PathFinder.find_spec("sitecustomize")
-    try:
-        with open(spec.origin or "", encoding="utf-8", errors="replace") as file:  # type: ignore[union-attr]
-            text = file.read()
-    except (OSError, AttributeError):
-        return
-    if found := _PER_PROCESS.search(text):
+    if reason := checks.find_site_obstacle():
         sock = socket.socket(fileno=json.loads(orders)["fd"])
-        reason = f"{spec.origin} acts for each process: {found[0]}" if spec else ""
         sock.send(json.dumps({"cold": reason}).encode("utf-8", "backslashreplace"))
         os._exit(0)
 
 
 class _Server:
     def __init__(
-        self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, becoming: Any
+        self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, becoming: Any, checks: Any
     ) -> None:
-        self._becoming = becoming
+        self._becoming, self._checks = becoming, checks
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
@@ -139,7 +121,7 @@ class _Server:
         start, was_enabled = time.monotonic(), gc.isenabled()
         # Nearly all that an import makes stays: looking for garbage takes a tenth of its time, and finds little.
         gc.disable()
-        if watcher := _find_watcher():
+        if watcher := self._checks.find_watcher():
             raise Cold(watcher)
         before = frozenset(sys.modules)
         for name in self._orders["torch"]:
@@ -163,7 +145,7 @@ class _Server:
         self.say({"ready": os.getpid(), "num_modules": num_modules, "seconds": time.monotonic() - start})
 
     def _import(self, name: str, *, part: str = "", must: bool = False, asked: bool = False) -> None:
-        threads = _count_threads()
+        threads = self._checks.count_threads()
         try:
             # As the statement does it: a part may be a module, or be loaded when it is asked for.
             module = __import__(name, fromlist=[part] if part else [])
@@ -175,7 +157,7 @@ class _Server:
                 raise Cold(reason) from None
             if asked:
                 self.say({"warning": f"--preload {name}: {_first_line(error)}"})
-        if _count_threads() > threads:
+        if self._checks.count_threads() > threads:
             self._thread_owners.append(name)
 
     def _import_asked(self) -> None:
@@ -219,7 +201,7 @@ class _Server:
             return ""
         from_there = {os.path.realpath(file) for file in self._sources}
         tops = {name.partition(".")[0] for name in loaded}
-        for name, path in sorted(_list_importable(first)):
+        for name, path in sorted(self._checks.list_importable(first)):
             if name in tops and os.path.realpath(path) not in from_there:
                 return f"{path} has the name of a module that is loaded already"
         return ""
@@ -227,11 +209,11 @@ class _Server:
     def _rehearse(self) -> None:
         """Fork once for nothing: OpenBLAS ends its threads for it, and the child tells whether it can be a rank."""
         read_end, write_end = os.pipe()
-        middle = _fork()
+        middle = self._fork()
         if not middle:
-            if not _fork():
+            if not self._fork():
                 try:
-                    os.write(write_end, (_find_bad_fork() or "ok").encode())
+                    os.write(write_end, (self._checks.find_bad_fork() or "ok").encode())
                 finally:
                     os._exit(0)
             os._exit(0)
@@ -247,16 +229,8 @@ class _Server:
 
     def _find_obstacle(self) -> str:
         """Tell why no rank can be forked off this process now; empty if one can."""
-        threads = _list_threads()
-        if threads is None:
-            return "the threads of a process can't be counted: /proc does not show them"
-        if lost := sorted(set(threads[1:]) - _FORK_SAFE):
-            owners = ", ".join(self._thread_owners) or "an import"
-            return f"{owners} started threads ({', '.join(lost)}), and a fork would lose them"
-        for fd, target in _list_descriptors():
-            if target.startswith(_DEVICES):
-                return f"an import opened {target} (descriptor {fd}), and a fork can't share a device"
-        return self._shadowed or self._find_edited()
+        owners = ", ".join(self._thread_owners) or "an import"
+        return self._checks.find_thread_or_device(owners) or self._shadowed or self._find_edited()
 
     def _find_edited(self) -> str:
         for file, time_ns in self._sources.items():
@@ -314,7 +288,7 @@ class _Server:
         _freeze()
         if was_enabled:
             gc.enable()
-        with_threads = _fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
+        with_threads = self._fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
         if not with_threads:
             os._exit(0)
         try:
@@ -333,7 +307,7 @@ class _Server:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
         middle = -1
         try:
-            middle = -1 if reason else _fork()
+            middle = -1 if reason else self._fork()
         except OSError as error:
             reason = f"fork: {error.strerror}"
         for order, _ in batch if reason else ():
@@ -358,6 +332,16 @@ class _Server:
             # Told before our end, which is what lets the rank go on: the keeper knows its pid before it can die.
             self.say({"forked": order["tag"], "pid": pid})
         os._exit(0)
+
+    def _fork(self) -> int:
+        """Fork; Python 3.12 would warn of threads, and those that are left here are known to bear it."""
+        if self._checks.count_threads() == 1:
+            return os.fork()
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return os.fork()
 
     # ------------------------------------------------------------ in a rank
 
@@ -403,41 +387,6 @@ class _Server:
         self._watch.begin(late)
 
 
-def _find_watcher() -> str:
-    """Tell what traces this process since its start: it would see the server, and only one of the ranks."""
-    monitoring = getattr(sys, "monitoring", None)
-    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
-    if tool := next((tool for tool in tools if tool), None):
-        return f"{tool} watches every Python from its start"
-    for name in ("ddtrace", "debugpy", "pydevd"):
-        if name in sys.modules:
-            return f"{name} is loaded into every Python at its start"
-    if sys.gettrace() is not None or sys.getprofile() is not None:
-        return "a tracer watches every Python from its start"
-    return ""
-
-
-def _list_importable(folder: str) -> Iterator[tuple[str, str]]:
-    """Give name and path of each module or package that lies directly in a folder."""
-    import importlib.machinery
-
-    suffixes = tuple(importlib.machinery.all_suffixes())
-    try:
-        entries = sorted(os.listdir(folder or "."))
-    except OSError:
-        return
-    for entry in entries:
-        path = os.path.join(folder, entry)
-        if entry.endswith(suffixes):
-            suffix = max((suffix for suffix in suffixes if entry.endswith(suffix)), key=len)
-            yield entry[: -len(suffix)], path
-        elif "." not in entry:
-            for suffix in suffixes:
-                if os.path.isfile(os.path.join(path, f"__init__{suffix}")):
-                    yield entry, os.path.join(path, f"__init__{suffix}")
-                    break
-
-
 def _freeze() -> None:
     """Keep the collector off what is shared with the ranks: a collection would write to it, and so copy it.
 
@@ -467,55 +416,6 @@ def _freeze() -> None:
         import atexit
 
         atexit.register(gc.unfreeze)  # takes 0.2 s at exit, and more with more modules
-
-
-def _fork() -> int:
-    """Fork; Python 3.12 would warn of threads, and those that are left here are known to bear it."""
-    if _count_threads() == 1:
-        return os.fork()
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _list_threads() -> list[str] | None:
-    """Return the names of this process's threads, the main one first; None if the system hides them."""
-    try:
-        tasks = sorted(os.listdir("/proc/self/task"), key=int)
-    except OSError:
-        return None
-    names = []
-    for task in tasks:
-        try:
-            with open(f"/proc/self/task/{task}/comm") as file:
-                names.append(file.read().strip())
-        except OSError:
-            continue
-    return names or None
-
-
-def _count_threads() -> int:
-    return len(_list_threads() or ())
-
-
-def _list_descriptors() -> Iterator[tuple[str, str]]:
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            yield fd, os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-
-
-def _find_bad_fork() -> str:
-    """Tell, in a forked child, which device library was set up before the fork; it would refuse to work here."""
-    torch = sys.modules.get("torch")
-    for name in ("cuda", "xpu", "mtia", "mps"):
-        is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
-        if callable(is_bad) and is_bad():
-            return f"an import set up torch.{name}, which a forked process can't use"
-    return ""
 
 
 def _close(fds: list[int]) -> None:

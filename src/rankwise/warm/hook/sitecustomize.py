@@ -41,8 +41,10 @@ _orders = os.environ.pop("RANKWISE_RANK", None)
 _hide()
 _mine = sys.modules.pop("sitecustomize", None)
 if _warm is not None:
-    _server = _load("warm", "server")
-    _server.check_site(_warm)  # ends this process if it finds that there can be no server here
+    _server, _checks = _load("warm", "server"), _load("warm", "checks")
+    _server.check_site(
+        _warm, checks=_checks
+    )  # ends this process if it finds that there can be no server here
 try:
     import sitecustomize as _real  # the environment's own, if it has one, runs as it would have
 except ImportError as _error:
@@ -59,6 +61,7 @@ if _warm is not None:
             known=_known,
             hook_folder=os.path.dirname(os.path.abspath(__file__)),
             becoming=_load("warm", "becoming"),
+            checks=_checks,
         )
     except BaseException:
         # site.py would print a line and go on: the script would run in the server.
