@@ -7,9 +7,24 @@ from __future__ import annotations
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["RankEnv", "RankwiseError", "__version__"]
+_HOME = {
+    "RankEnv": "rankwise.base.environ",
+    "CollectiveError": "rankwise.base.errors",
+    "CollectiveTimeoutError": "rankwise.base.errors",
+    "HandshakeError": "rankwise.base.errors",
+    "LaunchError": "rankwise.base.errors",
+    "ModelError": "rankwise.base.errors",
+    "RankFailedError": "rankwise.base.errors",
+    "RankwiseError": "rankwise.base.errors",
+    "RendezvousError": "rankwise.base.errors",
+    "UsageError": "rankwise.base.errors",
+    "RankContext": "rankwise.runtime.context",
+    "current": "rankwise.runtime.context",
+    "init": "rankwise.runtime.joining",
+    "launch": "rankwise.launcher.function",
+}
 
-_HOME = {"RankEnv": "rankwise.base.environ", "RankwiseError": "rankwise.base.errors"}
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - strings all
 
 
 def __getattr__(name: str) -> object:

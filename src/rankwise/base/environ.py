@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.base.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,6 +29,24 @@ def is_on(name: str, *, default: bool = False, env: Mapping[str, str] | None = N
     """Read a switch: 0, no, false, off and the empty string mean off; anything else means on."""
     value = (os.environ if env is None else env).get(name)
     return default if value is None else value.strip().lower() not in {"", "0", "no", "false", "off"}
+
+
+def read_float(name: str, default: float) -> float:
+    """Return the variable ``name`` as a number of seconds above 0, or ``default`` when it is not set.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    text = os.environ.get(name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(
+            f"{name}={text!r} is no number of seconds above 0", hint=f"set {name} to a number, or unset it"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,12 @@
 RankwiseError
 ├── UsageError        the command or the call is wrong: nothing was started
 ├── LaunchError       the job could not be started or kept alive
-└── RendezvousError   the nodes of a job did not find each other
+├── RankFailedError   a function that was launched on several ranks failed on one of them
+├── RendezvousError   the nodes or ranks of a job did not find each other
+│   └── HandshakeError   they met, and disagree about who they are
+├── CollectiveError   the ranks did not call the same thing
+│   └── CollectiveTimeoutError   some of them did not call at all
+└── ModelError        a model can't be spread over the ranks as it is
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ class RankwiseError(Exception):
 
 
 class UsageError(RankwiseError):
-    """The command is wrong; nothing was started."""
+    """The command or the call is wrong; nothing was started."""
 
     exit_code = 2
 
@@ -42,5 +47,30 @@ class LaunchError(RankwiseError):
     """The job could not be started, or the processes that keep it died."""
 
 
+class RankFailedError(RankwiseError):
+    """A function that was launched on several ranks failed on one of them; its traceback is in the message."""
+
+
 class RendezvousError(RankwiseError):
-    """The nodes of a job did not find each other."""
+    """The nodes or ranks of a job did not find each other."""
+
+
+class HandshakeError(RendezvousError):
+    """The ranks met, and disagree about who they are: absent, doubled, or of different worlds, versions, scripts."""
+
+
+class CollectiveError(RankwiseError):
+    """The ranks did not call the same collective with things that fit, or one was called in a way that can't work."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """Some ranks did not enter a collective in time."""
+
+
+class ModelError(RankwiseError):
+    """A model can't be spread over the ranks as it is: it differs between them, or can't be trained there."""
+
+
+# Shown as users import them: rankwise.HandshakeError.
+for _error in (RankwiseError, UsageError, LaunchError, RankFailedError, RendezvousError, HandshakeError, CollectiveError, CollectiveTimeoutError, ModelError):  # fmt: skip
+    _error.__module__ = "rankwise"

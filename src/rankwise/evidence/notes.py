@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from dataclasses import dataclass
 
 from rankwise.base.faults import FaultRecord
 
+#: What has no file and is not typed by the user either, as <stdin> is.
+_NOBODYS = ("<frozen", "<unknown", "<string>")
+#: Our own package, wherever it stands: an editable install is no site-packages.
+_OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120 - as texts, for startswith
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
 _BACKWARD = {"_engine_run_backward"}
@@ -29,7 +34,7 @@ class Frame:
     def is_users(self) -> bool:
         """Whether the line is neither Python's own nor an installed package's."""
         foreign = ("/site-packages/", "/dist-packages/", "/lib/python3")
-        return not self.file.startswith("<") and not any(part in self.file for part in foreign)
+        return not self.file.startswith((*_NOBODYS, _OURS)) and not any(part in self.file for part in foreign)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

@@ -28,7 +28,7 @@ def arm(
     stack_signal: int | None,
     lifeline: int | None,
     identities: tuple[int, ...] = (),
-) -> None:
+) -> Any:
     """Start recording in this process.
 
     Args:
@@ -38,9 +38,12 @@ def arm(
         lifeline: The read end of a pipe that the parent holds open; its end means that the parent is gone.
             None where the kernel itself sees to that.
         identities: Device and inode of both files, where they came as descriptors.
+
+    Returns:
+        What writes a note: a function of its kind and its facts. None if there is nowhere to write.
     """
     if any(_is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:]))):
-        return  # a grandchild of a rank without a recorder: the number is somebody's file by now
+        return None  # a grandchild of a rank without a recorder: the number is somebody's file by now
     recorder = _Recorder(_take(notes))
     # Registered before any of the script's own, so called after all of them.
     atexit.register(recorder.on_exit)
@@ -54,6 +57,7 @@ def arm(
         faulthandler.register(stack_signal, file=stacks_fd, all_threads=True, chain=False)
     if lifeline is not None:
         _end_with(lifeline)
+    return recorder.note
 
 
 class _Recorder:
@@ -73,7 +77,7 @@ class _Recorder:
         if os.getpid() != self._pid:
             return
         self._note_end()
-        _let_threads_settle()
+        let_threads_settle()
 
     def _note_end(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -195,11 +199,12 @@ def _find_user_line(error: BaseException, traceback: TracebackType | None) -> st
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 0}"
     library, innermost, own = os.path.dirname(os.__file__) + os.sep, None, None
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     while traceback is not None:
         file, line = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
         innermost = f"{file}:{line}"
         if (
-            not file.startswith((library, "<"))
+            not file.startswith((library, ours, "<frozen", "<string>"))
             and "site-packages" not in file
             and "dist-packages" not in file
         ):
@@ -222,7 +227,7 @@ def _write_error_file(facts: dict[str, Any]) -> None:
     os.replace(f"{path}.tmp", path)
 
 
-def _let_threads_settle() -> None:
+def let_threads_settle() -> None:
     """Wait, at most 0.3 s, until the process group's threads have nothing left to do.
 
     A thread of ProcessGroupGloo that drops its last work while the interpreter goes down aborts the process

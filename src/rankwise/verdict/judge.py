@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.case import Casualty, Verdict, Waiting, name_ranks
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal, strip_escapes
-from rankwise.verdict.meanings import Meaning, find_meaning, find_missing
+from rankwise.verdict.meanings import Meaning, find_fix, find_meaning, find_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,7 +190,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         message=f"{who}: {_tell_end(first)}",
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=first.where,
-        fix=meaning.fix if meaning else "",
+        fix=find_fix(_text(first), meaning),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
         reason=""
         if first.code is None or first.stopped_s is not None
@@ -229,7 +229,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     first = next((end for end in waited if find_missing(_text(end))), waited[0])
     missing, meaning = find_missing(_text(first)), _meaning(first)
     class_id = meaning.class_id if meaning else None
-    fix = meaning.fix if meaning else ""
+    fix = find_fix(_text(first), meaning)
     if missing and min(missing) >= case.world_size:
         return _Cause(
             kind="hang",

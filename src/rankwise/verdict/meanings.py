@@ -21,14 +21,36 @@ class Meaning:
     pattern: re.Pattern[str]
     blame: Blame
     class_id: str | None
-    fix: str
+    #: None where the text itself tells it.
+    fix: str | None
 
 
-def _meaning(blame: Blame, class_id: str | None, pattern: str, fix: str) -> Meaning:
+def _meaning(blame: Blame, class_id: str | None, pattern: str, fix: str | None) -> Meaning:
     return Meaning(re.compile(pattern, re.DOTALL), blame, class_id, fix)
 
 
+_HINT = re.compile(r"\A(?:rankwise\.|\S*Error: ).*?\n  -> (?P<hint>[^\n]+)", re.DOTALL)
+
 MEANINGS: tuple[Meaning, ...] = (
+    # Our own, which bring their remedy with them.
+    _meaning("timeout", "I1", r"after \d+ s ranks? (?P<missing>[\d, -]+) of \d+ ha(?:s|ve) not arrived", None),
+    _meaning("timeout", None, r"after \d+ s not entered by ranks? (?P<missing>\d[\d, -]*)", None),
+    _meaning("timeout", None, r"main_first: rank (?P<missing>\d+) was not through", None),
+    _meaning("timeout", None, r"RendezvousError: .{0,20}?the store at .{0,200}?(did not answer|and then nothing)", None),
+    _meaning("peer", None, r"main_first: rank \d+ failed in the block|came and went before all were there", ""),
+    _meaning("own", "I12", r"the ranks disagree about the world size|is \d+ in the call and \d+ in ", None),
+    _meaning("own", "I10", r"processes claim rank \d+", None),
+    _meaning("own", "I11", r"the ranks of a world of \d+ are 0 to", None),
+    _meaning("own", "R13", r"use the same GPU", None),
+    _meaning("own", "R11", r"the ranks have different versions of", None),
+    _meaning("own", "X19", r"is not the same file on all ranks", None),
+    _meaning("own", "I5", r"some are found at loopback addresses", None),
+    _meaning("own", "I13", r"holds the traces of another run", None),
+    _meaning("own", "I3", r"of the store has no address here", None),
+    _meaning("own", "I2", r"was not found at \S+", None),
+    _meaning("own", "I9", r"can't serve the store at .{0,200}?is taken by", None),
+    _meaning("own", "I6", r"GLOO_SOCKET_IFNAME=.{0,100}?has no interface", None),
+    _meaning("own", "I16", r"this process has already joined a job", None),
     # The ranks do not do the same thing.
     _meaning("mismatch", "C8", r"Detected mismatch between collectives.{0,200}?OpType=(\w+)\b.{0,600}?OpType=(?!\1\b)\w+",
              "let all ranks make the same calls in the same order: look at the branches before this line"),
@@ -131,4 +153,15 @@ def find_missing(text: str) -> tuple[int, ...]:
         return ()
     found = meaning.pattern.search(text)
     named = found.groupdict().get("missing") if found else None
-    return tuple(int(rank) for rank in re.findall(r"\d+", named or ""))
+    ranks: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", named or ""):
+        ranks += range(int(first), int(last or first) + 1)
+    return tuple(ranks)
+
+
+def find_fix(text: str, meaning: Meaning | None) -> str:
+    """Return what to do about an error: what is known of its text, else what the text itself says after an arrow."""
+    if meaning is not None and meaning.fix:
+        return meaning.fix
+    own = _HINT.match(text)
+    return own["hint"] if own else ""

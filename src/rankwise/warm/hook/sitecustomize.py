@@ -74,7 +74,9 @@ if _orders is not None:
 
         if _warm is None:
             _recorder = _load("evidence", "recorder")
-        _recorder.arm(**_json.loads(_orders))
+        _note = _recorder.arm(**_json.loads(_orders))
+        if _note is not None:
+            _load("evidence", "init_watch").install(lambda: _load("evidence", "roll"), _note)
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
 if _real is None:

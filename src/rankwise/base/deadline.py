@@ -1,0 +1,52 @@
+"""Bound a call that has no bound of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+
+class OverdueError(Exception):
+    """A call did not return in time; it goes on in a thread of its own that nobody waits for."""
+
+
+def call_within(timeout_s: float, function: Callable[[], Result]) -> Result:
+    """Call a function that may block for ever in C++, and come back in time.
+
+    The time-outs of torch's TCPStore do not protect against a server that is stopped, nor do Gloo's while it connects
+    its peers (torch 2.13). Such a call can't be ended from outside; but the thread that it blocks need not be ours.
+
+    Args:
+        timeout_s: Seconds to wait.
+        function: What to call; runs in a daemon thread.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        OverdueError: It has not returned; whatever it raises later is lost.
+        Exception: What it raised.
+    """
+    outcome: list[Result] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
+            failure.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="rankwise-deadline", daemon=True).start()
+    if not done.wait(timeout_s):
+        raise OverdueError(f"no return within {timeout_s:.0f} s")
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,204 @@
+"""In a rank whose script calls ``init_process_group`` itself: who is absent, doubled or odd is named there too.
+
+Nothing waits for this. While torch connects the ranks, a thread writes this rank into the roll; it speaks only if torch
+is still waiting long after it could have been through. This file stands alone, as ``recorder.py`` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MODULE = "torch.distributed.distributed_c10d"
+#: Makes the default group and all others; private, so nothing depends on its being there (torch 2.8 to 2.13 have it).
+_FUNCTION = "_new_process_group_helper"
+#: A rank that is doubled, or of another world, and is stuck for so long will never get through.
+_STUCK_S = 5.0
+#: After so long the first rank to come says for whom torch waits; it goes on waiting as long as the script lets it.
+_NOTICE_S = 60.0
+_BRIEF_S = 0.05
+_EXPLAIN_S = 2.0
+
+
+def install(load_roll: Callable[[], Any], note: Callable[..., None]) -> None:
+    """Watch over the first process group that the script makes, now or when it imports torch.distributed.
+
+    Args:
+        load_roll: Returns the module ``roll``.
+        note: Writes into this rank's notes how it ends.
+    """
+    if os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}:
+        return
+    watch = _Watch(load_roll, note)
+    module = sys.modules.get(_MODULE)
+    if module is not None:
+        watch.wrap(module)
+    else:
+        _run_after_import(watch.wrap)
+
+
+def _run_after_import(wrap: Callable[[Any], None]) -> None:
+    """Call ``wrap`` with the one module when it is imported.
+
+    A finder of our own in ``sys.meta_path`` could be seen; so the path finder is asked through us, until that import.
+    """
+    finder: Any = PathFinder
+    original = finder.__dict__["find_spec"]
+
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        spec = original.__func__(finder, name, path, target)
+        if name == _MODULE and spec is not None and spec.loader is not None:
+            finder.find_spec = original
+            _call_after(spec.loader, wrap)
+        return spec
+
+    finder.find_spec = staticmethod(find_spec)
+
+
+def _call_after(loader: Any, wrap: Callable[[Any], None]) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        del loader.exec_module  # the class's own is seen again
+        run(module)
+        wrap(module)
+
+    loader.exec_module = exec_module
+
+
+class _Watch:
+    def __init__(self, load_roll: Callable[[], Any], note: Callable[..., None]) -> None:
+        self._load_roll, self._note = load_roll, note
+        self._num_meetings, self._pid = 0, os.getpid()
+
+    def wrap(self, module: Any) -> None:
+        original = getattr(module, _FUNCTION, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            stay = self._enter(module, args)
+            if stay is None:
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except Exception:
+                stay.explain()
+                raise
+            finally:
+                stay.end()
+
+        setattr(module, _FUNCTION, make_group)
+
+    def _enter(self, module: Any, args: tuple[Any, ...]) -> _Stay | None:
+        """Begin to watch if this is the group of all ranks, made by the script itself."""
+        if len(args) < 5 or args[2] or os.getpid() != self._pid:
+            return None
+        world_size, rank, _, backend, store = args[:5]
+        # rankwise.init() makes it in a thread of that name, after a handshake of its own.
+        if (
+            not isinstance(world_size, int)
+            or world_size < 2
+            or threading.current_thread().name == "rankwise-deadline"
+        ):
+            return None
+        self._num_meetings += 1
+        place = module.PrefixStore(f"rankwise/watch/{self._num_meetings}", store)
+        return _Stay(
+            self._load_roll, self._note, place, rank=rank, world_size=world_size, backend=str(backend)
+        )
+
+
+class _Stay:
+    """One call of ``init_process_group``, from its begin to its end."""
+
+    def __init__(
+        self, load_roll: Callable[[], Any], note: Callable[..., None], store: Any, **who: Any
+    ) -> None:
+        self._load_roll, self._note, self._store, self._who = load_roll, note, store, who
+        self._done, self._start = threading.Event(), time.monotonic()
+        self._roll: Any = None
+        self._thread = threading.Thread(target=self._run, name="rankwise-init-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._done.set()
+        self._thread.join(_BRIEF_S)
+
+    def explain(self) -> None:
+        """Say what the roll tells, below torch's own error: it names keys and addresses, but no ranks."""
+        told: list[Any] = []
+        reader = threading.Thread(target=lambda: told.extend(self._judge()), daemon=True)
+        reader.start()
+        reader.join(_EXPLAIN_S)
+        for problem in told[:1]:
+            self._say(problem)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception:  # the script's own error matters, not that of a watcher
+            return
+
+    def _watch(self) -> None:
+        module = self._load_roll()
+        self._module = module
+        record = module.describe_process(
+            loopback=module.find_loopback(os.environ.get("GLOO_SOCKET_IFNAME", "")), **self._who
+        )
+        # Its own connection: while torch waits in one, nobody else gets a word in.
+        store = self._store.clone() if hasattr(self._store, "clone") else self._store
+        self._roll = module.Roll(store, record)
+        if self._roll.enter() and not self._done.wait(_STUCK_S):
+            self._give_up(self._judge())
+        if self._done.wait(_NOTICE_S):
+            return
+        problems = self._judge()
+        if problems and problems[0]["kind"] == "absent" and self._roll.seat == 1:
+            self._say(problems[0])
+
+    def _judge(self) -> list[dict[str, str]]:
+        if self._roll is None or not self._roll.seat:
+            return []
+        found = self._module.judge(self._roll.read(), time.monotonic() - self._start)
+        return [problem for problem in found if problem["kind"] != "different"]
+
+    def _say(self, problem: dict[str, str]) -> None:
+        sys.stderr.write(f"rankwise: [rank {self._who['rank']}] {problem['text']}\n  -> {problem['hint']}\n")
+        sys.stderr.flush()
+
+    def _give_up(self, problems: list[dict[str, str]]) -> None:
+        """End a rank that can't get through: torch would wait for half an hour, and can't be interrupted."""
+        if not problems or self._done.is_set():
+            return
+        self._say(problems[0])
+        import traceback
+
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = traceback.extract_stack(frame)
+        own = [
+            entry
+            for entry in stack
+            if "site-packages" not in entry.filename and not entry.filename.startswith("<")
+        ]
+        own = [entry for entry in own if os.path.dirname(entry.filename) != os.path.dirname(__file__)]
+        where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
+        text = f"rankwise.HandshakeError: {problems[0]['text']}"
+        shown = "Traceback (most recent call last):\n" + "".join(traceback.format_list(stack)) + text + "\n"
+        self._note(
+            "exception",
+            type="rankwise.HandshakeError",
+            message=f"{text}\n  -> {problems[0]['hint']}",
+            traceback=shown,
+            where=where,
+        )
+        os._exit(1)

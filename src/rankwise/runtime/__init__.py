@@ -1,0 +1,1 @@
+"""Inside a rank: who am I, with whom do I speak."""

@@ -1,0 +1,258 @@
+"""Who this rank is, and with whom it speaks: what ``init()`` gives, and what everything else here asks."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch.distributed as dist
+
+from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.errors import CollectiveError, UsageError
+from rankwise.runtime.batch import BatchPlan, plan_batch
+from rankwise.runtime.rng import derive_seed, seed_all
+from rankwise.runtime.turns import take_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    import torch
+
+    from rankwise.runtime.control import Control
+
+#: With work pending, torch's destroy waits for the time-out of that work, half an hour by default.
+_DESTROY_S = 10.0
+#: After an exception the others are likely to be in a collective that we will not join.
+_ABANDON_S = 2.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankContext:
+    """Who this rank is and with whom it speaks; as a context manager it leaves the job at the end of the block.
+
+    Attributes:
+        rank: Global rank, 0 to ``world_size - 1``.
+        world_size: How many ranks the job has.
+        local_rank: Rank among those of this host.
+        local_world_size: How many ranks this host has.
+        node_rank: Which host this is.
+        num_nodes: How many hosts the job has.
+        device: This rank's device; already the current one.
+        backend: What carries its tensors, as torch names it.
+        timeout_s: Seconds that a collective may wait for the slowest rank.
+        group: The process group of all ranks.
+        control: The side channel on which ranks compare notes.
+        store: The job's store, in a corner of its own.
+        source: Who told rank and world size.
+        opened_at: ``file.py:LINE`` of the call of ``init()``.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    device: torch.device
+    backend: str
+    timeout_s: float
+    group: dist.ProcessGroup = field(repr=False)
+    control: Control = field(repr=False)
+    store: dist.Store = field(repr=False)
+    source: str
+    opened_at: str = field(repr=False)
+    _counts: dict[str, int] = field(default_factory=dict, repr=False)
+
+    # ------------------------------------------------------------- who I am
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0 of the job."""
+        return self.rank == 0
+
+    @property
+    def is_local_main(self) -> bool:
+        """Whether this is the first rank of its host."""
+        return self.local_rank == 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this rank is still in the job."""
+        return self in _open
+
+    # -------------------------------------------------------- small things
+
+    def print(self, *values: object, sep: str = " ", all_ranks: bool = False) -> None:
+        """Print on rank 0; with ``all_ranks`` on each, its rank in front, every line whole.
+
+        Args:
+            *values: As for ``print``.
+            sep: As for ``print``.
+            all_ranks: Whether every rank prints.
+        """
+        if not (all_ranks or self.is_main):
+            return
+        text = sep.join(str(value) for value in values)
+        if all_ranks:
+            text = "\n".join(f"[rank {self.rank}] {line}" for line in text.split("\n"))
+        # One write: the ranks share the terminal, and two would let another's line in between.
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    @contextmanager
+    def main_first(self, *, per_node: bool = False, timeout_s: float | None = None) -> Iterator[None]:
+        """Run a block on rank 0 first, then on the others: ``with ctx.main_first(): download()``.
+
+        Args:
+            per_node: The first rank of each host goes first, for what lies on local disks.
+            timeout_s: Seconds that the others wait; None: ``timeout_s`` of the context.
+
+        Raises:
+            CollectiveError: The first rank's block raised: the others don't wait, and name it.
+            CollectiveTimeoutError: It was not through in time.
+
+        Collective: every rank must enter the block.
+        """
+        first = self.rank - self.local_rank if per_node else 0
+        if self.world_size == 1:
+            yield
+            return
+        key = f"turns/{self._count('turns')}/{first}"
+        bound_s = self.timeout_s if timeout_s is None else timeout_s
+        with take_turns(
+            self.store, key, is_first=self.rank == first, first=first, rank=self.rank, timeout_s=bound_s
+        ):
+            yield
+
+    def seed(self, seed: int, *, same: bool = False) -> int:
+        """Seed Python, NumPy (if loaded) and torch, each rank differently: noise and dropout must not be copies.
+
+        A model that is built after it differs between ranks until ``apply_ddp`` gives all of them rank 0's values.
+
+        Args:
+            seed: The job's seed, the same on all ranks.
+            same: Seed all ranks alike, for what they must draw together, such as a split of the data.
+
+        Returns:
+            The number that this rank was seeded with.
+        """
+        own = derive_seed(seed, "all") if same else derive_seed(seed, self.rank)
+        seed_all(own)
+        return own
+
+    def plan_batch(
+        self, *, global_size: int | None = None, per_rank: int | None = None, micro_size: int | None = None
+    ) -> BatchPlan:
+        """Work out the batch sizes of this job, and print the effective global batch on rank 0.
+
+        Args:
+            global_size: Samples of one optimizer step over all ranks.
+            per_rank: Or: samples of one optimizer step on each rank.
+            micro_size: Samples that fit into one forward pass; None: all of a rank's.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The sizes don't make sense together.
+        """
+        plan = plan_batch(self.world_size, global_size=global_size, per_rank=per_rank, micro_size=micro_size)
+        self.print(plan)
+        return plan
+
+    def agree(self, value: Any, name: str, *, timeout_s: float | None = None) -> None:
+        """Make sure that all ranks hold the same value: a length, a configuration, the checkpoint to resume from.
+
+        Args:
+            value: Anything whose ``repr`` tells it from others.
+            name: What it is, for the error.
+            timeout_s: Seconds to wait for the slowest rank; None: ``timeout_s`` of the context.
+
+        Raises:
+            CollectiveError: They don't; says which rank holds what.
+            CollectiveTimeoutError: Some rank did not come.
+
+        Collective: every rank must call this.
+        """
+        told = self.control.compare(f"{name}={value!r}", what=f"agree on {name}", timeout_s=timeout_s)
+        if told is None:
+            return
+        groups: dict[str, list[int]] = {}
+        for rank, text in zip(self.control.ranks, told, strict=True):
+            groups.setdefault(text, []).append(rank)
+        shown = "; ".join(f"ranks {ranks}: {text[:200]}" for text, ranks in groups.items())
+        raise CollectiveError(f"the ranks do not agree on {name}: {shown}", rank=self.rank,
+                              hint="find it out on one rank and broadcast it, or look why the hosts differ")  # fmt: skip
+
+    # --------------------------------------------------------------- leaving
+
+    def close(self) -> None:
+        """Leave the job: the process groups go, with a bound, and ``init()`` may be called again. A second call does nothing."""
+        self._leave(_DESTROY_S)
+
+    def __enter__(self) -> RankContext:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(_DESTROY_S if kind is None else _ABANDON_S)
+
+    def _leave(self, bound_s: float) -> None:
+        if self not in _open:
+            return
+        _open.remove(self)
+
+        def destroy() -> None:
+            # A group goes when nobody holds it any more, and waits there for the work that is pending.
+            if dist.is_initialized() and dist.group.WORLD is self.group:
+                dist.destroy_process_group()
+            self.control.close()
+            object.__setattr__(self, "group", None)
+
+        try:
+            call_within(bound_s, destroy)
+        except OverdueError:
+            sys.stderr.write(
+                f"rankwise: [rank {self.rank}] left the job with a collective pending: its process group could not be closed within {bound_s:.0f} s\n"
+            )
+
+    def _count(self, what: str) -> int:
+        self._counts[what] = self._counts.get(what, 0) + 1
+        return self._counts[what]
+
+
+_open: list[RankContext] = []
+
+
+def enter(context: RankContext) -> RankContext:
+    """Make a context the current one."""
+    _open.append(context)
+    return context
+
+
+def leave_all(bound_s: float = _ABANDON_S) -> None:
+    """Leave the job at the end of the process."""
+    while _open:
+        _open[-1]._leave(bound_s)
+
+
+def find_current() -> RankContext | None:
+    """Return the context that ``init()`` has opened in this process, or None."""
+    return _open[-1] if _open else None
+
+
+def current() -> RankContext:
+    """Return the context that ``init()`` has opened in this process.
+
+    Raises:
+        UsageError: There is none.
+    """
+    context = find_current()
+    if context is None:
+        raise UsageError("this process has not joined a job", hint="call `ctx = rankwise.init()` first")
+    return context

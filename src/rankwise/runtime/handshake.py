@@ -1,0 +1,108 @@
+"""The handshake: every rank says who it is before the first collective; absentees, doubles and odd ones are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import HandshakeError
+from rankwise.evidence.roll import Record, Roll, conclude, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch.distributed as dist
+
+    from rankwise.base.clock import Clock
+
+#: After so long the first to come says for whom it waits.
+_NOTICE_S = 10.0
+#: Those that came later give the first so much longer to tell who is absent.
+_GRACE_S = 5.0
+#: Clocks that differ by more make logs of two hosts hard to read, and torch's c10d rendezvous drop living nodes.
+_CLOCK_SKEW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What a handshake found out.
+
+    Attributes:
+        ranks_by_node: The ranks of each host, where some rank could not tell its place; else None.
+        num_nodes: How many hosts.
+        clock_skew_s: How far this host's clock is ahead of that of whoever judged, if that is far.
+        doubts: What differs between the ranks and was let pass.
+    """
+
+    ranks_by_node: list[list[int]] | None
+    num_nodes: int
+    clock_skew_s: float | None
+    doubts: tuple[str, ...]
+
+
+def shake_hands(
+    store: dist.Store,
+    record: Record,
+    *,
+    timeout_s: float,
+    strict: bool,
+    clock: Clock,
+    notice: Callable[[str], None],
+) -> Meeting:
+    """Tell the others who this rank is, and hear that all are there and fit together.
+
+    Args:
+        store: The job's store, under a prefix of this meeting's own.
+        record: Who this rank is, from ``describe_process``.
+        timeout_s: Seconds from the first rank's arrival to the last one's.
+        strict: Whether other versions and other scripts on some ranks are errors; else they are doubts.
+        clock: Where time comes from.
+        notice: Told, on the first rank to come, for whom it waits when that takes long.
+
+    Returns:
+        What was found out.
+
+    Raises:
+        HandshakeError: The ranks are not all there, or don't fit together; the same text on all that came.
+
+    Collective: every rank of the job must call this.
+    """
+    roll = Roll(store, record)
+    start = clock.monotonic()
+    problems = roll.enter()
+    if problems or roll.is_full:
+        # A rank that is wrong in itself is told so even where the others have begun without it.
+        verdict = roll.publish(conclude(roll.read(), None, clock.time()))
+        if problems and not verdict["problems"]:
+            verdict = {**verdict, "problems": problems}
+    else:
+        verdict = _wait(roll, start + timeout_s, timeout_s, clock, notice)
+    grave = [problem for problem in verdict["problems"] if strict or problem["kind"] != "different"]
+    if grave:
+        raise HandshakeError(grave[0]["text"], rank=record["rank"], hint=grave[0]["hint"])
+    skew_s = clock.time() - verdict["time_s"]
+    return Meeting(
+        ranks_by_node=verdict["nodes"],
+        num_nodes=verdict["num_nodes"],
+        clock_skew_s=skew_s if abs(skew_s) > _CLOCK_SKEW_S else None,
+        doubts=tuple(problem["text"] for problem in verdict["problems"]),
+    )
+
+
+def _wait(
+    roll: Roll, end: float, timeout_s: float, clock: Clock, notice: Callable[[str], None]
+) -> dict[str, Any]:
+    """Wait for the last to come; when that takes too long, say who is missing."""
+    is_first = roll.seat == 1
+    left_s = end - clock.monotonic() + (0.0 if is_first else _GRACE_S)
+    if is_first and left_s > _NOTICE_S:
+        verdict = roll.wait_verdict(timedelta(seconds=_NOTICE_S))
+        if verdict is not None:
+            return verdict
+        absent = judge(roll.read(), _NOTICE_S)
+        if absent:
+            notice(f"{absent[0]['text']}; waiting for {left_s - _NOTICE_S:.0f} s more")
+        left_s -= _NOTICE_S
+    verdict = roll.wait_verdict(timedelta(seconds=max(0.001, left_s)))
+    return verdict or roll.publish(conclude(roll.read(), timeout_s, clock.time()))

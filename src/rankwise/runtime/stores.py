@@ -1,0 +1,250 @@
+"""Open the store at which the ranks of a job meet, with a bound, and with errors that say what is in the way."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+
+from rankwise.base.environ import get, is_on
+from rankwise.base.errors import RendezvousError, UsageError
+from rankwise.base.host import find_port_holder
+
+if TYPE_CHECKING:
+    from urllib.parse import ParseResult
+
+    from rankwise.base.clock import Clock
+
+#: Where torch keeps the addresses of the peers: a store that has them has seen a job begin.
+GROUP_PREFIX = "rankwise/group"
+_POLL_S = 0.05
+_CONNECT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where ranks meet.
+
+    Attributes:
+        kind: A TCP store, a file, a store that the caller has, or nowhere: a world of one.
+        host: Of the TCP store, and ``port``.
+        path: Of the file.
+        is_served: Whether somebody serves the TCP store already (torchrun's agent, rankwise's store process).
+        rank: What the address itself says, as in ``tcp://host:port?rank=0&world_size=2``; and ``world_size``.
+        attempt: Which attempt of the job this is: one store may see several.
+    """
+
+    kind: Literal["tcp", "file", "given", "alone"]
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    is_served: bool = False
+    rank: int | None = None
+    world_size: int | None = None
+    attempt: str = "0"
+
+    def __str__(self) -> str:
+        shown = {
+            "tcp": f"{self.host}:{self.port}",
+            "file": f"file://{self.path}",
+            "given": "the given store",
+            "alone": "nowhere",
+        }
+        return shown[self.kind]
+
+
+def find_place(init_method: str | None, store: dist.Store | None) -> Place | None:
+    """Return where to meet, as the caller says it; None if the environment has to tell.
+
+    Args:
+        init_method: ``env://``, ``tcp://host:port``, ``file:///path`` or None.
+        store: A store of the caller's.
+
+    Raises:
+        UsageError: The address can't be understood.
+    """
+    if store is not None:
+        if init_method is not None:
+            raise UsageError(
+                f"a store and init_method={init_method!r} were given",
+                hint="give one of them: each is a place to meet",
+            )
+        return Place(kind="given")
+    if init_method is None:
+        return None
+    url = urlparse(init_method)
+    query = {
+        name: _to_int(name, values[-1])
+        for name, values in parse_qs(url.query).items()
+        if name in {"rank", "world_size"}
+    }
+    if url.scheme == "env":
+        return None
+    if url.scheme == "tcp":
+        return _find_tcp(init_method, url, query)
+    if url.scheme == "file":
+        return _find_file(init_method, url, query)
+    raise UsageError(
+        f"init_method={init_method!r}: nobody can meet there", hint="env://, tcp://HOST:PORT or file:///PATH"
+    )
+
+
+def _find_file(init_method: str, url: ParseResult, query: dict[str, int]) -> Place:
+    if url.netloc and os.name != "nt":
+        raise UsageError(f"init_method={init_method!r} names the host {url.netloc!r} and the path {url.path!r}",
+                         hint=f"write file:///{url.netloc}{url.path}, with three slashes")  # fmt: skip
+    if not url.path.strip("/"):
+        raise UsageError(f"init_method={init_method!r} has no path", hint="write file:///folder/file")
+    return Place(kind="file", path=url.path, rank=query.get("rank"), world_size=query.get("world_size"))
+
+
+def _find_tcp(init_method: str, url: ParseResult, query: dict[str, int]) -> Place:
+    try:
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise UsageError(f"init_method={init_method!r}: {error}", hint="write tcp://HOST:PORT") from error
+    if not host or not port:
+        raise UsageError(f"init_method={init_method!r} lacks host or port", hint="write tcp://HOST:PORT")
+    return Place(kind="tcp", host=host, port=port, rank=query.get("rank"), world_size=query.get("world_size"))
+
+
+def _to_int(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"init_method says {name}={text!r}", hint=f"{name} is a whole number") from None
+
+
+def place_from_env(host: str | None, port: int | None, source: str, rank: int) -> Place:
+    """Return the TCP store that the environment tells of.
+
+    Args:
+        host: Its host, or None.
+        port: Its port, or None.
+        source: Who told rank and world size.
+        rank: Our rank, for errors.
+
+    Raises:
+        UsageError: Host or port is missing.
+    """
+    if host is None or port is None:
+        missing = " and ".join(
+            name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if value is None
+        )
+        raise UsageError(f"{source} tell(s) rank and world size, and {missing} is not set", rank=rank,
+                         hint="set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on all ranks; "
+                         "with mpirun: -x MASTER_ADDR -x MASTER_PORT")  # fmt: skip
+    is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Place(
+        kind="tcp", host=host, port=port, is_served=is_served, attempt=get("TORCHELASTIC_RESTART_COUNT", "0")
+    )
+
+
+def open_store(place: Place, *, rank: int, world_size: int, timeout_s: float, clock: Clock) -> dist.Store:
+    """Open a store; rank 0 serves it, unless somebody does already.
+
+    Args:
+        place: Where.
+        rank: Our rank.
+        world_size: How many ranks.
+        timeout_s: Seconds to wait for whoever serves it.
+        clock: Where time comes from.
+
+    Raises:
+        RendezvousError: Nobody serves it, its port is taken, its host has no address, or a file is left of another run.
+    """
+    if place.kind == "file":
+        return _open_file(place, rank, world_size)
+    addresses = _resolve(place, rank)
+    options = {} if is_on("USE_LIBUV", default=os.name != "nt") else {"use_libuv": False}
+    timeout = timedelta(seconds=timeout_s)
+    if rank != 0 or place.is_served:
+        _wait_listening(place, addresses, rank, timeout_s, clock)
+        return dist.TCPStore(place.host, place.port, None, is_master=False, timeout=timeout, **options)
+    try:
+        return dist.TCPStore(
+            place.host,
+            place.port,
+            None,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+            **options,
+        )
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error) and "ddress already in use" not in str(error):
+            raise RendezvousError(f"rank 0 can't serve the store at {place}: {_first_line(error)}", rank=rank,
+                                  hint=f"{place.host} must be a name or address of the host that rank 0 runs on") from error  # fmt: skip
+        holder = find_port_holder(place.port) or "another process"
+        raise RendezvousError(f"rank 0 can't serve the store at {place}: the port is taken by {holder}", rank=rank,
+                              hint="take another MASTER_PORT, or end that process; if it is of this job, two processes claim rank 0") from error  # fmt: skip
+
+
+def _resolve(place: Place, rank: int) -> str:
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RendezvousError(f"the host name {place.host!r} of the store has no address here: {error.strerror or error}", rank=rank,
+                              hint="set MASTER_ADDR to a name or address of rank 0's host that every host can look up (`getent hosts NAME`)") from error  # fmt: skip
+    return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _wait_listening(place: Place, addresses: str, rank: int, timeout_s: float, clock: Clock) -> None:
+    """Wait until somebody listens: torch would wait too, but in the end not say for what."""
+    end = clock.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            reason = str(error.strerror or error)
+        else:
+            return
+        if clock.monotonic() >= end:
+            break
+        clock.sleep(_POLL_S)
+    who = "the launcher's store" if place.is_served else "rank 0"
+    shown = f"{place} ({addresses})" if addresses != place.host else str(place)
+    raise RendezvousError(f"{who} was not found at {shown} within {timeout_s:.0f} s: {reason}", rank=rank,
+                          hint=f"look whether {who} runs, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks; between hosts, "
+                          "whether a firewall lets the port through")  # fmt: skip
+
+
+def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
+    path = Path(place.path)
+    try:
+        left = path.read_bytes()
+    except FileNotFoundError:
+        left = b""
+    except OSError as error:
+        raise RendezvousError(
+            f"{place} can't be read: {error.strerror}",
+            rank=rank,
+            hint="all ranks need read and write access to it",
+        ) from error
+    # Written by torch after the handshake: whoever finds it has come to a meeting that is over.
+    if b"default_pg" in left or GROUP_PREFIX.encode() in left:
+        raise RendezvousError(f"{place} holds the traces of another run ({len(left)} bytes)", rank=rank,
+                              hint=f"if that run is over: rm {place.path}; better take a new file for each run, or env://")  # fmt: skip
+    if not path.parent.is_dir():
+        raise RendezvousError(
+            f"{place}: there is no folder {path.parent}",
+            rank=rank,
+            hint="make it, on a file system that all ranks share",
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise RendezvousError(
+            f"{place} can't be written", rank=rank, hint="all ranks need read and write access to it"
+        )
+    return dist.FileStore(place.path, world_size)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
