@@ -38,7 +38,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     """
     fill_standard_streams()
     signals, clock = Signals(spec.signals), SYSTEM_CLOCK
-    workers = _open_workers(signals, clock)
+    workers = open_workers(signals, clock)
     raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
     helper: Helper | None = None
     try:
@@ -47,7 +47,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
             console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
         if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None:
             helper = Helper(interpreter.path, signals, clock)
-        num_ranks, prefixes = _ask_host(spec, helper)
+        num_ranks, prefixes = ask_host(spec, helper)
         num_threads = max(1, count_cores() // num_ranks)
         host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
         warm = WarmStart(spec, host, workers, console)
@@ -73,7 +73,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         signals.close()
 
 
-def _ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
+def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Return the number of ranks and the words before each one's command."""
     num_ranks = spec.num_ranks or 1
     if spec.num_ranks is None and helper is not None:
@@ -116,7 +116,7 @@ def _report_failure(spec: LaunchSpec, console: Console, message: str, exit_code:
     write_report(spec.report, verdict, attempt=0, console=console)
 
 
-def _open_workers(signals: Signals, clock: Clock) -> Workers:
+def open_workers(signals: Signals, clock: Clock) -> Workers:
     """Return what runs processes best on this system."""
     if IS_LINUX:
         from rankwise.launcher.kept import KeptWorkers  # noqa: PLC0415 - only where it can work

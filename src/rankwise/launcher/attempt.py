@@ -120,9 +120,10 @@ class Attempt:
         self._clock, self._workers = job.clock, job.workers
         self._folder = job.folder / f"attempt_{index}"
         self._pump, self._tee = Pump(job.console), Tee(job.console)
-        self._ranks = [self._open_rank(local) for local in range(job.num_ranks)]
         # The last attempt's may take a while to go, and is not mistaken for this one's.
-        self._store_tag = f"{STORE_TAG}{index}"
+        self._suffix = f"{index}" if job.serial is None else f"{index}.{job.serial}"
+        self._ranks = [self._open_rank(local) for local in range(job.num_ranks)]
+        self._store_tag = f"{STORE_TAG}{self._suffix}"
         self._by_tag = {rank.tag: rank for rank in self._ranks}
         self._oom_before = count_oom_kills() or 0
         self._started_s = self._clock.monotonic()
@@ -151,7 +152,7 @@ class Attempt:
         return _Rank(
             rank=rank,
             local_rank=local_rank,
-            tag=f"{local_rank}.{self._index}",
+            tag=f"{local_rank}.{self._suffix}",
             streams=streams,
             notes_fd=self._open_notes(folder / "notes.jsonl"),
             stacks_fd=self._open_notes(folder / "stacks.txt"),
@@ -234,7 +235,7 @@ class Attempt:
         self._tee.finish()
         streams = self._pump.finish()
         case = self._to_case()
-        if not clean:
+        if not clean or self._job.serial is not None:
             self._end_store()
         lasted_s = self._clock.monotonic() - self._started_s
         imported = parse_imported(read_all(self._ranks[0].notes_fd))

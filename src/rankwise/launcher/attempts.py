@@ -17,6 +17,8 @@ from rankwise.launcher.rendezvous.single import SingleNode
 from rankwise.verdict.judge import judge
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from rankwise.launcher.console import Console
     from rankwise.launcher.helper import Helper
     from rankwise.launcher.job import Job
@@ -24,6 +26,18 @@ if TYPE_CHECKING:
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.warm_start import Host
     from rankwise.verdict.case import Verdict
+
+    class Publish(Protocol):
+        """Tells the world how an attempt ended, as ``publish`` does."""
+
+        def __call__(
+            self, job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True
+        ) -> None:
+            """Take the verdict on an attempt."""
+
+
+#: What a job on workers that outlive it leaves behind gets so long to end by itself.
+_SWEEP_S = 1.0
 
 
 def open_rendezvous(spec: LaunchSpec, host: Host, helper: Helper | None, console: Console) -> Rendezvous:
@@ -33,8 +47,12 @@ def open_rendezvous(spec: LaunchSpec, host: Host, helper: Helper | None, console
     return SeveralNodes(spec, host.num_ranks, helper, console)
 
 
-def run_attempts(job: Job) -> int:
+def run_attempts(job: Job, publish: Publish = publish) -> int:
     """Run a job until it is through, or until another attempt is not allowed or would not help.
+
+    Args:
+        job: What to run.
+        publish: Takes the verdict on each attempt that ends the job, or that failed.
 
     Returns:
         The exit code: 0, or the first cause's.
@@ -79,7 +97,9 @@ def _leave(job: Job, outcome: Outcome, *, restarts: int) -> None:
     """Say good-bye after success."""
     if hint := job.warm.find_hint(outcome.imported, job.num_ranks, restarts=restarts):
         job.console.say(f"rankwise: hint: {hint}")
-    if job.workers.leave():
+    if job.serial is not None:
+        job.workers.sweep(_SWEEP_S)
+    elif job.workers.leave():
         relay_in_background(outcome.open_streams)
     drop_folder(job.spec.logs, job.folder)
 

@@ -49,6 +49,12 @@ class Interpreter:
     is_wrapper: bool = False
 
 
+def find_own() -> Interpreter:
+    """Return this very Python: what was pickled here is read by the same version."""
+    spec = find_spec("torch")
+    return Interpreter(path=sys.executable, torch_version=_read_version(spec.origin if spec else None))
+
+
 def find_interpreter(*, needs_torch: bool = True) -> Interpreter:
     """Choose the ranks' Python: PYTHON_EXEC, ours, the active environment's, the project's, the one on PATH.
 
@@ -74,8 +80,7 @@ def find_interpreter(*, needs_torch: bool = True) -> Interpreter:
 def _choose() -> Interpreter:
     if named := get("PYTHON_EXEC"):
         return _ask(named)
-    spec = find_spec("torch")
-    ours = Interpreter(path=sys.executable, torch_version=_read_version(spec.origin if spec else None))
+    ours = find_own()
     if ours.torch_version is not None:
         return ours
     for path in _list_others():

@@ -33,6 +33,7 @@ class Job:
         prefixes: Words that stand before each local rank's command (NUMA binding).
         num_threads: OMP_NUM_THREADS of a rank, where the user has set none.
         folder: Where logs and error files of this run go.
+        serial: Which job this is on workers that outlive it; None where they end with it.
     """
 
     spec: LaunchSpec
@@ -48,6 +49,7 @@ class Job:
     console: Console
     clock: Clock
     events: EventLog
+    serial: int | None = None
 
     @property
     def passed_on(self) -> set[int]:
@@ -63,7 +65,7 @@ def make_folder(logs: Logs, run_id: str) -> Path:
     """
     try:
         if logs.folder is None or logs.is_off:
-            return Path(tempfile.mkdtemp(prefix="rankwise_", dir=_find_temporary()))
+            return Path(tempfile.mkdtemp(prefix="rankwise_", dir=find_temporary()))
         logs.folder.mkdir(parents=True, exist_ok=True)
         # A job's id may hold anything; a folder's name may not.
         name = re.sub(r"[^-.@+=\w]", "_", run_id)
@@ -75,7 +77,7 @@ def make_folder(logs: Logs, run_id: str) -> Path:
         ) from error
 
 
-def _find_temporary() -> str | None:
+def find_temporary() -> str | None:
     """Return where temporary folders go; in a container with a read-only disk that is shared memory."""
     try:
         tempfile.gettempdir()

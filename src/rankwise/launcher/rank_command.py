@@ -65,7 +65,7 @@ def build_rank_env(
         signals_to_handle=",".join(spec.signals),
         local_rank_shown=0 if spec.virtual_local_rank else None,
     )
-    env = {**build_shared_env(num_threads), **rank.to_env()}
+    env = {**build_shared_env(num_threads), **dict(spec.variables), **rank.to_env()}
     if spec.virtual_local_rank:
         visible = environ().get("CUDA_VISIBLE_DEVICES")
         env["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible.split(",")[local_rank]

@@ -29,11 +29,15 @@ class Program:
         args: The script's own arguments.
         how: ``script`` (python script), ``module`` (python -m), ``program`` (no Python in front) or
             ``run_path`` (the script is run by ``runpy.run_path``).
+        imports: What the warm server imports for it; empty: what its text tells.
+        first_path: The folder in front of its sys.path, where that is not the script's.
     """
 
     script: str
     args: tuple[str, ...] = ()
     how: str = "script"
+    imports: tuple[str, ...] = ()
+    first_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,7 @@ class LaunchSpec:
         cold: Start every rank as a fresh interpreter.
         preload: Modules that the user wants imported before the ranks are forked.
         watch: Judge whether ranks that live still get on.
+        variables: What the ranks' environment has beyond ours; None takes a variable out.
     """
 
     program: Program
@@ -121,6 +126,7 @@ class LaunchSpec:
     cold: bool = False
     preload: tuple[str, ...] = ()
     watch: bool = True
+    variables: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def num_ranks(self) -> int | None:

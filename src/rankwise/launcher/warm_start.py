@@ -50,8 +50,20 @@ class Host:
 class WarmStart:
     """The warm server of one launch: started before the nodes meet, so that it imports torch meanwhile."""
 
-    def __init__(self, spec: LaunchSpec, host: Host, workers: Workers, console: Console) -> None:
+    def __init__(
+        self, spec: LaunchSpec, host: Host, workers: Workers, console: Console, *, stays: bool = False
+    ) -> None:
+        """Start the server, or find out why there is none.
+
+        Args:
+            spec: The command that the server is for.
+            host: What its start depends on beside that.
+            workers: Where it runs.
+            console: Where to say what the user should know.
+            stays: Whether it serves one job after the other.
+        """
         self._spec, self._workers, self._console = spec, workers, console
+        self._stays = stays or _can_restart(spec)
         self._is_on, self._num_servers, self._events = False, 0, list[tuple[str, dict[str, object]]]()
         # How long a module took to import here; 0 as long as none was.
         self._module_s = 0.0
@@ -96,7 +108,7 @@ class WarmStart:
 
     def note_all_started(self) -> None:
         """Let the server go if no attempt can follow this one."""
-        if self._is_on and not self._spec.max_restarts and self._spec.min_nodes == self._spec.max_nodes:
+        if self._is_on and not self._stays:
             self._workers.retire()
             self._is_on, self._command = False, None
 
@@ -139,7 +151,10 @@ def plan_warm_start(spec: LaunchSpec, host: Host) -> Plan:
         return Plan(cold=wish, is_expected=True)
     if any(host.prefixes):
         return Plan(cold="--numa-binding starts each rank by numactl", is_expected=True)
-    plan = plan_start(program.script, is_module=program.how == "module", cwd=Path.cwd())
+    if program.imports:
+        plan = Plan(modules=program.imports, first_path=program.first_path)
+    else:
+        plan = plan_start(program.script, is_module=program.how == "module", cwd=Path.cwd())
     if plan.cold and plan.is_expected and spec.preload:
         plan = Plan(modules=("torch",), first_path=plan.first_path)
     obstacle = "" if plan.cold else _find_obstacle(spec, host)
@@ -157,8 +172,11 @@ def _find_obstacle(spec: LaunchSpec, host: Host) -> str:
     return "${local_rank} makes the arguments of every rank different" if len(argvs) > 1 else ""
 
 
+def _can_restart(spec: LaunchSpec) -> bool:
+    return spec.max_restarts > 0 or spec.min_nodes != spec.max_nodes
+
+
 def _build_command(spec: LaunchSpec, host: Host, plan: Plan) -> Command:
-    can_restart = spec.max_restarts > 0 or spec.min_nodes != spec.max_nodes
     orders = {
         "fd": SERVER_FD,
         "torch": plan.modules,
@@ -168,7 +186,7 @@ def _build_command(spec: LaunchSpec, host: Host, plan: Plan) -> Command:
             for one in plan.wanted
             if one[0].partition(".")[0] in {name.partition(".")[0] for name in spec.preload}
         ],
-        "later": [name for name in _FOR_RESTARTS if can_restart and name not in plan.modules],
+        "later": [name for name in _FOR_RESTARTS if _can_restart(spec) and name not in plan.modules],
         "first_path": None if is_on("PYTHONSAFEPATH") else str(plan.first_path),
         "latched": LATCHED,
     }

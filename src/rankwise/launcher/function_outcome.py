@@ -1,0 +1,110 @@
+"""What came of a function that was launched: its values, or the first cause as one exception."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from rankwise.base.errors import LaunchError, RankFailedError, RankwiseError
+from rankwise.launcher.function_payload import read_error, read_value
+from rankwise.verdict.case import name_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.launcher.pool import Answer
+
+
+class _Where(TypedDict):
+    rank: int
+    where: str | None
+    op: str | None
+
+
+class _Verdict(TypedDict):
+    """The parts of a verdict as JSON that matter here."""
+
+    kind: str
+    culprits: list[int]
+    message: str
+    fix: str
+    traceback: str
+    waiting: list[_Where]
+    exits: dict[str, int | None]
+    stopped_by: str | None
+
+
+def is_lost(answer: Answer) -> bool:
+    """Whether a job failed for what happened to the launcher's own processes."""
+    verdict = _read(answer)
+    return verdict["kind"] != "ok" and not verdict["culprits"] and verdict["stopped_by"] is None
+
+
+def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | None) -> list[object]:
+    """Return what each rank returned.
+
+    Args:
+        answer: How the job ended.
+        folder: Where the ranks have left what came of it.
+        name: The function's, for errors.
+        timeout_s: The limit, if the job was stopped for it.
+
+    Raises:
+        RankFailedError: A rank failed, or did not end in time.
+        LaunchError: No rank is to blame.
+    """
+    if answer.get("lost"):
+        raise LaunchError("the launcher's own processes were killed", hint="launch again")
+    verdict, restarts = _read(answer), answer["restarts"]
+    paths = [folder / f"value.{rank}.{restarts}" for rank in range(answer["num_ranks"])]
+    if verdict["kind"] == "ok":
+        if silent := [rank for rank, path in enumerate(paths) if not path.exists()]:
+            raise RankFailedError(
+                f"{name_ranks(silent)} left with exit code 0 before {name} had returned",
+                rank=silent[0],
+                hint="look for os._exit(0), or an os.exec… of another program: neither lets a function return",
+            )
+        return [read_value(path) for path in paths]
+    if timeout_s is not None and not verdict["culprits"]:
+        raise _to_timeout(verdict, paths, name, timeout_s)
+    raise _to_failure(answer, verdict, folder, name)
+
+
+def _read(answer: Answer) -> _Verdict:
+    return cast("_Verdict", answer.get("verdict") or {"kind": "ok"})
+
+
+def _to_timeout(verdict: _Verdict, paths: list[Path], name: str, timeout_s: float) -> RankFailedError:
+    running = [rank for rank, path in enumerate(paths) if not path.exists()]
+    message = f"{name_ranks(running)} of {len(paths)} had not returned from {name} after {timeout_s:g} s"
+    rows = []
+    for one in verdict["waiting"]:
+        doing = f"in {one['op']} " if one["op"] else ""
+        rows.append(f"  rank {one['rank']} was {doing}at {one['where']}")
+    return RankFailedError(
+        "\n".join([message, *rows]), rank=running[0] if running else None,
+        hint="give it a longer timeout_s, or look at the lines above: the job was stopped there",
+    )  # fmt: skip
+
+
+def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> RankwiseError:
+    culprits, told = verdict["culprits"], answer["told"]
+    if not culprits:
+        return LaunchError(
+            "\n".join(filter(None, [f"{name}: {verdict['message']}", told])), hint=verdict["fix"] or None
+        )
+    errors = {rank: read_error(folder / f"error.{rank}.{answer['restarts']}") for rank in culprits}
+    # Several may have failed alike: the first of them is the one whose traceback the verdict has.
+    first = next(
+        (rank for rank, (_, text) in errors.items() if text and text == verdict["traceback"]), culprits[0]
+    )
+    cause, text = errors[first]
+    message = verdict["message"].removeprefix(f"rank {first}: ")
+    text = (text or verdict["traceback"]).rstrip()
+    told_trace = (
+        f"\n\nTraceback on rank {first} of {answer['num_ranks']}, in {name}:\n{text}\n" if text else ""
+    )
+    error = RankFailedError(
+        message + told_trace + (f"\n{told}" if told else ""), rank=first, hint=verdict["fix"] or None
+    )
+    error.__cause__ = cause
+    return error
