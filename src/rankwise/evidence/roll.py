@@ -263,7 +263,7 @@ def _find_absent(records: list[Record], world_size: int, waited_s: float) -> lis
     if not absent:
         return []
     verb = "has" if len(absent) == 1 else "have"
-    return [_error("absent", f"after {waited_s:.0f} s {name_ranks(absent)} of {world_size} {verb} not arrived; here: {_name_all(records)}",
+    return [_error("absent", f"after {round(waited_s, 1):g} s {name_ranks(absent)} of {world_size} {verb} not arrived; here: {_name_all(records)}",
                    f"start {'it' if len(absent) == 1 else 'them'}, or look why {'it' if len(absent) == 1 else 'they'} ended or went elsewhere "
                    "before init; WORLD_SIZE must be the number of processes")]  # fmt: skip
 

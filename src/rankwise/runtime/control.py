@@ -134,11 +134,12 @@ class Control:
         """Wait for all ranks; say where we are when it takes long, and who is missing when it takes too long."""
         bound_s = self.timeout_s if timeout_s is None else timeout_s
         self._num_calls += 1
+        patience_s = min(_PATIENCE_S, bound_s / 4)
         end, told = self._clock.monotonic() + bound_s, False
         while True:
             left_s = end - self._clock.monotonic()
             try:
-                work.wait(timedelta(seconds=max(0.001, min(left_s, _PATIENCE_S) if not told else left_s)))
+                work.wait(timedelta(seconds=max(0.001, min(left_s, patience_s) if not told else left_s)))
             except RuntimeError as error:
                 if _TIMED_OUT not in str(error):
                     raise
@@ -170,7 +171,7 @@ class Control:
             words = call_within(_STORE_TIMEOUT_S, lambda: [self._read_word(rank) for rank in others])
         except (OverdueError, RuntimeError):
             return CollectiveTimeoutError(
-                f"{what}: not all ranks had entered after {waited_s:.0f} s, and the store does not tell which",
+                f"{what}: not all ranks had entered after {round(waited_s, 1):g} s, and the store does not tell which",
                 rank=self._rank,
                 hint="the process that serves the store is stopped or gone: look at rank 0's host first",
             )
@@ -182,7 +183,7 @@ class Control:
             f"; rank {rank} last waited in {word[1]}" for rank, word in missing[:_MOST_SHOWN] if word[1]
         )
         return CollectiveTimeoutError(
-            f"{what}: after {waited_s:.0f} s not entered by {names}{last}",
+            f"{what}: after {round(waited_s, 1):g} s not entered by {names}{last}",
             rank=self._rank,
             hint="every rank must make this call: look for a branch, an early return or an exception on the ranks named here",
         )

@@ -321,7 +321,7 @@ def _connect(
     try:
         return call_within(bound_s, connect)
     except OverdueError:
-        problem = f"did not all connect within {bound_s:.0f} s"
+        problem = f"did not all connect within {round(bound_s, 1):g} s"
     except RuntimeError as error:
         if (
             not isinstance(error, dist.DistError)

@@ -211,7 +211,7 @@ def _wait_listening(place: Place, addresses: str, rank: int, timeout_s: float, c
         clock.sleep(_POLL_S)
     who = "the launcher's store" if place.is_served else "rank 0"
     shown = f"{place} ({addresses})" if addresses != place.host else str(place)
-    raise RendezvousError(f"{who} was not found at {shown} within {timeout_s:.0f} s: {reason}", rank=rank,
+    raise RendezvousError(f"{who} was not found at {shown} within {round(timeout_s, 1):g} s: {reason}", rank=rank,
                           hint=f"look whether {who} runs, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks; between hosts, "
                           "whether a firewall lets the port through")  # fmt: skip
 

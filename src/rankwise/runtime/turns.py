@@ -61,7 +61,7 @@ def _wait(store: dist.Store, key: str, first: int, rank: int, timeout_s: float) 
     try:
         outcome = call_within(timeout_s + _GRACE_S, wait)
     except (OverdueError, RuntimeError) as error:
-        raise CollectiveTimeoutError(f"main_first: rank {first} was not through after {timeout_s:.0f} s", rank=rank,
+        raise CollectiveTimeoutError(f"main_first: rank {first} was not through after {round(timeout_s, 1):g} s", rank=rank,
                                      hint=f"look at what rank {first} does in the block, or give a longer timeout_s") from error  # fmt: skip
     if outcome:
         raise CollectiveError(

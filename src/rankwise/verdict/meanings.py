@@ -33,8 +33,8 @@ _HINT = re.compile(r"\A(?:rankwise\.|\S*Error: ).*?\n  -> (?P<hint>[^\n]+)", re.
 
 MEANINGS: tuple[Meaning, ...] = (
     # Our own, which bring their remedy with them.
-    _meaning("timeout", "I1", r"after \d+ s ranks? (?P<missing>[\d, -]+) of \d+ ha(?:s|ve) not arrived", None),
-    _meaning("timeout", None, r"after \d+ s not entered by ranks? (?P<missing>\d[\d, -]*)", None),
+    _meaning("timeout", "I1", r"after [\d.]+ s ranks? (?P<missing>[\d, -]+) of \d+ ha(?:s|ve) not arrived", None),
+    _meaning("timeout", None, r"after [\d.]+ s not entered by ranks? (?P<missing>\d[\d, -]*)", None),
     _meaning("timeout", None, r"main_first: rank (?P<missing>\d+) was not through", None),
     _meaning("timeout", None, r"RendezvousError: .{0,20}?the store at .{0,200}?(did not answer|and then nothing)", None),
     _meaning("peer", None, r"main_first: rank \d+ failed in the block|came and went before all were there", ""),

@@ -1,0 +1,1 @@
+"""How a model spreads over the ranks: one ``apply_*`` a file."""

@@ -1,0 +1,143 @@
+"""Gradients of several micro-batches, averaged over the ranks once, and weighed as if there were one process.
+
+    scale = loss_scale(num_samples)                     # of this rank, in all micro-batches of the step
+    for inputs, targets in accumulate(ddp, micro_batches):
+        loss = cross_entropy(ddp(inputs), targets, reduction="sum")
+        (loss * scale).backward()
+    optimizer.step()
+
+DDP averages over ranks, and a mean-reduced loss over the samples of one micro-batch: where these numbers differ, the
+mean of the means is not the mean. A sum-reduced loss times ``loss_scale`` is exact, for any split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from rankwise.base.errors import CollectiveError, UsageError
+from rankwise.parallel.checked import CheckedDDP
+from rankwise.runtime.context import current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rankwise.runtime.context import RankContext
+
+Micro = TypeVar("Micro")
+
+
+def accumulate(
+    ddp: DistributedDataParallel, micro_batches: Iterable[Micro], *, ctx: RankContext | None = None
+) -> Iterator[Micro]:
+    """Yield micro-batches; the backward of the last one averages the gradients of all, the others send nothing.
+
+    Forward and backward of each micro-batch belong into the loop's body, and the optimizer's step behind it. Ranks
+    may have different numbers of micro-batches, unless BatchNorm is synced. A rank without samples takes one
+    micro-batch of none (``inputs[:0]``), so that it has a backward too.
+
+    With ``find_unused=True``, a parameter that no rank uses in its last micro-batch is not averaged (pytorch#69031).
+
+    Args:
+        ddp: The wrapped model.
+        micro_batches: The micro-batches of one step, at least one.
+        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+
+    Yields:
+        Each micro-batch.
+
+    Raises:
+        UsageError: There is no micro-batch.
+        CollectiveError: BatchNorm is synced, and the ranks have different numbers of micro-batches.
+
+    Collective: every rank, once for each step. The body's last backward is the collective; if BatchNorm is synced,
+    the start and each forward and backward as well.
+    """
+    watch = ddp.watch if isinstance(ddp, CheckedDDP) else None
+    if watch is not None and watch.has_synced_batchnorm and isinstance(micro_batches, Sized):
+        _compare_numbers(len(micro_batches), ctx or current())
+    source = iter(micro_batches)
+    try:
+        following = next(source)
+    except StopIteration:
+        raise UsageError(
+            "accumulate() got no micro-batch, and the other ranks would wait for this one",
+            rank=watch.rank if watch else None,
+            hint="a rank without samples takes one micro-batch of none: [(inputs[:0], targets[:0])]",
+        ) from None
+    number, is_last = 0, False
+    try:
+        while not is_last:
+            micro = following
+            try:
+                following = next(source)
+            except StopIteration:
+                is_last = True
+            number += 1
+            # Around forward and backward: DDP decides in the forward whether the backward will average.
+            with nullcontext() if is_last else ddp.no_sync():
+                yield micro
+    except GeneratorExit:
+        # The loop was left. What was accumulated is this rank's own, and would go into a step as if it were the average.
+        if watch is not None and not is_last:
+            watch.num_left_unsynced = number
+        raise
+
+
+def _compare_numbers(number: int, ctx: RankContext) -> None:
+    told = ctx.control.compare(f"micro-batches\t{number}", what="accumulate (how many micro-batches?)")
+    if told is not None:
+        held = ", ".join(
+            f"rank {rank} {text.partition(chr(9))[2]}"
+            for rank, text in zip(ctx.control.ranks, told, strict=True)
+        )
+        raise CollectiveError(
+            f"with synced BatchNorm every rank must run the same number of micro-batches: {held}",
+            rank=ctx.rank,
+            hint="give the ranks that have fewer some without samples: (inputs[:0], targets[:0])",
+        )
+
+
+def loss_scale(num_samples: int, *, ctx: RankContext | None = None) -> float:
+    """Return what a sum-reduced loss must be multiplied with, so that DDP's average is the mean over all samples.
+
+    That is the number of ranks by the number of samples of all ranks. It is exact for any split of the samples over
+    ranks and micro-batches, where a mean-reduced loss is not. Of a mean-reduced loss, multiply it by the samples of
+    that micro-batch too: ``mean * len(inputs) * scale``. For language models, count tokens that are not masked.
+
+    Args:
+        num_samples: Samples of this rank, in all micro-batches of the step; may be 0.
+        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+
+    Returns:
+        The factor, equal on all ranks.
+
+    Raises:
+        UsageError: A negative number, or no samples on any rank; on all ranks.
+
+    Collective: every rank, once for each step: one small all-reduce. It goes over Gloo where the job has it, as by
+    default, so that no GPU is waited for.
+    """
+    ctx = ctx or current()
+    device = "cpu" if "gloo" in ctx.backend else ctx.device
+    # The second number tells the others of a first one that is wrong: an error here alone would leave them waiting.
+    sums = torch.tensor([max(num_samples, 0), num_samples < 0], device=device)
+    if ctx.world_size > 1:
+        dist.all_reduce(sums, group=ctx.group)
+    total, num_wrong = sums.tolist()
+    if num_wrong:
+        raise UsageError(
+            f"loss_scale: {num_wrong} rank(s) gave a negative number of samples; rank {ctx.rank} gave {num_samples}"
+        )
+    if total == 0:
+        raise UsageError(
+            f"loss_scale: all {ctx.world_size} ranks together hold 0 samples",
+            hint="skip a step that has none, on every rank",
+        )
+    return float(ctx.world_size / total)

@@ -1,0 +1,187 @@
+"""A DistributedDataParallel that speaks of parameters by name, and notices when they are changed behind its back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwise.base.errors import CollectiveError, ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Forwards between two looks at the parameters; the first is after every ``train()`` or ``eval()``, as such changes
+#: are made between epochs.
+_FORWARDS_BETWEEN_CHECKS = 100
+_MOST_NAMED = 8
+# What reducer.cpp says (torch 2.8 to 2.13), whose indices count the parameters with requires_grad.
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+_INDICES = re.compile(r"did not receive grad for rank \d+: ((?:\d+ ?)+)")
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a wrapped model remembers of itself.
+
+    Attributes:
+        trained: Names of the parameters that DDP averages, in its order.
+        parameters: All parameters with what they were when wrapped.
+        rank: Our rank, for errors.
+        has_synced_batchnorm: Whether each forward is a collective.
+        forwards_left: Forwards until the parameters are looked at again.
+        num_left_unsynced: Micro-batches of an accumulation that was left early.
+    """
+
+    trained: list[str]
+    parameters: list[tuple[str, nn.Parameter, bool]]
+    rank: int
+    has_synced_batchnorm: bool
+    forwards_left: int = 0
+    num_left_unsynced: int = 0
+
+
+@final
+class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
+    """torch's DistributedDataParallel; made by ``apply_ddp``, which sets ``watch``."""
+
+    watch: Watch | None = None
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model.
+
+        Args:
+            *inputs: As for the model.
+            **kwargs: As for the model.
+
+        Returns:
+            What the model returns.
+
+        Raises:
+            ModelError: Parameters had no part in the last loss, or were changed since the model was wrapped.
+            CollectiveError: The last accumulation was left before its gradients were averaged.
+
+        Collective: all ranks, if the model has buffers or synced BatchNorm; the backward in any case.
+        """
+        watch = self.watch
+        if watch is not None and torch.is_grad_enabled():
+            watch.forwards_left -= 1
+            if watch.forwards_left < 0:
+                _check_parameters(self.module, watch)
+            if watch.num_left_unsynced:
+                raise _tell_unsynced(watch)
+        try:
+            return super().forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            named = _name_unused(error, self)
+            if named is None:
+                raise
+            raise named from error
+
+    def train(self, mode: bool = True) -> CheckedDDP:  # noqa: FBT001 - torch's signature
+        """Set training mode, as in torch; the next forward looks at the parameters."""
+        if self.watch is not None:
+            self.watch.forwards_left = 0
+        super().train(mode)
+        return self
+
+
+def watch_parameters(ddp: CheckedDDP, *, rank: int, has_synced_batchnorm: bool) -> None:
+    """Remember the parameters of a model that has just been wrapped.
+
+    Args:
+        ddp: The wrapped model.
+        rank: Our rank.
+        has_synced_batchnorm: Whether each forward in training is a collective.
+    """
+    ignored = set(ddp.parameters_to_ignore)
+    parameters = [
+        (name, each, each.requires_grad)
+        for name, each in ddp.module.named_parameters()
+        if name not in ignored
+    ]
+    ddp.watch = Watch(
+        trained=[name for name, _, trained in parameters if trained],
+        parameters=parameters,
+        rank=rank,
+        has_synced_batchnorm=has_synced_batchnorm,
+    )
+
+
+def _check_parameters(module: nn.Module, watch: Watch) -> None:
+    """Refuse to go on with parameters that DDP does not know: their gradients would stay on each rank, silently."""
+    watch.forwards_left = _FORWARDS_BETWEEN_CHECKS
+    melted = [name for name, each, trained in watch.parameters if each.requires_grad and not trained]
+    frozen = [name for name, each, trained in watch.parameters if trained and not each.requires_grad]
+    if len(frozen) == len(watch.trained):
+        frozen = []  # a model that is frozen for a while as a whole, as in adversarial training, has no backward to wait for
+    known = {id(each) for _, each, _ in watch.parameters}
+    new = [name for name, each in module.named_parameters() if id(each) not in known and each.requires_grad]
+    if not (melted or frozen or new):
+        return
+    told = [
+        f"{_quote(names)} {what}"
+        for names, what in (
+            (melted, "unfrozen: the gradients would never be averaged"),
+            (frozen, "frozen: the averaging would wait for the gradients"),
+            (new, "put into the model: the gradients would never be averaged"),
+        )
+        if names
+    ]
+    raise ModelError(
+        f"parameters were changed after apply_ddp: {'; '.join(told)}",
+        rank=watch.rank,
+        hint="wrap again after the change, on every rank: `ddp = apply_ddp(ddp.module, ...)`",
+    )
+
+
+def _name_unused(error: RuntimeError, ddp: CheckedDDP) -> ModelError | None:
+    text = str(error)
+    found = _INDICES.search(text) if _UNFINISHED in text else None
+    if found is None or ddp.watch is None:
+        return None
+    indices = [int(index) for index in found[1].split()]
+    trained = ddp.watch.trained
+    if max(indices) >= len(trained):
+        return None
+    names = [trained[index] for index in indices]
+    if ddp.static_graph:
+        return ModelError(
+            f"{_quote(names)} not used in this loss but in the first one, and static_graph=True promises that nothing changes",
+            rank=ddp.watch.rank,
+            hint="leave static_graph out; with a branch that some steps don't take, set find_unused=True",
+        )
+    if ddp.find_unused_parameters:
+        hint = (
+            "find_unused=True sees only tensors in tuples, lists, dicts and dataclasses: return the outputs in these, and add"
+            " all to the loss"
+        )
+    else:
+        hint = (
+            "remove or freeze what is never used; add outputs that are left out to the loss; or, if a branch is taken only at"
+            " times, apply_ddp(..., find_unused=True)"
+        )
+    return ModelError(
+        f"{_quote(names)} not used in the last loss: without a gradient the ranks' average never ended",
+        rank=ddp.watch.rank,
+        hint=hint,
+    )
+
+
+def _quote(names: list[str]) -> str:
+    few = ", ".join(map(repr, names[:_MOST_NAMED])) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
+    return f"{few} {'was' if len(names) == 1 else 'were'}"
+
+
+def _tell_unsynced(watch: Watch) -> CollectiveError:
+    number, watch.num_left_unsynced = watch.num_left_unsynced, 0
+    return CollectiveError(
+        f"the last accumulation was left after {number} micro-batch(es), before its gradients were averaged over the ranks",
+        rank=watch.rank,
+        hint="let `for micro in accumulate(...)` run to its end; leave the loop over steps, not this one",
+    )

@@ -1,0 +1,146 @@
+"""Train one model on all ranks, each with its own samples (DistributedDataParallel; Li et al., arXiv:2006.15704)."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwise.base.errors import UsageError
+from rankwise.parallel.checked import CheckedDDP, watch_parameters
+from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
+from rankwise.parallel.model_check import check_same_model, find_complaint
+from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
+from rankwise.runtime.context import current
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rankwise.parallel.comm_hooks import CommHook
+    from rankwise.runtime.context import RankContext
+
+#: A rank that does not wrap its model is named after this time, where collectives may take half an hour.
+WRAP_WAIT_S = 60.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What seldom needs a change.
+
+    Attributes:
+        bucket_view: Let gradients be views into the buckets that are sent: saves memory and a copy.
+        bucket_mb: Size of a bucket in MiB; None: torch's 25. Smaller starts to send earlier, larger sends faster.
+        broadcast_buffers: Give all ranks the buffers of rank 0 at each forward. Without, BatchNorm that is not synced
+            keeps other statistics on each rank. At the wrap, buffers are rank 0's in any case.
+    """
+
+    bucket_view: bool = True
+    bucket_mb: float | None = None
+    broadcast_buffers: bool = True
+
+
+def apply_ddp(
+    model: nn.Module,
+    *,
+    ctx: RankContext | None = None,
+    sync_batchnorm: bool = False,
+    static_graph: bool = False,
+    find_unused: bool = False,
+    comm_hook: CommHook | None = None,
+    tuning: Tuning | None = None,
+    wait_s: float | None = None,
+) -> DistributedDataParallel:
+    """Move a model to this rank's device and wrap it, after all ranks have agreed that it is the same model.
+
+    All ranks start from the weights of rank 0. Build the optimizer before or after.
+
+    Args:
+        model: On the CPU or on the rank's device; changed in place.
+        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        sync_batchnorm: Let BatchNorm see the samples of all ranks; on the CPU too.
+        static_graph: Promise that every step uses the same parameters in the same way; allows reentrant checkpoints.
+        find_unused: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
+        comm_hook: Send gradients in "fp16" or "bf16", or by "powersgd" (or ``PowerSGD(rank=..., ...)``).
+        tuning: Buckets and buffers.
+        wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
+
+    Returns:
+        The wrapped model: ``ddp(inputs)`` and then ``backward()`` on every rank. It is torch's own class, with checks.
+
+    Raises:
+        ModelError: The model differs between ranks, is wrapped already, frozen, not initialised, or of layers that
+            can't work here; names them. The same error on every rank.
+        UsageError: Options that can't work.
+        CollectiveTimeoutError: A rank did not come; names it.
+
+    Collective: every rank, for the same models in the same order.
+    """
+    ctx, tuning = ctx or current(), tuning or Tuning()
+    check_comm_hook(comm_hook)
+    if tuning.bucket_mb is not None and not tuning.bucket_mb > 0:
+        raise UsageError(
+            f"bucket_mb={tuning.bucket_mb}: a bucket must have a size in MiB above 0", rank=ctx.rank
+        )
+    options = {
+        "static_graph": static_graph,
+        "find_unused": find_unused,
+        "sync_batchnorm": sync_batchnorm,
+        "comm_hook": comm_hook,
+    }
+    check_same_model(
+        model,
+        {**options, **asdict(tuning), "device": ctx.device.type, "world_size": ctx.world_size},
+        control=ctx.control,
+        wait_s=min(WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
+        complaint=find_complaint(model)
+        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device),
+    )
+    model.to(ctx.device)
+    if sync_batchnorm:
+        model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
+    ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused, static_graph=static_graph)
+    register_comm_hook(
+        ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
+    )
+    synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
+    watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
+    return ddp
+
+
+def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: torch.device) -> str | None:
+    if sync_batchnorm:
+        return find_foreign(model)
+    native = list_native(model) if device.type == "cpu" else []
+    if not native:
+        return None
+    more = f" and {len(native) - 3} more" if len(native) > 3 else ""
+    return (
+        f"torch.nn.SyncBatchNorm works on GPUs only, and the ranks run on the CPU: {', '.join(map(repr, native[:3]))}{more};"
+        " apply_ddp(..., sync_batchnorm=True) makes them work here"
+    )
+
+
+def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -> CheckedDDP:
+    arguments: dict[str, Any] = {
+        **options,
+        "gradient_as_bucket_view": tuning.bucket_view,
+        "bucket_cap_mb": tuning.bucket_mb,
+    }
+    # torch 2.13 renamed broadcast_buffers; both shall share the buffers once, when the model is wrapped.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    if renamed:
+        arguments["forward_sync_buffers"] = tuning.broadcast_buffers
+    ddp = CheckedDDP(
+        model,
+        device_ids=None if ctx.device.type == "cpu" else [ctx.device.index],
+        process_group=ctx.group,
+        **arguments,
+    )
+    if not renamed:
+        ddp.broadcast_buffers = tuning.broadcast_buffers
+    return ddp

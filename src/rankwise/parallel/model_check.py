@@ -1,0 +1,288 @@
+"""See that all ranks are about to spread the same model, and name the parameters that differ before torch hangs on them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from rankwise.runtime.control import Control
+
+#: So many differences are spelled out; one is usually the reason of all.
+_MOST_NAMED = 4
+_HEAD = "apply_ddp"
+_ORDER_HINT = "DDP pairs parameters by their order: build the model in the same order on every rank (no sets, no threads)"
+
+
+def check_same_model(
+    model: nn.Module,
+    settings: Mapping[str, object],
+    *,
+    control: Control,
+    wait_s: float,
+    complaint: str | None = None,
+) -> None:
+    """Compare names, shapes, dtypes and ``requires_grad`` of all parameters and buffers over the ranks.
+
+    Values are not compared: DDP gives all ranks those of rank 0.
+
+    Args:
+        model: The model that is about to be wrapped.
+        settings: What else must be equal: the options of the wrap.
+        control: The side channel.
+        wait_s: Seconds to wait for the slowest rank.
+        complaint: What this rank has found wrong with its model already: all ranks hear of it.
+
+    Raises:
+        ModelError: The models or settings differ, or some rank has a complaint; the same error on all ranks.
+        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveError: A rank called something else.
+
+    Collective: every rank of the job.
+    """
+    lines = [_HEAD, f"complaint\t{complaint or ''}"]
+    lines += [f"setting\t{name}={value}" for name, value in sorted(settings.items())]
+    lines += ["\t".join(parts) for parts in _describe(model)]
+    try:
+        told = control.compare(
+            "\n".join(lines), what="apply_ddp (do all ranks have the same model?)", timeout_s=wait_s
+        )
+    except CollectiveTimeoutError as error:
+        more = "a rank that is only slow gets more time with apply_ddp(..., wait_s=600)"
+        hint = f"{error.hint}; {more}" if error.hint else more
+        raise CollectiveTimeoutError(error.message, rank=error.rank, hint=hint) from None
+    if told is None:
+        if complaint:
+            raise ModelError(complaint)
+        return
+    of_rank = {rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}
+    strangers = [rank for rank, rows in of_rank.items() if rows[0] != _HEAD]
+    if strangers:
+        raise CollectiveError(
+            f"apply_ddp: {_name_ranks(strangers)} called something else at this point",
+            hint="every rank must wrap the same models in the same order",
+        )
+    _raise_difference({rank: rows[1:] for rank, rows in of_rank.items()})
+
+
+def _describe(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            if name not in ignored:
+                yield kind, name, _describe_tensor(tensor)
+
+
+def _describe_tensor(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return "not initialised"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    grad = f", requires_grad={tensor.requires_grad}" if isinstance(tensor, nn.Parameter) else ""
+    # Torch compares strides as well: a model in channels_last on some ranks only fails inside it.
+    strides = (
+        ""
+        if tensor.layout != torch.strided or tensor.is_contiguous()
+        else f", strides {tuple(tensor.stride())}"
+    )
+    return f"shape {tuple(tensor.shape)}, {dtype}{grad}{strides}"
+
+
+def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
+    complaints = {rank: rows[0].split("\t", 1)[1] for rank, rows in of_rank.items()}
+    if any(complaints.values()):
+        holders = _group_ranks({rank: text for rank, text in complaints.items() if text})
+        raise ModelError("; ".join(f"{_name_ranks(ranks)}: {text}" for text, ranks in holders.items()))
+    settings = [
+        f"{rows[0].partition('=')[0]} is "
+        + "; ".join(f"{row.partition('=')[2]} on {_name_ranks(who)}" for row, who in held.items())
+        for rows, held in _find_differing_settings(of_rank)
+    ]
+    if settings:
+        raise ModelError(
+            f"apply_ddp was called with different options: {'. '.join(settings)}",
+            hint="give every rank the same options",
+        )
+    tensors = {rank: _index(rows) for rank, rows in of_rank.items()}
+    names = list(dict.fromkeys(name for held in tensors.values() for name in held))
+    differing = [text for name in names if (text := _tell_difference(name, tensors))]
+    if differing:
+        more = len(differing) - _MOST_NAMED
+        told = "\n".join(f"  {text}" for text in differing[:_MOST_NAMED]) + (
+            f"\n  and {more} more" if more > 0 else ""
+        )
+        raise ModelError(
+            f"the ranks hold different models: {len(differing)} of {len(names)} parameters and buffers differ\n{told}",
+            hint="build the model from the same code and configuration on every rank, and freeze the same parameters",
+        )
+    first = next(rows for rows in zip(*tensors.values(), strict=True) if len(set(rows)) > 1)
+    held = _group_ranks(dict(zip(tensors, (" ".join(name) for name in first), strict=True)))
+    told = "; ".join(f"{_name_ranks(ranks)}: {name}" for name, ranks in held.items())
+    raise ModelError(
+        f"the ranks hold the same parameters in a different order: the first that differ are {told}",
+        hint=_ORDER_HINT,
+    )
+
+
+def _find_differing_settings(
+    of_rank: Mapping[int, Sequence[str]],
+) -> list[tuple[list[str], dict[str, list[int]]]]:
+    rows_of = {
+        rank: [row.split("\t", 1)[1] for row in rows if row.startswith("setting\t")]
+        for rank, rows in of_rank.items()
+    }
+    together = [list(rows) for rows in zip(*rows_of.values(), strict=False) if len(set(rows)) > 1]
+    return [(rows, _group_ranks(dict(zip(rows_of, rows, strict=True)))) for rows in together]
+
+
+def _index(rows: Sequence[str]) -> dict[tuple[str, str], str]:
+    parts = [row.split("\t") for row in rows if not row.startswith(("setting\t", "complaint\t"))]
+    return {(kind, name): what for kind, name, what in parts}
+
+
+def _tell_difference(
+    key: tuple[str, str], tensors: Mapping[int, Mapping[tuple[str, str], str]]
+) -> str | None:
+    kind, name = key
+    held = _group_ranks({rank: mine.get(key, "") for rank, mine in tensors.items()})
+    if len(held) == 1:
+        return None
+    without = held.pop("", None)
+    if without and len(held) == 1:
+        what, ranks = next(iter(held.items()))
+        return f"{_name_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {_name_ranks(ranks)} {_has(ranks)} it"
+    told = "; ".join(f"{what} on {_name_ranks(ranks)}" for what, ranks in held.items())
+    return f"{kind} {name!r}: {told}" + (f"; absent on {_name_ranks(without)}" if without else "")
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _group_ranks(of_rank: Mapping[int, str]) -> dict[str, list[int]]:
+    held: dict[str, list[int]] = {}
+    for rank, text in of_rank.items():
+        held.setdefault(text, []).append(rank)
+    return held
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1", "ranks 0, 2" or "ranks 0-6, 8"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
+
+
+def find_complaint(model: nn.Module) -> str | None:
+    """Say what keeps DDP from wrapping a model, whatever the other ranks hold.
+
+    Args:
+        model: The model, still where the user has built it.
+
+    Returns:
+        One sentence with what to do; None if nothing is wrong.
+    """
+    wrapped = [name for name, module in model.named_modules() if isinstance(module, DistributedDataParallel)]
+    if wrapped:
+        where = "the model" if wrapped[0] == "" else f"its part {wrapped[0]!r}"
+        return f"{where} is wrapped in DistributedDataParallel already: pass what is inside, `ddp.module`"
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        return f"{_quote(lazy)} not initialised yet: run one forward on every rank before apply_ddp"
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        number = sum(1 for _ in model.parameters())
+        what = (
+            "the model has no parameters"
+            if not number
+            else f"all {number} parameters are frozen (requires_grad=False)"
+        )
+        return f"{what}, so DDP has nothing to average: use it without apply_ddp, or unfreeze what is to be trained first"
+    meta = [name for name, tensor in tensors if tensor.is_meta]
+    if meta:
+        return f"{_quote(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before apply_ddp"
+    devices = sorted({str(tensor.device) for _, tensor in tensors if tensor.device.type != "cpu"})
+    if len(devices) > 1:
+        return f"the model is spread over {', '.join(devices)}, and apply_ddp would move it to one: build it on one device"
+    return None
+
+
+def _quote(names: Sequence[str]) -> str:
+    few = ", ".join(repr(name) for name in names[:_MOST_NAMED]) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
+    return f"{few} {'is' if len(names) == 1 else 'are'}"
+
+
+def hash_values(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
+    """Return a digest of the bits of each tensor, by its name."""
+    return {name: _hash_tensor(tensor) for name, tensor in tensors}
+
+
+def _hash_tensor(tensor: Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.blake2b(
+        flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"", digest_size=8
+    ).hexdigest()
+
+
+def check_replicas(
+    model: nn.Module, *, control: Control, buffers: bool = False, timeout_s: float | None = None
+) -> None:
+    """See that all ranks hold the same weights, to the bit; for once an epoch, or after loading a checkpoint.
+
+    DDP shares the weights of rank 0 once, when it wraps. What is loaded afterwards on one rank only, trained through
+    ``ddp.module``, or unfrozen after the wrap drifts apart without a word.
+
+    Args:
+        model: The model, wrapped or not.
+        control: The side channel: ``ctx.control``.
+        buffers: Whether buffers must be equal too. Those of a BatchNorm that is not synced are not, by design.
+        timeout_s: Seconds to wait for the slowest rank; None: as long as collectives may take.
+
+    Raises:
+        ModelError: They differ; names the parameters and who holds the same. The same error on all ranks.
+        CollectiveTimeoutError: A rank did not come; names it.
+
+    Collective: every rank of the job.
+    """
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    digests = hash_values([*inner.named_parameters(), *(inner.named_buffers() if buffers else ())])
+    told = control.compare(
+        "\n".join(f"{name}\t{digest}" for name, digest in digests.items()),
+        what="check_replicas",
+        timeout_s=timeout_s,
+    )
+    if told is None:
+        return
+    of_rank = {
+        rank: dict(row.split("\t") for row in text.split("\n"))
+        for rank, text in zip(control.ranks, told, strict=True)
+    }
+    names = [name for name in digests if len({held.get(name) for held in of_rank.values()}) > 1]
+    if not names:
+        raise ModelError(
+            "the ranks hold different parameters", hint="wrap the model with apply_ddp: it names them"
+        )
+    groups = _group_ranks({rank: held.get(names[0], "") for rank, held in of_rank.items()})
+    camps = "; ".join(_name_ranks(ranks) for ranks in groups.values())
+    raise ModelError(
+        f"the values of {len(names)} of {len(digests)} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
+        f" (equal among themselves, of {names[0]!r}: {camps})",
+        hint="load checkpoints on every rank or before apply_ddp; call the wrapped model, not ddp.module, in training",
+    )
