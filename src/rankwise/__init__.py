@@ -5,24 +5,71 @@ Public names are loaded on first use (PEP 562), so that the launcher's parent pr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0.dev0"
 
-_HOME = {
-    "RankEnv": "rankwise.base.environ",
-    "CollectiveError": "rankwise.base.errors",
-    "CollectiveTimeoutError": "rankwise.base.errors",
-    "HandshakeError": "rankwise.base.errors",
-    "LaunchError": "rankwise.base.errors",
-    "ModelError": "rankwise.base.errors",
-    "RankFailedError": "rankwise.base.errors",
-    "RankwiseError": "rankwise.base.errors",
-    "RendezvousError": "rankwise.base.errors",
-    "UsageError": "rankwise.base.errors",
-    "RankContext": "rankwise.runtime.context",
-    "current": "rankwise.runtime.context",
-    "init": "rankwise.runtime.joining",
-    "launch": "rankwise.launcher.function",
+if TYPE_CHECKING:
+    from rankwise.base.environ import RankEnv as RankEnv
+    from rankwise.base.errors import (
+        CollectiveError as CollectiveError,
+        CollectiveTimeoutError as CollectiveTimeoutError,
+        HandshakeError as HandshakeError,
+        LaunchError as LaunchError,
+        ModelError as ModelError,
+        RankFailedError as RankFailedError,
+        RankwiseError as RankwiseError,
+        RendezvousError as RendezvousError,
+        UsageError as UsageError,
+    )
+    from rankwise.launcher.function import launch as launch
+    from rankwise.parallel.accumulation import accumulate as accumulate, loss_scale as loss_scale
+    from rankwise.parallel.comm_hooks import PowerSGD as PowerSGD
+    from rankwise.parallel.ddp import Tuning as Tuning, apply_ddp as apply_ddp
+    from rankwise.parallel.model_check import check_replicas as check_replicas
+    from rankwise.parallel.sync_batchnorm import (
+        SyncBatchNorm as SyncBatchNorm,
+        convert_sync_batchnorm as convert_sync_batchnorm,
+    )
+    from rankwise.runtime.batch import BatchPlan as BatchPlan
+    from rankwise.runtime.collectives import (
+        Group as Group,
+        all_gather as all_gather,
+        all_gather_into as all_gather_into,
+        all_gather_with_grad as all_gather_with_grad,
+        all_reduce as all_reduce,
+        all_reduce_ as all_reduce_,
+        all_reduce_with_grad as all_reduce_with_grad,
+        all_to_all as all_to_all,
+        barrier as barrier,
+        broadcast as broadcast,
+        broadcast_ as broadcast_,
+        gather as gather,
+        gather_into as gather_into,
+        new_group as new_group,
+        reduce as reduce,
+        reduce_scatter as reduce_scatter,
+        scatter as scatter,
+        set_checking as set_checking,
+    )
+    from rankwise.runtime.context import RankContext as RankContext, current as current
+    from rankwise.runtime.joining import init as init
+
+_NAMES = {
+    "rankwise.base.environ": "RankEnv",
+    "rankwise.base.errors": "CollectiveError CollectiveTimeoutError HandshakeError LaunchError ModelError RankFailedError RankwiseError RendezvousError UsageError",
+    "rankwise.launcher.function": "launch",
+    "rankwise.parallel.accumulation": "accumulate loss_scale",
+    "rankwise.parallel.comm_hooks": "PowerSGD",
+    "rankwise.parallel.ddp": "Tuning apply_ddp",
+    "rankwise.parallel.model_check": "check_replicas",
+    "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
+    "rankwise.runtime.batch": "BatchPlan",
+    "rankwise.runtime.collectives": "Group all_gather all_gather_into all_gather_with_grad all_reduce all_reduce_ all_reduce_with_grad all_to_all barrier broadcast broadcast_ gather gather_into new_group reduce reduce_scatter scatter set_checking",
+    "rankwise.runtime.context": "RankContext current",
+    "rankwise.runtime.joining": "init",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - strings all
 
@@ -31,7 +78,9 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         from importlib import import_module
 
-        return getattr(import_module(_HOME[name]), name)
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value  # asked for once
+        return value
     raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
 
 

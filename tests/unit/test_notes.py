@@ -9,8 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rankwise.base.faults import parse_fault
 from rankwise.base.files import read_all

@@ -1,0 +1,62 @@
+"""Collectives on anything: nested containers of tensors, numbers and objects, compared between the ranks before data moves.
+
+Objects are pickled. They travel only between the ranks of the job, which run the same code anyway, over the connections
+that torch.distributed made for them; nothing is ever unpickled that came from a file or from outside the job.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rankwise.runtime.differentiable import all_gather_with_grad, all_reduce_with_grad
+from rankwise.runtime.groups import Group, new_group, resolve_group
+from rankwise.runtime.movements import all_gather, broadcast, broadcast_, gather
+from rankwise.runtime.preallocated import all_gather_into, gather_into
+from rankwise.runtime.reductions import all_reduce, all_reduce_, reduce, reduce_scatter
+from rankwise.runtime.scattering import all_to_all, scatter
+from rankwise.runtime.signature import agree, locate, set_checking
+
+__all__ = [
+    "Group",
+    "all_gather",
+    "all_gather_into",
+    "all_gather_with_grad",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_with_grad",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "gather",
+    "gather_into",
+    "new_group",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "set_checking",
+]
+
+
+def barrier(name: str | None = None, *, timeout_s: float | None = None, group: Group | None = None) -> None:
+    """Wait until every rank is here, and what the device had to do before is done.
+
+    The line of the call is not compared: ranks rightly meet from different lines, as in "rank 0 downloads first".
+
+    Args:
+        name: What this meeting is called; ranks that meet under different names raise.
+        timeout_s: Seconds to wait for the slowest rank; None: the group's.
+        group: Among whom; None: all ranks.
+
+    Raises:
+        CollectiveError: A rank is in another collective, or in a barrier of another name.
+        CollectiveTimeoutError: Some rank did not come; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members = resolve_group(group)
+    if members.device.type not in {"cpu", "meta"}:
+        torch.accelerator.synchronize()
+    site = locate()
+    # `may` is there so that a barrier is one too where comparing is off.
+    agree(members, "barrier", site=site, must={"name": name, "site": ""}, may="", timeout_s=timeout_s)

@@ -1,0 +1,324 @@
+"""Move nested containers of tensors, numbers and objects between ranks: broadcast, gather, scatter, all_to_all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rankwise.base.errors import CollectiveError
+from rankwise.runtime import freight
+from rankwise.runtime.groups import Group, choose_carrier, resolve_group
+from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, flatten, kind_of, unflatten
+from rankwise.runtime.reductions import check_root, find_target_fault
+from rankwise.runtime.signature import agree, locate, naming, show_site
+from rankwise.runtime.temporaries import find_temporary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None) -> Any:
+    """Give every rank the root's value, whatever it is.
+
+    Args:
+        tree: On the root, anything: tensors, numbers, objects, nested or not; elsewhere it is not looked at and may be
+            None. Not modified. Objects are pickled, and unpickled by ranks of this job only.
+        root: Global rank whose value it is.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call.
+
+    Returns:
+        On the root the very tree; elsewhere a copy, its tensors on the rank's own device of the same kind.
+
+    Raises:
+        CollectiveError: The ranks call different things, or name different roots, or one outside the group.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members, site = resolve_group(group), locate(name)
+    is_root = members.rank == root
+    fault = check_root(root, members) or (find_unfit_leaf(tree) if is_root else None)
+    cargo, unpicklable = load_or_tell(tree, members) if is_root and fault is None else (None, None)
+    agree(members, "broadcast", site=site, must={"root": repr(root)}, fault=fault or unpicklable)
+    if members.size == 1:
+        return tree
+    with naming(members, f"broadcast at {show_site(site)}"):
+        size = torch.tensor([len(cargo.manifest) if cargo else 0], device=choose_carrier(members, "cpu"))
+        freight.broadcast_bytes(size, root, members)
+        manifest = freight.to_wire(cargo.manifest if cargo else bytes(int(size)), members)
+        freight.broadcast_bytes(manifest, root, members)
+        if cargo:
+            buffers = cargo.buffers
+        else:
+            told = freight.to_bytes(manifest)
+            buffers = freight.new_buffers(freight.read_metas(told), members)
+        for buffer in buffers:
+            freight.broadcast_bytes(buffer, root, members)
+    return tree if is_root else freight.unload(freight.to_bytes(manifest), buffers, members)
+
+
+def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None) -> None:
+    """Overwrite tensors with the root's; after an error they hold what they held.
+
+    Args:
+        tree: A tensor, or nested containers of tensors only, of equal dtypes and shapes on all ranks.
+        root: Global rank whose values they get.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call.
+
+    Raises:
+        CollectiveError: As for ``broadcast``; or the trees differ, or a leaf can't be written: see ``all_reduce_``.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    temporary = find_temporary(tree)
+    members, site, leaves = resolve_group(group), locate(name), flatten(tree)
+    # The root only gives: what it passes may well be a temporary.
+    fault = find_target_fault(leaves, None if members.rank == root else temporary, "broadcast")
+    must = {
+        "root": repr(root),
+        "tree": describe_structure(tree),
+        "leaves": [[path, describe_leaf(leaf)] for path, leaf in leaves],
+    }
+    agree(
+        members,
+        "broadcast_",
+        site=site,
+        must=must,
+        fault=check_root(root, members) or fault or find_unfit_leaf(tree),
+    )
+    if members.size == 1:
+        return
+    is_root = members.rank == root
+    cargo = freight.load(tree, members, announced=False)
+    buffers = cargo.buffers if is_root else [torch.empty_like(buffer) for buffer in cargo.buffers]
+    with naming(members, f"broadcast_ at {show_site(site)}"):
+        for buffer in buffers:
+            freight.broadcast_bytes(buffer, root, members)
+    if not is_root:
+        with torch.no_grad():
+            came = freight.unload_like(tree, buffers, members)
+            for (_, target), (_, value) in zip(leaves, flatten(came), strict=True):
+                target.copy_(value)
+
+
+def all_gather(
+    tree: Any, *, concat: bool = False, group: Group | None = None, name: str | None = None
+) -> Any:
+    """Give every rank the value of each.
+
+    Args:
+        tree: Anything; tensors may differ in shape between the ranks, and structures too unless ``concat``.
+            Not modified. Objects are pickled, and unpickled by ranks of this job only.
+        concat: Join the ranks' tensors along dim 0 (0-d ones are stacked), in the order of the ranks.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call.
+
+    Returns:
+        A list with the tree of each rank, in the group's order; with ``concat`` one tree whose tensors are joined and
+        whose other leaves are lists. Carries no gradient: see ``all_gather_with_grad``.
+
+    Raises:
+        CollectiveError: The ranks call different things; with ``concat``, their trees or dims after the first differ.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    return _gather(tree, None, concat=concat, group=resolve_group(group), site=locate(name))
+
+
+def gather(
+    tree: Any, *, root: int = 0, concat: bool = False, group: Group | None = None, name: str | None = None
+) -> Any:
+    """Give one rank the value of each.
+
+    Args:
+        tree: As for ``all_gather``.
+        root: Global rank that gets them.
+        concat: As for ``all_gather``.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call.
+
+    Returns:
+        On the root as ``all_gather``; elsewhere None.
+
+    Raises:
+        CollectiveError: As for ``all_gather``; or the ranks name different roots, or one outside the group.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    return _gather(tree, root, concat=concat, group=resolve_group(group), site=locate(name))
+
+
+def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: str) -> Any:
+    call = "all_gather" if root is None else "gather"
+    fault = find_unfit_leaf(tree) or (None if root is None else check_root(root, group))
+    cargo, unpicklable = load_or_tell(tree, group) if fault is None else (None, None)
+    must: dict[str, Any] = {"root": None if root is None else repr(root), "concat": concat}
+    if concat:
+        must |= {
+            "tree": describe_structure(tree),
+            "leaves": [[path, _describe_rows(leaf)] for path, leaf in flatten(tree)],
+        }
+    leaves = [leaf for _, leaf in flatten(tree)]
+    only_tensors = all(kind_of(leaf) in {"tensor", "array"} for leaf in leaves)
+    # Only whether it differs matters here: what it is follows in the manifests.
+    layout = json.dumps([describe_structure(tree), [describe_leaf(leaf) for leaf in leaves], only_tensors])
+    may = hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
+    told = agree(group, call, site=site, must=must, may=may, fault=fault or unpicklable)
+    assert cargo is not None  # noqa: S101 - else there was a fault, and agree() has raised
+    if group.size == 1:
+        trees: list[Any] | None = [copy_tree(tree)]
+    else:
+        with naming(group, f"{call} at {show_site(site)}"):
+            alike = told is None and only_tensors
+            move = _all_gather_freight if root is None else _gather_freight
+            trees = move(tree, cargo, root, group, alike=alike)
+    if trees is None:
+        return None
+    return _concatenate(trees) if concat else trees
+
+
+def _all_gather_freight(
+    tree: Any, cargo: freight.Freight, _: int | None, group: Group, *, alike: bool
+) -> list[Any]:
+    if alike:
+        columns = [
+            freight.all_gather_bytes(buffer, [buffer.numel()] * group.size, group) for buffer in cargo.buffers
+        ]
+        return [
+            freight.unload_like(tree, [column[i] for column in columns], group) for i in range(group.size)
+        ]
+    sizes = freight.tell_sizes(len(cargo.manifest), group)
+    manifests = [
+        freight.to_bytes(part)
+        for part in freight.all_gather_bytes(freight.to_wire(cargo.manifest, group), sizes, group)
+    ]
+    # Ranks may hold different numbers of tensors: what leaves from one kind of device is one stream.
+    lengths = [
+        list(zip(freight.count_bytes(metas), _carriers(metas, group), strict=True))
+        for metas in map(freight.read_metas, manifests)
+    ]
+    streams: dict[str, list[Tensor]] = {}
+    for device in sorted({name for row in lengths for _, name in row}):
+        own = [buffer for buffer in cargo.buffers if buffer.device.type == device]
+        whole = (
+            own[0]
+            if len(own) == 1
+            else torch.cat([torch.empty(0, dtype=torch.uint8, device=_place(device, group)), *own])
+        )
+        totals = [sum(size for size, name in row if name == device) for row in lengths]
+        streams[device] = freight.all_gather_bytes(whole, totals, group)
+    trees = []
+    for position, (manifest, row) in enumerate(zip(manifests, lengths, strict=True)):
+        starts = dict.fromkeys(streams, 0)
+        buffers = []
+        for size, device in row:
+            buffers.append(streams[device][position][starts[device] : starts[device] + size])
+            starts[device] += size
+        trees.append(freight.unload(manifest, buffers, group))
+    return trees
+
+
+def _carriers(metas: Sequence[Any], group: Group) -> list[str]:
+    return [choose_carrier(group, metas[bucket[0]][2]).type for bucket in freight.plan(metas)]
+
+
+def _place(device_type: str, group: Group) -> torch.device:
+    return group.device if group.device.type == device_type else torch.device(device_type)
+
+
+def _gather_freight(
+    tree: Any, cargo: freight.Freight, root: int | None, group: Group, *, alike: bool
+) -> list[Any] | None:
+    freight.connect(group)
+    is_root = group.rank == root
+    manifests: list[bytes] = [cargo.manifest] * group.size
+    if not alike:
+        sizes = freight.tell_sizes(len(cargo.manifest), group)
+        manifests = _gather_manifests(cargo.manifest, sizes, root, group)
+    if not is_root:
+        freight.send_and_receive([(int(root or 0), buffer) for buffer in cargo.buffers], [], group)
+        return None
+    rows = [
+        cargo.buffers
+        if rank == root
+        else freight.new_buffers(cargo.metas if alike else freight.read_metas(manifest), group)
+        for rank, manifest in zip(group.ranks, manifests, strict=True)
+    ]
+    receives = [
+        (rank, buffer) for rank, row in zip(group.ranks, rows, strict=True) if rank != root for buffer in row
+    ]
+    freight.send_and_receive([], receives, group)
+    # Our own buffers may share memory with the input.
+    rows[group.position] = [buffer.clone() for buffer in cargo.buffers]
+    if alike:
+        return [freight.unload_like(tree, row, group) for row in rows]
+    return [freight.unload(manifest, row, group) for manifest, row in zip(manifests, rows, strict=True)]
+
+
+def _gather_manifests(own: bytes, sizes: list[int], root: int | None, group: Group) -> list[bytes]:
+    wire = freight.to_wire(own, group)
+    if group.rank != root:
+        freight.send_and_receive([(int(root or 0), wire)], [], group)
+        return []
+    parts = [
+        wire if rank == root else wire.new_empty(size) for rank, size in zip(group.ranks, sizes, strict=True)
+    ]
+    freight.send_and_receive(
+        [], [(rank, part) for rank, part in zip(group.ranks, parts, strict=True) if rank != root], group
+    )
+    return [freight.to_bytes(part) for part in parts]
+
+
+def _concatenate(trees: list[Any]) -> Any:
+    columns = zip(*([leaf for _, leaf in flatten(tree)] for tree in trees), strict=True)
+    return unflatten(trees[0], [_join_leaves(list(column)) for column in columns])
+
+
+def _join_leaves(column: list[Any]) -> Any:
+    if isinstance(column[0], Tensor):
+        return torch.stack(column) if column[0].dim() == 0 else torch.cat(column)
+    if kind_of(column[0]) == "array":
+        import numpy  # noqa: PLC0415 - the leaf is NumPy's, so it is loaded
+
+        return numpy.stack(column) if column[0].ndim == 0 else numpy.concatenate(column)
+    return column
+
+
+def _describe_rows(leaf: Any) -> list[Any]:
+    """As ``describe_leaf``, without dim 0, which may differ."""
+    dtype, shape, device = describe_leaf(leaf)
+    return [dtype, shape and ["any", *shape[1:]], device]
+
+
+def find_unfit_leaf(tree: Any) -> CollectiveError | None:
+    """Return the error for the first tensor that can't travel at all."""
+    for path, leaf in flatten(tree):
+        unfit = find_unfit(leaf) if isinstance(leaf, Tensor) else None
+        if unfit is not None:
+            what, _, hint = unfit.partition(": ")
+            return CollectiveError(f"{path or 'the value'} {what}", hint=hint)
+    return None
+
+
+def load_or_tell(tree: Any, group: Group) -> tuple[freight.Freight | None, CollectiveError | None]:
+    """Make freight of a tree, or return why it can not be pickled."""
+    try:
+        return freight.load(tree, group), None
+    except Exception as error:  # noqa: BLE001 - whatever the object's own code raises; told to all ranks
+        told = f"an object can't be pickled: {type(error).__name__}: {error}"
+        return None, CollectiveError(told, hint="send its data, not what holds files, locks or lambdas")
+
+
+def copy_tree(tree: Any) -> Any:
+    """Return the tree with tensors of their own memory, and the very other leaves."""
+    leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for _, leaf in flatten(tree)]
+    return unflatten(tree, leaves)

@@ -1,0 +1,341 @@
+"""Reduce nested containers of tensors and numbers over the ranks: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankwise.base.errors import CollectiveError
+from rankwise.runtime.groups import Group, resolve_group
+from rankwise.runtime.nested import describe_leaf, describe_structure, flatten, kind_of, unflatten
+from rankwise.runtime.signature import agree, format_leaf, format_ranks, locate, naming, show_site
+from rankwise.runtime.temporaries import find_temporary
+from rankwise.runtime.wire import (
+    Op,
+    Wire,
+    check_leaf,
+    check_op,
+    encode,
+    native_op,
+    pack,
+    plan_buckets,
+    refuse,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Leaves = list[tuple[str, Any]]
+#: reduce_scatter_tensor is called reduce_scatter_single since torch 2.13, where the old name warns.
+_reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_reduce(
+    tree: Any, op: Op = "sum", *, precise: bool = False, group: Group | None = None, name: str | None = None
+) -> Any:
+    """Reduce every leaf over the ranks and give the result to all of them.
+
+    Small tensors of one dtype travel together. Python's ints are added exactly, its floats in float64. The mean of
+    integers and bools is a float (of tensors: float64); the sum of bools counts them. A sum that does not fit a
+    narrow integer dtype is an error. Results carry no gradient: see ``all_reduce_with_grad``.
+
+    Args:
+        tree: Tensors, numbers and NumPy arrays of equal shapes on all ranks, in nested dicts, lists, tuples, named
+            tuples and dataclasses; not modified.
+        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``; for bools ``"any"`` and ``"all"``.
+        precise: Add floats of all widths in float64, and leave them so; for metrics.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call, for calls that meet from different lines.
+
+    Returns:
+        A new tree of the same structure; numbers come back as numbers.
+
+    Raises:
+        CollectiveError: The ranks call different things, or with leaves that differ in path, dtype or shape; says who has what.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members = resolve_group(group)
+    leaves, site = _flatten(tree, members), locate(name)
+    _agree(members, "all_reduce", site, tree, leaves, op=op)
+    results = _reduce_leaves(members, f"all_reduce at {show_site(site)}", leaves, op, precise=precise)
+    return unflatten(tree, results)
+
+
+def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: str | None = None) -> None:
+    """Reduce tensors over the ranks in place; after an error they hold what they held.
+
+    Args:
+        tree: A tensor, or nested containers of tensors only.
+        op: As for ``all_reduce``.
+        group: Among whom; None: all ranks.
+        name: As for ``all_reduce``.
+
+    Raises:
+        CollectiveError: As for ``all_reduce``; or a leaf is a number, a temporary whose result nobody could read, or
+            part of a graph that autograd is recording.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    temporary = find_temporary(tree)
+    members = resolve_group(group)
+    leaves, site = _flatten(tree, members), locate(name)
+    fault = find_target_fault(leaves, temporary, "all_reduce") or _find_cast(leaves, op)
+    _agree(members, "all_reduce_", site, tree, leaves, op=op, fault=fault)
+    results = _reduce_leaves(members, f"all_reduce_ at {show_site(site)}", leaves, op, precise=False)
+    with torch.no_grad():
+        for (_, target), result in zip(leaves, results, strict=True):
+            target.copy_(result)
+
+
+def reduce(
+    tree: Any,
+    op: Op = "sum",
+    *,
+    root: int = 0,
+    precise: bool = False,
+    group: Group | None = None,
+    name: str | None = None,
+) -> Any:
+    """Reduce every leaf over the ranks and give the result to one of them.
+
+    Args:
+        tree: As for ``all_reduce``; not modified.
+        op: As for ``all_reduce``.
+        root: Global rank that gets the result.
+        precise: As for ``all_reduce``.
+        group: Among whom; None: all ranks.
+        name: As for ``all_reduce``.
+
+    Returns:
+        On the root a new tree, elsewhere None: what torch leaves there are partial sums.
+
+    Raises:
+        CollectiveError: As for ``all_reduce``; or the ranks name different roots, or one outside the group.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members = resolve_group(group)
+    leaves, site = _flatten(tree, members), locate(name)
+    _agree(members, "reduce", site, tree, leaves, op=op, root=root, fault=check_root(root, members))
+    results = _reduce_leaves(members, f"reduce at {show_site(site)}", leaves, op, precise=precise, root=root)
+    return unflatten(tree, results) if members.rank == root else None
+
+
+def reduce_scatter(
+    slots: Sequence[Any] | Tensor,
+    op: Op = "sum",
+    *,
+    precise: bool = False,
+    group: Group | None = None,
+    name: str | None = None,
+) -> Any:
+    """Reduce one tree for each rank, and give each rank its own.
+
+    Args:
+        slots: A tree for each rank of the group, in its order; slots may differ from each other in shape, but not
+            between ranks. Or one tensor, shape (num_ranks * n, ...), which is cut along dim 0. Not modified.
+        op: As for ``all_reduce``.
+        precise: As for ``all_reduce``.
+        group: Among whom; None: all ranks.
+        name: As for ``all_reduce``.
+
+    Returns:
+        The reduced tree of our own slot.
+
+    Raises:
+        CollectiveError: As for ``all_reduce``; or there are not as many slots as ranks.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members, site = resolve_group(group), locate(name)
+    cut, fault = cut_slots(slots, members)
+    leaves = _flatten(cut, members)
+    _agree(members, "reduce_scatter", site, cut, leaves, op=op, fault=fault)
+    per_slot = [
+        [encode(path, leaf, op, members, precise=precise) for path, leaf in flatten(slot)] for slot in cut
+    ]
+    own = per_slot[members.position]
+    what = f"reduce_scatter at {show_site(site)}"
+    with naming(members, what):
+        flats = _scatter_sums(members, per_slot)
+    return unflatten(cut[members.position], _finish(members, what, own, plan_buckets(own), flats))
+
+
+def cut_slots(slots: Any, group: Group) -> tuple[list[Any], CollectiveError | None]:
+    """Return a tree for each rank, and what is wrong with them."""
+    if isinstance(slots, Tensor):
+        if slots.dim() == 0 or slots.shape[0] % group.size:
+            told = f"a tensor of shape {tuple(slots.shape)}, whose dim 0 can't be cut into {group.size} equal parts"
+            return [], CollectiveError(f"got {told}", hint="pass a list with one tensor for each rank")
+        return list(slots.detach().chunk(group.size)) if slots.shape[0] else [
+            slots.detach()
+        ] * group.size, None
+    if not isinstance(slots, (list, tuple)):
+        told = f"got a {type(slots).__name__} instead of a list with one slot for each rank"
+    elif len(slots) != group.size:
+        told = f"got {len(slots)} slots for {group.size} ranks"
+    else:
+        return list(slots), None
+    return [], CollectiveError(
+        told, hint="pass a list with one entry for each rank of the group, in its order"
+    )
+
+
+def check_root(root: Any, group: Group) -> CollectiveError | None:
+    """Return the error for a root that is no member; roots are global ranks."""
+    if isinstance(root, int) and not isinstance(root, bool) and root in group.ranks:
+        return None
+    return CollectiveError(
+        f"root {root!r} is not in the group, whose members are {format_ranks(group.ranks)}",
+        hint="root is a global rank, not a place in the group",
+    )
+
+
+def find_target_fault(leaves: Leaves, temporary: str | None, functional: str) -> CollectiveError | None:
+    """Return why leaves can't be written in place, if they can't."""
+    for path, leaf in leaves:
+        where = path or "the value"
+        if not isinstance(leaf, Tensor):
+            hint = f"only tensors can be changed in place: use `new = {functional}(old)`, which takes numbers and arrays too"
+            text = repr(leaf)[:60]
+            return CollectiveError(f"{where} is a {type(leaf).__name__} ({text})", hint=hint)
+        if leaf.requires_grad and torch.is_grad_enabled():
+            return CollectiveError(
+                f"{where} requires grad ({format_leaf(describe_leaf(leaf))}): overwriting it would falsify its gradient",
+                hint=f"use {functional}(x.detach()), all_reduce_with_grad(x), or call under torch.no_grad()",
+            )
+        if any(step == 0 and length > 1 for step, length in zip(leaf.stride(), leaf.shape, strict=True)):
+            return CollectiveError(
+                f"{where} is expanded: several of its elements share memory",
+                hint="pass x.contiguous(), kept in a variable",
+            )
+    if temporary is None:
+        return None
+    return CollectiveError(
+        f"{temporary} is a temporary: nobody else holds it, so the result would be lost with it",
+        hint=f"keep it in a variable first, or use `new = {functional}(...)`, which returns the result",
+    )
+
+
+def _find_cast(leaves: Leaves, op: str) -> CollectiveError | None:
+    for path, leaf in leaves:
+        whole = not (leaf.is_floating_point() or leaf.is_complex())
+        if (op == "mean" and whole) or (op == "sum" and leaf.dtype == torch.bool):
+            told = f"{path or 'the value'} is {format_leaf(describe_leaf(leaf))}, and its {op} is of another dtype"
+            return CollectiveError(
+                told, hint=f"it can't be put in its place: use `new = all_reduce(x, {op!r})`"
+            )
+    return None
+
+
+def _flatten(tree: Any, group: Group) -> Leaves:
+    try:
+        return flatten(tree)
+    except CollectiveError as error:
+        refuse(error, group.rank)
+
+
+def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op: str, root: int | None = None,
+           fault: CollectiveError | None = None) -> None:  # fmt: skip
+    wrong = (
+        fault
+        or check_op(op)
+        or next(filter(None, (check_leaf(path, leaf, op) for path, leaf in leaves)), None)
+    )
+    must = {
+        "root": root if root is None else repr(root),
+        "op": op,
+        "tree": describe_structure(tree),
+        "leaves": [
+            [path, describe_leaf(leaf) if kind_of(leaf) != "object" else ["object", None, None]]
+            for path, leaf in leaves
+        ],
+    }
+    agree(group, call, site=site, must=must, fault=wrong)
+
+
+def _reduce_leaves(
+    group: Group, what: str, leaves: Leaves, op: str, *, precise: bool, root: int | None = None
+) -> list[Any]:
+    wires = [encode(path, leaf, op, group, precise=precise) for path, leaf in leaves]
+    plan = plan_buckets(wires)
+    flats = [pack([wires[index] for index in bucket]) for bucket in plan]
+    if group.size > 1:
+        with naming(group, what):
+            _wait(
+                [
+                    _launch(flat, wires[bucket[0]].op, group, root)
+                    for flat, bucket in zip(flats, plan, strict=True)
+                    if flat.numel()
+                ]
+            )
+    if root is not None and group.rank != root:
+        return []
+    return _finish(group, what, wires, plan, flats)
+
+
+def _launch(flat: Tensor, op: str, group: Group, root: int | None) -> Any:
+    if root is None:
+        return dist.all_reduce(flat, native_op(op), group=group.process_group, async_op=True)
+    return dist.reduce(flat, root, native_op(op), group=group.process_group, async_op=True)
+
+
+def _wait(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _finish(
+    group: Group, what: str, wires: list[Wire], plan: list[list[int]], flats: list[Tensor]
+) -> list[Any]:
+    results: list[Any] = [None] * len(wires)
+    try:
+        for bucket, flat in zip(plan, flats, strict=True):
+            for index, result in zip(bucket, unpack([wires[index] for index in bucket], flat), strict=True):
+                results[index] = result
+    except CollectiveError as error:
+        raise CollectiveError(f"{what}: {error.message}", rank=group.rank, hint=error.hint) from None
+    return results
+
+
+def _scatter_sums(group: Group, per_slot: list[list[Wire]]) -> list[Tensor]:
+    """Reduce each slot's buckets to its rank; returns our own slot's."""
+    plans = [plan_buckets(wires) for wires in per_slot]
+    packed = [
+        [pack([wires[i] for i in bucket]) for bucket in plan]
+        for plan, wires in zip(plans, per_slot, strict=True)
+    ]
+    own = packed[group.position]
+    if group.size == 1:
+        return own
+    ops = [[wires[bucket[0]].op for bucket in plan] for plan, wires in zip(plans, per_slot, strict=True)]
+    layouts = [[(flat.shape, flat.dtype, flat.device) for flat in flats] for flats in packed]
+    if all(layout == layouts[0] for layout in layouts) and all(names == ops[0] for names in ops):
+        results = [torch.empty_like(flat) for flat in own]
+        joined = [torch.cat(flats) for flats in zip(*packed, strict=True)]
+        pairs = zip(results, joined, ops[0], strict=True)
+        send: Callable[..., Any] = _reduce_scatter_flat
+        _wait(
+            [
+                send(to, source, native_op(op), group=group.process_group, async_op=True)
+                for to, source, op in pairs
+                if to.numel()
+            ]
+        )
+        return results
+    works = []
+    for root, flats, names in zip(group.ranks, packed, ops, strict=True):
+        works += [
+            _launch(flat, op, group, root) for flat, op in zip(flats, names, strict=True) if flat.numel()
+        ]
+    _wait(works)
+    return own

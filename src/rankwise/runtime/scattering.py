@@ -1,0 +1,154 @@
+"""Give each rank its own of several values: scatter from one rank, or from every rank to every other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankwise.runtime import freight
+from rankwise.runtime.groups import Group, choose_carrier, resolve_group
+from rankwise.runtime.movements import copy_tree, find_unfit_leaf, load_or_tell
+from rankwise.runtime.reductions import check_root, cut_slots
+from rankwise.runtime.signature import agree, locate, naming, show_site
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.base.errors import CollectiveError
+
+
+def scatter(
+    slots: Sequence[Any] | Tensor | None,
+    *,
+    root: int = 0,
+    group: Group | None = None,
+    name: str | None = None,
+) -> Any:
+    """Give each rank its own of the root's values.
+
+    Args:
+        slots: On the root one value for each rank of the group, in its order, of any kinds and shapes; or one tensor,
+            shape (num_ranks * n, ...), which is cut along dim 0. Elsewhere it is not looked at and may be None.
+        root: Global rank whose values they are.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call.
+
+    Returns:
+        Our own value; a copy, except on the root.
+
+    Raises:
+        CollectiveError: The ranks call different things, or name different roots, or there are not as many slots as ranks.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members, site = resolve_group(group), locate(name)
+    is_root, fault = members.rank == root, check_root(root, members)
+    cut: list[Any] = []
+    if is_root and fault is None:
+        cut, fault = cut_slots(slots, members)
+    cargos, fault = _load_slots(cut, members, fault)
+    agree(members, "scatter", site=site, must={"root": repr(root)}, fault=fault)
+    if members.size == 1:
+        return cut[0]
+    with naming(members, f"scatter at {show_site(site)}"):
+        freight.connect(members)
+        sizes = torch.tensor(
+            [len(cargo.manifest) for cargo in cargos] or [0] * members.size,
+            device=choose_carrier(members, "cpu"),
+        )
+        freight.broadcast_bytes(sizes, root, members)
+        if not is_root:
+            wire = freight.to_wire(bytes(int(sizes[members.position])), members)
+            freight.send_and_receive([], [(root, wire)], members)
+            manifest = freight.to_bytes(wire)
+            buffers = freight.new_buffers(freight.read_metas(manifest), members)
+            freight.send_and_receive([], [(root, buffer) for buffer in buffers], members)
+            return freight.unload(manifest, buffers, members)
+        others = [(rank, cargo) for rank, cargo in zip(members.ranks, cargos, strict=True) if rank != root]
+        freight.send_and_receive(
+            [(rank, freight.to_wire(cargo.manifest, members)) for rank, cargo in others], [], members
+        )
+        freight.send_and_receive(
+            [(rank, buffer) for rank, cargo in others for buffer in cargo.buffers], [], members
+        )
+    return cut[members.position]
+
+
+def all_to_all(
+    slots: Sequence[Any] | Tensor, *, group: Group | None = None, name: str | None = None
+) -> list[Any]:
+    """Give each rank its own value of every rank's.
+
+    Args:
+        slots: One value for each rank of the group, in its order, of any kinds and shapes; or one tensor, shape
+            (num_ranks * n, ...), which is cut along dim 0. Not modified.
+        group: Among whom; None: all ranks.
+        name: Compared between the ranks instead of the line of the call.
+
+    Returns:
+        What each rank had for us, in the group's order.
+
+    Raises:
+        CollectiveError: The ranks call different things, or there are not as many slots as ranks.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    members, site = resolve_group(group), locate(name)
+    cut, fault = cut_slots(slots, members)
+    cargos, fault = _load_slots(cut, members, fault)
+    agree(members, "all_to_all", site=site, must={}, fault=fault)
+    if members.size == 1:
+        return [copy_tree(cut[0])]
+    with naming(members, f"all_to_all at {show_site(site)}"):
+        freight.connect(members)
+        lengths = torch.tensor(
+            [len(cargo.manifest) for cargo in cargos], device=choose_carrier(members, "cpu")
+        )
+        sizes = torch.empty_like(lengths)
+        dist.all_to_all_single(sizes, lengths, group=members.process_group)
+        ranks, own = members.ranks, members.position
+        wires = [freight.to_wire(bytes(int(size)), members) for size in sizes.tolist()]
+        sends = [
+            (rank, freight.to_wire(cargo.manifest, members))
+            for rank, cargo in zip(ranks, cargos, strict=True)
+        ]
+        _swap(sends, list(zip(ranks, wires, strict=True)), members)
+        manifests = [
+            cargos[own].manifest if i == own else freight.to_bytes(wire) for i, wire in enumerate(wires)
+        ]
+        rows = [
+            [buffer.clone() for buffer in cargos[own].buffers]
+            if i == own
+            else freight.new_buffers(freight.read_metas(manifest), members)
+            for i, manifest in enumerate(manifests)
+        ]
+        _swap(
+            [(rank, buffer) for rank, cargo in zip(ranks, cargos, strict=True) for buffer in cargo.buffers],
+            [(rank, buffer) for rank, row in zip(ranks, rows, strict=True) for buffer in row],
+            members,
+        )
+    return [freight.unload(manifest, row, members) for manifest, row in zip(manifests, rows, strict=True)]
+
+
+def _swap(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: Group) -> None:
+    own = group.rank
+    freight.send_and_receive(
+        [pair for pair in sends if pair[0] != own], [pair for pair in receives if pair[0] != own], group
+    )
+
+
+def _load_slots(
+    slots: Sequence[Any], group: Group, fault: CollectiveError | None
+) -> tuple[list[Any], CollectiveError | None]:
+    cargos: list[Any] = []
+    for slot in slots:
+        fault = fault or find_unfit_leaf(slot)
+        cargo, unpicklable = (None, None) if fault else load_or_tell(slot, group)
+        fault = fault or unpicklable
+        cargos.append(cargo)
+    return cargos, fault

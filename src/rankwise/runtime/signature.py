@@ -1,0 +1,297 @@
+"""Before data moves, the ranks compare what each is about to do; if they differ, all of them say who does what."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
+
+    from rankwise.runtime.control import Control
+
+Checking = Literal["full", "calls", "off"]
+
+_checking: list[Checking] = ["full"]
+_OWN, _PASSED_THROUGH = "rankwise", ("rankwise.", "torch.", "contextlib", "functools")
+#: Callers that are compared: the helper that calls us, and who called the helper.
+_NUM_FRAMES = 3
+_MAX_SHOWN, _MAX_PATHS = 4, 5
+_LOST = ("onnection", "gloo", "imed out", "timeout", "NCCL", "Broken pipe")
+
+
+class Members(Protocol):
+    """What the ranks that compare have in common: a ``Group``."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def timeout_s(self) -> float: ...  # noqa: D102
+    @property
+    def control(self) -> Control | None: ...  # noqa: D102
+
+
+def set_checking(level: Checking) -> Checking:
+    """Choose how much the ranks compare before each collective.
+
+    ``"full"``: the call, its arguments, and the line of the script that it comes from. Without the last, two
+    all_reduces of equal shapes that one rank calls in the other order would be paired and mixed up in silence.
+    ``"calls"``: the same without the line, for scripts in which ranks rightly meet from different lines.
+    ``"off"``: nothing, as in torch, except for shapes where the collective must know them.
+
+    Args:
+        level: The new level.
+
+    Returns:
+        The level until now.
+
+    Collective: every rank must choose the same level at the same point; a rank that compares waits for the others.
+    """
+    before, _checking[0] = _checking[0], level
+    return before
+
+
+def locate(name: str | None = None) -> str:
+    """Return where in the user's script we are: ``train.py:10``, and the two callers behind it.
+
+    Args:
+        name: What the user calls this place; returned instead.
+    """
+    if name is not None:
+        return f"{name!r}"
+    found: list[str] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < _NUM_FRAMES:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module != _OWN and not module.startswith(_PASSED_THROUGH):
+            # Folders may differ between hosts.
+            found.append(f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(found) or "?"
+
+
+def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may: Any = None,
+          fault: CollectiveError | None = None, timeout_s: float | None = None) -> list[Any] | None:  # fmt: skip
+    """Make sure that all ranks of a group are about to do the same.
+
+    A rank whose own call is wrong still takes part, so that the others read the same error and do not wait for it.
+
+    Args:
+        group: The ranks that compare.
+        call: The collective's name.
+        site: Where it is called from, or its name if the user gave one.
+        must: What has to be equal on all ranks.
+        may: What may differ (JSON) and all need to know: shapes of uneven tensors.
+        fault: What is wrong with this rank's own call.
+        timeout_s: Seconds to wait for the slowest rank; None: the group's.
+
+    Returns:
+        None if all is equal; else each rank's ``may``, in the order of ``group.ranks``.
+
+    Raises:
+        CollectiveError: The ranks differ in ``must``, or one's call is wrong.
+        CollectiveTimeoutError: Some rank did not come; names it.
+
+    Collective: every rank of the group must call this, in the same order.
+    """
+    control, level = group.control, _checking[0]
+    if control is None or len(group.ranks) == 1 or (level == "off" and may is None):
+        if fault is not None:
+            raise _place(fault, f"{call} at {show_site(site)}", group)
+        return None
+    told: dict[str, Any] = {"call": call, "site": site, **must}
+    if level == "off":
+        told = {"call": call}
+    compared = dict(told) if level == "full" or site.startswith("'") else {**told, "site": ""}
+    wrong = None if fault is None else [fault.message, fault.hint]
+    what = f"{call} at {show_site(site)}"
+    with naming(group, what):
+        texts = control.compare(json.dumps([compared, may, wrong]), what=what, timeout_s=timeout_s)
+        if texts is None:
+            if fault is not None:
+                raise _place(fault, f"{call} at {show_site(site)}, on every rank", group)
+            return None
+        seen = [json.loads(text) for text in texts]
+        # Somebody differs, in what is compared or in what may differ; lines are shown even where they are not compared.
+        sites = (
+            [site] * len(seen)
+            if all(one[0] == seen[0][0] for one in seen)
+            else control.exchange(site, what=what)
+        )
+    sites = _shorten(sites)
+    _raise_faults(group, call, seen, sites)
+    _raise_differences(group, [one[0] for one in seen], sites)
+    return [one[1] for one in seen]
+
+
+@contextmanager
+def naming(group: Members, what: str) -> Iterator[None]:
+    """Turn a lost connection, which torch tells as an address, into an error that says what was being done."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or not any(word in text for word in _LOST):
+            raise
+        first = text.splitlines()[0][:200]
+        if "imed out" in text:
+            raise CollectiveTimeoutError(
+                f"{what}: {first}",
+                rank=group.rank,
+                hint="a rank stopped while data moved: look at the others' stacks",
+            ) from error
+        raise CollectiveError(
+            f"{what}: a peer left while we waited for it ({first})",
+            rank=group.rank,
+            hint="this rank is rarely the cause: look for the rank that ended or failed first",
+        ) from error
+
+
+def show_site(site: str) -> str:
+    """Return the line of the call alone, without its callers."""
+    return site.partition(" < ")[0]
+
+
+def _shorten(sites: list[str]) -> list[str]:
+    """Leave out the callers, unless they are what tells the ranks apart."""
+    firsts = [show_site(site) for site in sites]
+    return sites if len(set(firsts)) < len(set(sites)) else firsts
+
+
+def _place(fault: CollectiveError, where: str, group: Members) -> CollectiveError:
+    return CollectiveError(f"{where}: {fault.message}", rank=group.rank, hint=fault.hint)
+
+
+def _raise_faults(group: Members, call: str, seen: list[Any], sites: list[str]) -> None:
+    faults = {rank: one[2] for rank, one in zip(group.ranks, seen, strict=True) if one[2] is not None}
+    if not faults:
+        return
+    first = next(iter(faults))
+    # What a call was given may hold addresses; the first rank stands for those that made the same mistake.
+    others = [rank for rank in faults if rank != first]
+    more = f" ({format_ranks(others)} too)" if others else ""
+    site = sites[group.ranks.index(first)]
+    raise CollectiveError(
+        f"{call} at {site}, rank {first}{more}: {faults[first][0]}", rank=group.rank, hint=faults[first][1]
+    )
+
+
+def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[str]) -> None:
+    """Raise the error for the first thing in which the calls differ, if they do."""
+    keys = next((key for key in ("call", "site") if len({one.get(key) for one in seen}) > 1), None)
+    key = keys or next((key for key in seen[0] if any(one.get(key) != seen[0][key] for one in seen)), None)
+    if key is None:
+        return
+    calls = sorted({str(one["call"]) for one in seen})
+    told, hint = _TELL.get(key, _tell_plain)(key, seen)
+    groups: dict[str, list[int]] = {}
+    for rank, value, site in zip(group.ranks, told, sites, strict=True):
+        groups.setdefault(f"{value} from {site}" if value else site, []).append(rank)
+    shown = [f"{format_ranks(ranks)}: {value}" for value, ranks in list(groups.items())[:_MAX_SHOWN]]
+    if len(groups) > _MAX_SHOWN:
+        rest = sorted(rank for ranks in list(groups.values())[_MAX_SHOWN:] for rank in ranks)
+        shown.append(f"{len(groups) - _MAX_SHOWN} more on {format_ranks(rest)}")
+    subject = (
+        "the ranks called different collectives"
+        if key == "call"
+        else f"{calls[0]}: {_NAMES.get(key, key)} differs"
+    )
+    raise CollectiveError(f"{subject}: {'; '.join(shown)}", rank=group.rank, hint=hint)
+
+
+_NAMES = {"site": "the place it is called from", "tree": "the structure", "leaves": "a leaf", "op": "the operation",
+          "ranks": "the list of ranks", "root": "the root", "slots": "the number of slots"}  # fmt: skip
+
+
+def _tell_plain(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
+    hints = {
+        "root": "all ranks must name the same global rank: does the root depend on the rank?",
+        "op": "pass the same operation on every rank",
+        "ranks": "every rank must make every group, with the same list, whether it is a member or not",
+        "timeout": "pass the same timeout_s on every rank",
+    }
+    return [f"{key} {one.get(key)}" for one in seen], hints.get(key, f"pass the same {key} on every rank")
+
+
+def _tell_call(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
+    return [
+        str(one["call"]) for one in seen
+    ], "one rank took another branch, or left out a call: all must make the same calls in the same order"
+
+
+def _tell_site(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
+    hint = (
+        "the ranks are out of step, or make the same calls in different orders (dict or set order?); if it is meant, "
+        "pass the same name= at both places, or set_checking('calls')"
+    )
+    leaves = [one.get("leaves") or [] for one in seen]
+    if all(leaf == leaves[0] for leaf in leaves):
+        return [""] * len(seen), hint
+    return [", ".join(format_leaf(leaf) for _, leaf in told[:2]) for told in leaves], hint
+
+
+def _tell_tree(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
+    paths = [[path for path, _ in one.get("leaves") or []] for one in seen]
+    common = set(paths[0]).intersection(*paths[1:])
+    if all(set(own) == common for own in paths):
+        return [str(one[key]) for one in seen], "pass the same containers on every rank"
+    told = []
+    for own in paths:
+        extra = [path for path in own if path not in common]
+        more = f" and {len(extra) - _MAX_PATHS} more" if len(extra) > _MAX_PATHS else ""
+        told.append(f"has {', '.join(extra[:_MAX_PATHS])}{more}" if extra else "has none of these")
+    return (
+        told,
+        "every rank must pass the same keys and lengths: fill in a zero, or None everywhere, where a rank has nothing",
+    )
+
+
+def _tell_leaves(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
+    all_leaves = [one["leaves"] for one in seen]
+    index = next(
+        i for i in range(len(all_leaves[0])) if any(own[i] != all_leaves[0][i] for own in all_leaves)
+    )
+    path, _first = all_leaves[0][index]
+    facets = [own[index][1] for own in all_leaves]
+    where = f"{path} is " if path else ""
+    if len({facet[0] for facet in facets}) > 1:
+        hint = "cast to one dtype on every rank, x.to(torch.float32) say, or pass the same kind of number"
+    elif len({json.dumps(facet[1]) for facet in facets}) > 1:
+        hint = "shapes must be equal here; for uneven ones use all_gather or gather, or reduce sums and counts instead of samples"
+    else:
+        hint = "move the tensor to the same kind of device on every rank"
+    return [where + format_leaf(facet) for facet in facets], hint
+
+
+_TELL = {"call": _tell_call, "site": _tell_site, "tree": _tell_tree, "leaves": _tell_leaves}
+
+
+def format_leaf(facet: Sequence[Any]) -> str:
+    """Return ``float32 (3,) on cuda`` for what ``describe_leaf`` told."""
+    dtype, shape, device = facet
+    text = dtype if shape is None else f"{dtype} {tuple(shape)}"
+    return text if device in {None, "cpu"} else f"{text} on {device}"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, or ``ranks 0-2, 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
+    if len(parts) > 8:
+        parts = [*parts[:8], "..."]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)

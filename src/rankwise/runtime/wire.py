@@ -1,0 +1,240 @@
+"""How each kind of leaf travels in a reduction: as a tensor that the backend can add, and back without loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, final, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankwise.base.errors import CollectiveError
+from rankwise.runtime.groups import choose_carrier
+from rankwise.runtime.nested import describe_leaf, find_unfit, from_tensor, kind_of, to_tensor
+from rankwise.runtime.signature import format_leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.runtime.groups import Group
+
+Op = Literal["sum", "mean", "min", "max", "product", "any", "all"]
+OPS: tuple[str, ...] = get_args(Op)
+
+#: Tensors below this travel together, in flat buffers of at most the other.
+SMALL_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+
+_HALVES = {torch.float16, torch.bfloat16}
+_FLOATS = {*_HALVES, torch.float32, torch.float64}
+_INTS = {torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32}
+_COMPLEX = {torch.complex64, torch.complex128}
+_WORD = 1 << 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One leaf on its way.
+
+    Attributes:
+        tensor: What travels, on a device that the backend takes; may share the leaf's memory.
+        op: What the backend does with it: sum, min, max or product.
+        finish: Makes the reduced tensor into the leaf's result; may raise CollectiveError, equally on all ranks.
+    """
+
+    tensor: Tensor
+    op: str
+    finish: Callable[[Tensor], Any]
+
+
+def check_op(op: str) -> CollectiveError | None:
+    """Return the error for an operation that does not exist."""
+    if op in OPS:
+        return None
+    return CollectiveError(f"there is no operation {op!r}", hint=f"choose one of {', '.join(OPS)}")
+
+
+def check_leaf(path: str, leaf: Any, op: str) -> CollectiveError | None:
+    """Return why a leaf can't be reduced with this operation; None if it can."""
+    kind = kind_of(leaf)
+    where = path or "the value"
+    if kind == "object":
+        return CollectiveError(
+            f"{where} is a {type(leaf).__name__} ({_show(leaf)}), which can't be reduced",
+            hint="pass tensors and numbers only; all_gather carries any object",
+        )
+    if kind == "tensor" and (unfit := find_unfit(leaf)) is not None:
+        return CollectiveError(f"{where} {unfit.partition(': ')[0]}", hint=unfit.partition(": ")[2])
+    told = f"{where} is {format_leaf(describe_leaf(leaf))}"
+    if kind == "int" and not -(1 << 63) <= leaf < 1 << 63:
+        told = f"{told} of {leaf.bit_length()} bits, and 63 can travel"
+        return CollectiveError(told, hint="pass it as a float, or all_gather it")
+    wrong, hint = _check_dtype(_dtype_of(leaf, kind), op)
+    return CollectiveError(f"{told}, {wrong}", hint=hint) if wrong else None
+
+
+def _check_dtype(dtype: torch.dtype, op: str) -> tuple[str, str]:
+    """Return what is wrong with an operation on this dtype, and what to do; two empty texts if nothing is."""
+    if dtype not in {*_FLOATS, *_INTS, *_COMPLEX, torch.bool}:
+        return "which has no arithmetic here", "cast it first, to float32 or int64"
+    if op in {"any", "all"} and dtype != torch.bool:
+        return f"and {op!r} is of bools", "compare first: pass x > 0, say"
+    if op == "product" and dtype == torch.bool:
+        return "and 'product' is of numbers", "use op='all'"
+    if op in {"min", "max", "product"} and dtype in _COMPLEX:
+        return "and complex numbers have only 'sum' and 'mean'", "reduce x.abs(), or all_gather"
+    return "", ""
+
+
+def _show(leaf: Any) -> str:
+    text = repr(leaf)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _dtype_of(leaf: Any, kind: str) -> torch.dtype:
+    scalars = {"bool": torch.bool, "int": torch.int64, "float": torch.float64, "complex": torch.complex128}
+    if kind in scalars:
+        return scalars[kind]
+    dtype: torch.dtype = to_tensor(leaf).dtype
+    return dtype
+
+
+def encode(path: str, leaf: Any, op: str, group: Group, *, precise: bool) -> Wire:
+    """Return how a leaf that ``check_leaf`` has passed travels.
+
+    Args:
+        path: Where in the tree it is.
+        leaf: A number, a tensor or an array; not modified.
+        op: One of ``OPS``.
+        group: Among whom.
+        precise: Whether floats are added in float64 and stay so.
+    """
+    kind = kind_of(leaf)
+    if kind == "int":
+        return _encode_int(leaf, op, group)
+    if kind in {"bool", "float", "complex"}:
+        dtype = _dtype_of(leaf, kind)
+        inner = _encode_tensor(path, torch.tensor(leaf, dtype=dtype), op, group)
+        return Wire(inner.tensor, inner.op, lambda seen: inner.finish(seen).item())
+    tensor = to_tensor(leaf)
+    if precise and tensor.dtype in _FLOATS | _COMPLEX:
+        tensor = tensor.to(torch.complex128 if tensor.dtype in _COMPLEX else torch.float64)
+    inner = _encode_tensor(path, tensor, op, group)
+    return Wire(inner.tensor, inner.op, lambda seen: from_tensor(inner.finish(seen), kind))
+
+
+def _encode_int(value: int, op: str, group: Group) -> Wire:
+    """Python's ints don't overflow, so neither do ours: two words for a sum, everybody's factor for a product."""
+    carrier = choose_carrier(group, "cpu")
+    if op in {"min", "max"}:
+        return Wire(torch.tensor([value], device=carrier), op, lambda seen: int(seen[0]))
+    if op == "product":
+        factors = torch.zeros(group.size, dtype=torch.int64)
+        factors[group.position] = value
+        return Wire(factors.to(carrier), "sum", lambda seen: math.prod(seen.tolist()))
+    words = torch.tensor(divmod(value, _WORD), device=carrier)
+
+    def finish(seen: Tensor) -> int | float:
+        high, low = seen.tolist()
+        total = int(high) * _WORD + int(low)
+        return total / group.size if op == "mean" else total
+
+    return Wire(words, "sum", finish)
+
+
+def _encode_tensor(path: str, leaf: Tensor, op: str, group: Group) -> Wire:
+    carrier, home, dtype, size = choose_carrier(group, leaf.device.type), leaf.device, leaf.dtype, group.size
+    if dtype == torch.bool and op in {"any", "all", "min", "max"}:
+        native = {"any": "max", "all": "min"}.get(op, op)
+        return Wire(leaf.to(carrier, torch.uint8), native, lambda seen: seen.to(home, torch.bool))
+    if op == "mean":
+        return _encode_mean(leaf, carrier, size)
+    if dtype == torch.bool:
+        return Wire(leaf.to(carrier, torch.int64), "sum", lambda seen: seen.to(home))
+    if dtype in _INTS:
+        return Wire(leaf.to(carrier, torch.int64), op, lambda seen: _narrow(path, seen, dtype, op).to(home))
+    if dtype in _COMPLEX:
+        pairs = torch.view_as_real(leaf.resolve_conj()).to(carrier)
+        return Wire(pairs, "sum", lambda seen: torch.view_as_complex(seen).to(home))
+    return Wire(leaf.to(carrier), op, lambda seen: seen.to(home))
+
+
+def _encode_mean(leaf: Tensor, carrier: torch.device, size: int) -> Wire:
+    home = leaf.device
+    if leaf.is_complex():
+        pairs = torch.view_as_real(leaf.resolve_conj()).to(carrier)
+        return Wire(pairs, "sum", lambda seen: torch.view_as_complex(seen.div_(size)).to(home))
+    if not leaf.is_floating_point():
+        return Wire(leaf.to(carrier, torch.int64), "sum", lambda seen: (seen.double() / size).to(home))
+    if leaf.dtype in _HALVES:
+        # Their sum may be beyond float16 where their mean is not; DDP divides first too.
+        return Wire(leaf.to(carrier) / size, "sum", lambda seen: seen.to(home))
+    return Wire(leaf.to(carrier), "sum", lambda seen: seen.div_(size).to(home))
+
+
+def _narrow(path: str, seen: Tensor, dtype: torch.dtype, op: str) -> Tensor:
+    """Cast back what was reduced in int64, unless it does not fit any more: wrapping round is what torch does."""
+    if dtype == torch.int64:
+        return seen
+    if op in {"sum", "product"} and seen.numel():
+        low, high = (int(bound) for bound in torch.aminmax(seen))
+        limits = torch.iinfo(dtype)
+        if low < limits.min or high > limits.max:
+            name, worst = str(dtype).removeprefix("torch."), high if high > limits.max else low
+            raise CollectiveError(
+                f"{path or 'the value'}: its {op} over the ranks is {worst}, and {name} ends at {limits.min} and {limits.max}",
+                hint="cast it first: x.to(torch.int64)",
+            )
+    return seen.to(dtype)
+
+
+_NATIVE = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
+
+
+def native_op(op: str) -> Any:
+    """Return torch's name of an operation that backends know."""
+    return getattr(dist.ReduceOp, _NATIVE[op])
+
+
+def plan_buckets(wires: Sequence[Wire]) -> list[list[int]]:
+    """Return which wires travel together: small ones of one dtype, device and operation; equal on all ranks."""
+    plan: list[list[int]] = []
+    open_buckets: dict[tuple[Any, ...], tuple[list[int], int]] = {}
+    for index, wire in enumerate(wires):
+        size_bytes = wire.tensor.numel() * wire.tensor.element_size()
+        if size_bytes >= SMALL_BYTES:
+            plan.append([index])
+            continue
+        key = (wire.tensor.dtype, wire.tensor.device, wire.op)
+        bucket, filled = open_buckets.get(key, ([], 0))
+        if not bucket or filled + size_bytes > BUCKET_BYTES:
+            bucket, filled = [], 0
+            plan.append(bucket)
+        bucket.append(index)
+        open_buckets[key] = (bucket, filled + size_bytes)
+    return plan
+
+
+def pack(wires: Sequence[Wire]) -> Tensor:
+    """Return a flat tensor of its own memory with the values of all these wires."""
+    if len(wires) == 1:
+        return wires[0].tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
+    return torch.cat([wire.tensor.reshape(-1) for wire in wires])
+
+
+def unpack(wires: Sequence[Wire], flat: Tensor) -> list[Any]:
+    """Undo ``pack`` and finish each leaf; results hold no memory of their neighbours'."""
+    if len(wires) == 1:
+        return [wires[0].finish(flat.view(wires[0].tensor.shape))]
+    parts = flat.split([wire.tensor.numel() for wire in wires])
+    return [
+        wire.finish(part.clone().view(wire.tensor.shape)) for wire, part in zip(wires, parts, strict=True)
+    ]
+
+
+def refuse(error: CollectiveError, rank: int) -> NoReturn:
+    """Raise an error with the rank that it is on."""
+    raise CollectiveError(error.message, rank=rank, hint=error.hint)
