@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
@@ -18,6 +19,7 @@ from rankwise.runtime.temporaries import find_temporary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SMALL_BYTES = 1 << 20
 Pairs = list[tuple[str, Tensor, Tensor | None]]
 
 
@@ -178,8 +180,13 @@ def _check_totals(
 def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | None, group: Group) -> None:
     carrier = choose_carrier(group, leaf.device.type)
     data = freight.as_bytes(leaf.detach()).to(carrier)
+    # Gloo copies what it gathers once more, and NCCL does the same by itself: for large parts a message each is better.
+    as_one = root is not None and len(set(rows)) == 1 and data.numel() <= _SMALL_BYTES
     if target is None:
-        freight.send_and_receive([(int(root or 0), data)], [], group)
+        if as_one:
+            dist.gather(data, None, dst=root, group=group.process_group)
+        else:
+            freight.send_and_receive([(int(root or 0), data)], [], group)
         return
     row_bytes = (
         data.numel() // max(1, _count_rows(leaf))
@@ -194,6 +201,13 @@ def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | 
         flat.copy_(data)
     elif root is None:
         freight.all_gather_into_bytes(flat, data, sizes, group)
+    elif as_one:
+        dist.gather(
+            data,
+            list(flat.split(sizes)) if data.numel() else [data] * group.size,
+            dst=root,
+            group=group.process_group,
+        )
     else:
         parts = list(flat.split(sizes))
         parts[group.position].copy_(data)

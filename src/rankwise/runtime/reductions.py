@@ -68,7 +68,10 @@ def all_reduce(
 
 
 def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: str | None = None) -> None:
-    """Reduce tensors over the ranks in place; after an error they hold what they held.
+    """Reduce tensors over the ranks in place.
+
+    Where the ranks' calls differ, nothing is touched. Floats that travel alone are reduced where they lie, without a copy:
+    if a rank is lost meanwhile, they are undefined.
 
     Args:
         tree: A tensor, or nested containers of tensors only.
@@ -88,10 +91,14 @@ def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: 
     leaves, site = _flatten(tree, members), locate(name)
     fault = find_target_fault(leaves, temporary, "all_reduce") or _find_cast(leaves, op)
     _agree(members, "all_reduce_", site, tree, leaves, op=op, fault=fault)
-    results = _reduce_leaves(members, f"all_reduce_ at {show_site(site)}", leaves, op, precise=False)
     with torch.no_grad():
+        # A sum that does not fit is known afterwards only: then nothing may have been overwritten.
+        may_fail = any(not (leaf.is_floating_point() or leaf.is_complex()) for _, leaf in leaves)
+        what = f"all_reduce_ at {show_site(site)}"
+        results = _reduce_leaves(members, what, leaves, op, precise=False, in_place=not may_fail)
         for (_, target), result in zip(leaves, results, strict=True):
-            target.copy_(result)
+            if result.data_ptr() != target.data_ptr():
+                target.copy_(result)
 
 
 def reduce(
@@ -264,11 +271,18 @@ def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op:
 
 
 def _reduce_leaves(
-    group: Group, what: str, leaves: Leaves, op: str, *, precise: bool, root: int | None = None
+    group: Group,
+    what: str,
+    leaves: Leaves,
+    op: str,
+    *,
+    precise: bool,
+    root: int | None = None,
+    in_place: bool = False,
 ) -> list[Any]:
     wires = [encode(path, leaf, op, group, precise=precise) for path, leaf in leaves]
     plan = plan_buckets(wires)
-    flats = [pack([wires[index] for index in bucket]) for bucket in plan]
+    flats = [pack([wires[index] for index in bucket], in_place=in_place) for bucket in plan]
     if group.size > 1:
         with naming(group, what):
             _wait(

@@ -218,9 +218,11 @@ def plan_buckets(wires: Sequence[Wire]) -> list[list[int]]:
     return plan
 
 
-def pack(wires: Sequence[Wire]) -> Tensor:
-    """Return a flat tensor of its own memory with the values of all these wires."""
+def pack(wires: Sequence[Wire], *, in_place: bool = False) -> Tensor:
+    """Return a flat tensor with the values of all these wires, of its own memory unless ``in_place`` lets one keep its."""
     if len(wires) == 1:
+        if in_place and wires[0].tensor.is_contiguous():
+            return wires[0].tensor.view(-1)
         return wires[0].tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
     return torch.cat([wire.tensor.reshape(-1) for wire in wires])
 

@@ -37,7 +37,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("timeout", None, r"after [\d.]+ s not entered by ranks? (?P<missing>\d[\d, -]*)", None),
     _meaning("timeout", None, r"main_first: rank (?P<missing>\d+) was not through", None),
     _meaning("timeout", None, r"RendezvousError: .{0,20}?the store at .{0,200}?(did not answer|and then nothing)", None),
-    _meaning("peer", None, r"main_first: rank \d+ failed in the block|came and went before all were there", ""),
+    _meaning("peer", None, r"main_first: rank \d+ failed in the block|a peer left while we waited for it|came and went before all were there", ""),
     _meaning("own", "I12", r"the ranks disagree about the world size|is \d+ in the call and \d+ in ", None),
     _meaning("own", "I10", r"processes claim rank \d+", None),
     _meaning("own", "I11", r"the ranks of a world of \d+ are 0 to", None),
