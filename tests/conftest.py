@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -10,6 +11,10 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# torch's TCPStore asks the resolver for a name at each connection (getnameinfo of ::ffff:127.0.0.1); where that drops
+# queries, glibc would wait 5 s for each. Inherited by all processes that tests start.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
 _REAL_PROCESSES = ("launch", "nodes", "warm")
 
