@@ -30,7 +30,8 @@ lint: $(DEV)  ## check style, formatting, types and layers
 bench: $(DEV)  ## measure every speed claim
 	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
-docs: $(DEV)  ## draw the README's pictures anew
+docs: $(DEV)  ## write the reference and draw the README's pictures anew
+	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/pictures.py
 
 clean:  ## remove what was built, trained or cached; .venv stays

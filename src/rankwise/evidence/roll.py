@@ -302,7 +302,9 @@ def _find_different(records: list[Record]) -> list[Problem]:
 
 def _find_loopback_hosts(records: list[Record]) -> list[Problem]:
     hosts = {record["host"] for record in records}
-    lost = [record for record in records if record["loopback"] and "gloo" in record["backend"]]
+    lost = [
+        record for record in sorted(records, key=_rank) if record["loopback"] and "gloo" in record["backend"]
+    ]
     if len(hosts) < 2 or not lost:
         return []
     shown = ", ".join(dict.fromkeys(f"{record['host']} is {record['loopback']}" for record in lost))

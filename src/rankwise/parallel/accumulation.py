@@ -108,7 +108,7 @@ def loss_scale(num_samples: int, *, ctx: RankContext | None = None) -> float:
     """Return what a sum-reduced loss must be multiplied with, so that DDP's average is the mean over all samples.
 
     That is the number of ranks by the number of samples of all ranks. It is exact for any split of the samples over
-    ranks and micro-batches, where a mean-reduced loss is not. Of a mean-reduced loss, multiply it by the samples of
+    ranks and micro-batches, where a mean-reduced loss is not. A mean-reduced loss must be multiplied by the samples of
     that micro-batch too: ``mean * len(inputs) * scale``. For language models, count tokens that are not masked.
 
     Args:

@@ -45,7 +45,7 @@ class RankContext:
         backend: What carries its tensors, as torch names it.
         timeout_s: Seconds that a collective may wait for the slowest rank.
         group: The process group of all ranks.
-        control: The side channel on which ranks compare notes.
+        control: The side channel on which ranks compare notes; ``check_replicas`` takes it.
         store: The job's store, in a corner of its own.
         source: Who told rank and world size.
         opened_at: ``file.py:LINE`` of the call of ``init()``.

@@ -209,7 +209,7 @@ def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[s
     raise CollectiveError(f"{subject}: {'; '.join(shown)}", rank=group.rank, hint=hint)
 
 
-_NAMES = {"site": "the place it is called from", "tree": "the structure", "leaves": "a leaf", "op": "the operation",
+_NAMES = {"site": "the place it is called from", "tree": "the structure", "leaves": "a value", "op": "the operation",
           "ranks": "the list of ranks", "root": "the root", "slots": "the number of slots"}  # fmt: skip
 
 
