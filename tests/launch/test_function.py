@@ -49,6 +49,22 @@ def run_script(text: str, folder: Path, **options: Any) -> Any:
 TRAIN: Any = 3
 
 
+NUMBER: Any = 1
+WORD: Any = "1"
+LOCK = threading.Lock()
+
+
+def use_lock() -> Any:
+    return LOCK
+
+
+async def a_coroutine() -> None: ...
+
+
+def a_generator() -> Any:
+    yield 1
+
+
 @dataclass
 class Point:
     """A class that the ranks can't import: this module is no importable one for them."""
@@ -155,7 +171,20 @@ def test_variables_are_the_callers_and_no_outer_launchers(monkeypatch: pytest.Mo
         pytest.param(lambda: rankwise.launch(TRAIN, nprocs=2), "type int", id="no-function"),
         pytest.param(lambda: rankwise.launch(len, nprocs=0), "nprocs is 0", id="no-ranks"),
         pytest.param(lambda: rankwise.launch(len, nprocs="many"), "nprocs is 'many'", id="wrong-word"),
-        pytest.param(lambda: rankwise.launch(len, threading.Lock(), nprocs=1), "can't be sent to the ranks", id="lock"),
+        pytest.param(lambda: rankwise.launch(str, threading.Lock(), nprocs=1), r"argument 1 of str \(of type lock\) can't be sent", id="lock"),
+        pytest.param(lambda: rankwise.launch(use_lock, nprocs=1), r"the global 'LOCK' in use_lock \(of type lock\)", id="global"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANK": "3"}), "env sets RANK", id="env-rank"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANKWISE_CALL": "3"}), "env sets RANKWISE_CALL", id="env-private"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": NUMBER}), "value of A is of type int: 1", id="env-number"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": "a\0b"}), "value of A has a NUL", id="env-nul"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A=": "a"}), "'A=', which can't be", id="env-name"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, preload="torch"), r"preload=\['torch'\]", id="preload"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, timeout_s=float("nan")), "timeout_s is nan", id="nan"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, timeout_s=WORD), "timeout_s is '1'", id="time-word"),
+        pytest.param(lambda: rankwise.launch(add_up, args=(2,), nprocs=1), r"launch\(add_up, 2, nprocs=4\)", id="args"),
+        pytest.param(lambda: rankwise.launch(add_up, x=2, nprocs=1), r"partial\(add_up, x=", id="keyword"),
+        pytest.param(lambda: rankwise.launch(a_coroutine, nprocs=1), r"asyncio.run\(a_coroutine", id="coroutine"),
+        pytest.param(lambda: rankwise.launch(a_generator, nprocs=1), r"list\(a_generator", id="generator"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_told_before_anything_starts(
@@ -165,6 +194,41 @@ def test_a_wrong_call_is_told_before_anything_starts(
     monkeypatch.setattr(function, "_run", lambda *_args, **_options: pytest.fail("something was started"))
     with pytest.raises(UsageError, match=told):
         call()
+
+
+def test_a_decorator_may_supply_arguments() -> None:
+    """What counts is how the decorated function is called, not what stands inside."""
+
+    def give_two(function: Any) -> Any:
+        return functools.wraps(function)(lambda: function(2))
+
+    assert rankwise.launch(give_two(lambda x: x), nprocs=1) == [2]
+
+
+def test_counts_of_other_types_will_do() -> None:
+    """A numpy integer is a number of ranks."""
+    import numpy
+
+    assert rankwise.launch(lambda: 1, nprocs=numpy.int64(2), max_restarts=numpy.int64(0)) == [1, 1]  # type: ignore[arg-type]
+
+
+def test_settings_of_the_users_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANKWISE_ variables that a user may set are passed on."""
+    monkeypatch.setenv("RANKWISE_HANDSHAKE", "0")
+    names = ("RANKWISE_HANDSHAKE", "RANKWISE_ARRIVAL_TIMEOUT")
+    call = rankwise.launch(
+        lambda: [os.environ.get(name) for name in names], nprocs=1, env={"RANKWISE_ARRIVAL_TIMEOUT": "9"}
+    )
+    assert call == [["0", "9"]]
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller whose folder was removed is told so."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="the folder that this process stands in is gone"):
+        rankwise.launch(os.getpid, nprocs=1)
 
 
 class TroubleError(Exception):
@@ -193,6 +257,22 @@ def test_the_first_cause_is_raised_with_its_traceback() -> None:
     assert "rank 0" in text
 
 
+def test_the_rank_that_failed_first_is_named_though_all_fail_alike(tmp_path: Path) -> None:
+    """Of ranks that fail alike the error names the first, with that one's exception."""
+
+    def fail(rank: int) -> None:
+        if rank == 0:
+            wait_until((tmp_path / "failing").exists, what="rank 1")
+            threading.Event().wait(0.05)
+        (tmp_path / "failing").touch()
+        raise ValueError(f"of rank {rank}")
+
+    with pytest.raises(RankFailedError, match="Traceback on rank 1 of 2") as caught:
+        rankwise.launch(fail, nprocs=2, pass_rank=True)
+    assert caught.value.rank == 1
+    assert str(caught.value.__cause__) == "of rank 1"
+
+
 def test_an_exception_that_cant_be_made_anew_is_told_by_its_text() -> None:
     """The message and the traceback are there although the exception itself can't travel."""
 
@@ -207,7 +287,7 @@ def test_an_exception_that_cant_be_made_anew_is_told_by_its_text() -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        pytest.param(lambda: sys.exit(3), r"rank \d\] ended with exit code 3", id="exit-3"),
+        pytest.param(lambda: sys.exit(3), "ended with exit code 3", id="exit-3"),
         pytest.param(lambda: sys.exit(0), r"sys.exit\(0\) was called before", id="exit-0"),
         pytest.param(lambda: os._exit(0), r"left with exit code 0 before .* had returned", id="hard-exit-0"),
         pytest.param(lambda: os.kill(os.getpid(), 9), "killed by SIGKILL", id="killed"),
@@ -225,6 +305,72 @@ def test_a_result_that_cant_be_pickled_is_told_with_rank_and_type() -> None:
     with pytest.raises(RankFailedError, match=r"can't be sent back: _thread\.lock: TypeError") as caught:
         rankwise.launch(lambda: threading.Lock() if os.environ["RANK"] == "1" else None, nprocs=2)
     assert caught.value.rank == 1
+
+
+def test_such_an_error_shows_no_frames_of_ours() -> None:
+    """Of a result that can't be pickled no traceback through pickle is shown."""
+    with pytest.raises(RankFailedError) as caught:
+        rankwise.launch(threading.Lock, nprocs=1)
+    assert "File" not in str(caught.value)
+    assert "direct cause" not in str(caught.value)
+
+
+def test_a_dtensor_is_refused_with_the_remedy() -> None:
+    """A tensor that lies on several ranks is not one rank's to return: the error says what is."""
+
+    def spread() -> Any:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)))
+
+    with pytest.raises(RankFailedError, match=r"can't be sent back: .*x\.full_tensor\(\)"):
+        rankwise.launch(spread, nprocs=1)
+
+
+class Fragile:
+    """Can be pickled, and fails where it is made anew."""
+
+    def __reduce__(self) -> Any:
+        return (int, ("no number",))
+
+
+def test_a_result_that_cant_be_loaded_is_told_with_its_rank() -> None:
+    """The rank whose result fails in the caller is named, with the reason."""
+    with pytest.raises(RankFailedError, match=r"can't be loaded here: ValueError: invalid literal") as caught:
+        rankwise.launch(lambda rank: Fragile() if rank else None, nprocs=2, pass_rank=True)
+    assert caught.value.rank == 1
+
+
+def test_a_full_disk_is_told_as_such() -> None:
+    """A result for which there is no room names the folder and TMPDIR, and is not said to be unfit for pickle."""
+
+    def return_much() -> bytes:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        return bytes(100_000)
+
+    with pytest.raises(RankFailedError, match=r"no room .* TMPDIR .*rankwise_call_") as caught:
+        rankwise.launch(return_much, nprocs=1)
+    assert "can't be sent back" not in str(caught.value)
+
+
+def test_a_payload_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the arguments can't be written down, folder and TMPDIR are named, and the folder goes."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(LaunchError, match=r"rankwise_call_.*: File too large") as caught:
+            rankwise.launch(len, bytes(100_000), nprocs=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "TMPDIR" in str(caught.value)
+    folder = next(word for word in str(caught.value).split() if "rankwise_call_" in word).rstrip(":")
+    assert not Path(folder).exists()
 
 
 def test_time_out_tells_who_was_still_running_and_where() -> None:
@@ -269,6 +415,14 @@ def test_output_goes_where_the_callers_goes() -> None:
     assert err.getvalue() == "err\nerr\n"
 
 
+def test_a_letter_that_cant_be_shown_does_not_silence_the_rest() -> None:
+    """On an ASCII stream other letters are shown as numbers, and all that follows is shown."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(stream):
+        rankwise.launch(lambda: print("é", flush=True) or print("after"), nprocs=1)
+    assert stream.buffer.getvalue() == b"\\xe9\nafter\n"  # type: ignore[attr-defined]
+
+
 def test_an_error_is_not_printed_as_well(capfd: pytest.CaptureFixture[str]) -> None:
     """The exception carries all: neither a rank nor the launcher writes it to standard error a second time."""
     with pytest.raises(RankFailedError):
@@ -289,11 +443,18 @@ def test_a_notebooks_functions_travel() -> None:
         sys.modules["__main__"] = main
 
 
-def test_it_works_in_a_thread_and_in_an_event_loop() -> None:
-    """No signal handler is needed: another thread than the main one, and a running loop, can launch; two at once, too."""
+def test_it_works_in_a_thread_and_in_an_event_loop(tmp_path: Path) -> None:
+    """Another thread than the main one, and a running loop, can launch; two calls at once run side by side."""
+
+    def meet(mine: str, other: str) -> int:
+        (tmp_path / mine).touch()
+        wait_until((tmp_path / other).exists, what="the other call's rank")
+        return os.getpid()
+
     found: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: found.append(rankwise.launch(os.getpid, nprocs=1))) for _ in range(2)
+        threading.Thread(target=lambda names=names: found.append(rankwise.launch(meet, *names, nprocs=1)))
+        for names in (("a", "b"), ("b", "a"))
     ]
     for thread in threads:
         thread.start()
@@ -326,7 +487,7 @@ def test_a_killed_pool_is_replaced() -> None:
     wait_until(lambda: not state.exists() or ") Z " in state.read_text(), what="the keeper's end")
     (again,) = rankwise.launch(os.getppid, nprocs=1)
     assert again != keeper
-    launcher = function._idle[0]._process
+    launcher = function._idle[-1]._process
     launcher.kill()
     launcher.wait()
     assert rankwise.launch(os.getppid, nprocs=1)[0] != again
@@ -349,6 +510,55 @@ def test_an_idle_pool_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function_pool.Pool, "is_alive", True)  # as it was a moment ago
     assert rankwise.launch(os.getppid, nprocs=1)[0] != keeper
     function.shutdown()
+
+
+@pytest.mark.parametrize("python", [None, "/no/python"])
+def test_a_python_that_cant_be_started_is_told(python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong sys.executable is named, and no descriptor stays open."""
+    function.shutdown()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(LaunchError, match=f"{python} can't be started"):
+        rankwise.launch(os.getpid, nprocs=1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_two_kinds_of_call_can_alternate() -> None:
+    """A call of another number of ranks in between does not end the pool of the first."""
+    keeper = rankwise.launch(os.getppid, nprocs=1)[0]
+    rankwise.launch(os.getppid, nprocs=2)
+    assert rankwise.launch(os.getppid, nprocs=1)[0] == keeper
+
+
+def test_shutdown_stops_a_call_of_another_thread(tmp_path: Path) -> None:
+    """A call at work in another thread ends with an error that says why."""
+
+    def work() -> None:
+        (tmp_path / "here").touch()
+        threading.Event().wait(60)
+
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            rankwise.launch(work, nprocs=1)
+        except LaunchError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until((tmp_path / "here").exists, what="the rank")
+    function.shutdown()
+    thread.join(20)
+    assert "shutdown() was called while it ran" in str(raised[0])
+
+
+def test_time_that_was_up_before_a_rank_started_is_told() -> None:
+    """A limit shorter than the ranks' start says that none had started, and names no rank."""
+    function.shutdown()
+    with pytest.raises(RankFailedError, match=r"no rank had started to call .* after 0.01 s") as caught:
+        rankwise.launch(lambda: 1, nprocs=1, timeout_s=0.01)
+    assert caught.value.rank is None
 
 
 def test_counting_what_is_not_there_is_told() -> None:
@@ -487,3 +697,124 @@ def test_a_cold_call_works(tmp_path: Path) -> None:
         [*PYTHON, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("[False, False]\n", "")
+
+
+def test_the_callers_names_are_its_own(tmp_path: Path) -> None:
+    """Whatever a script calls its globals, results come back; its classes are found by plain pickle in the ranks."""
+    result = run_script(
+        """
+        import copy, functools, multiprocessing, pickle, sys, rankwise
+        _write = io = traceback = pickle_error = sys_ = None
+        class Config:
+            def __init__(self, x): self.x = x
+        class Step:
+            def __call__(self, config):
+                assert _write is io is traceback is None
+                again = pickle.loads(pickle.dumps((config, self)))
+                return again[0].x, not hasattr(sys.modules["__main__"], "__file__")
+        def fail(config):
+            raise ValueError(_write)
+        print(rankwise.launch(Step(), Config(3), nprocs=1))
+        print(rankwise.launch(functools.partial(lambda config: pickle.dumps(config) and config.x, Config(4)), nprocs=1))
+        try:
+            rankwise.launch(fail, Config(5), nprocs=1)
+        except rankwise.RankFailedError as error:
+            print(str(error).splitlines()[0])
+        """,
+        tmp_path,
+    )
+    assert result.out == "[(3, True)]\n[4]\n[rank 0] ValueError: None\n"
+
+
+def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
+    """Under `>&- 2>&-` a call works, and what ranks print goes nowhere, not into our own pipes."""
+    path = write_script(
+        tmp_path,
+        """
+        import os, rankwise
+        def work():
+            os.system("echo loud; echo loud >&2")
+            return 7
+        open("found", "w").write(str([rankwise.launch(work, nprocs=2) for _ in range(2)]))
+        """,
+    )
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *PYTHON, str(path)]
+    assert Running(closed, tmp_path).finish().code == 0
+    assert (tmp_path / "found").read_text() == "[[7, 7], [7, 7]]"
+
+
+def test_a_module_that_launches_at_its_import_is_told(tmp_path: Path) -> None:
+    """A rank that would launch again while it looks for its function does not: the module and the remedy are named."""
+    write_script(
+        tmp_path, "import rankwise\ndef f(): return 1\nprint(rankwise.launch(f, nprocs=1))\n", "nested.py"
+    )
+    result = run_script(
+        "import rankwise\ntry:\n  import nested\nexcept rankwise.RankFailedError as error:\n  print(error)\n",
+        tmp_path,
+    )
+    assert "the module 'nested' calls launch when it is imported" in result.out
+    assert '__name__ == "__main__"' in result.out
+
+
+def test_a_killed_callers_folder_goes(tmp_path: Path) -> None:
+    """What a caller that was killed at work could not remove, the arguments among it, is removed."""
+    path = write_script(
+        tmp_path,
+        """
+        import threading, rankwise
+        def work():
+            print("here", flush=True)
+            threading.Event().wait(60)
+        rankwise.launch(work, nprocs=1)
+        """,
+    )
+    (tmp_path / "tmp").mkdir()
+    running = Running([sys.executable, str(path)], tmp_path, env={"TMPDIR": str(tmp_path / "tmp")})
+    wait_until(lambda: "here" in running.out, what="the rank")
+    assert list((tmp_path / "tmp").glob("rankwise_call_*/payload"))
+    running.send(signal.SIGKILL)
+    running.finish()
+    assert leftovers(wait_s=8) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_ctrl_c_at_the_start_prints_no_traceback(tmp_path: Path) -> None:
+    """Whenever in the first moments of a call it comes, Ctrl-C is one KeyboardInterrupt, and nothing else is printed."""
+    path = write_script(
+        tmp_path,
+        """
+        import signal, sys, threading, rankwise
+        rankwise.launch(threading.active_count, nprocs=2)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        for delay in range(12):
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + delay * 0.006)
+            try:
+                rankwise.launch(lambda: threading.Event().wait(60), nprocs=2)
+            except KeyboardInterrupt:
+                print("stopped", flush=True)
+        """,
+    )
+    result = Running([sys.executable, str(path)], tmp_path).finish()
+    assert (result.out, result.err) == ("stopped\n" * 12, "")
+
+
+def test_flags_of_the_callers_python_are_the_ranks(tmp_path: Path) -> None:
+    """-O, -W and -X of the caller hold in the ranks."""
+    code = (
+        "import rankwise, sys; print(rankwise.launch(lambda: (sys.flags.optimize, sys.flags.dev_mode, "
+        "'ignore::ImportWarning' in sys.warnoptions), nprocs=1))"
+    )
+    command = [
+        sys.executable,
+        "-O",
+        "-X",
+        "dev",
+        "-W",
+        "ignore::ImportWarning",
+        "-W",
+        "ignore::ResourceWarning",
+        "-c",
+        code,
+    ]
+    result = Running(command, tmp_path).finish()
+    assert (result.out, result.err) == ("[(1, True, True)]\n", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,6 +17,7 @@ from rankwise import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.runtime.batch import plan_batch
 from rankwise.runtime.rng import derive_seed
 from rankwise.testing import run_ranks, try_ranks
+from support import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -261,3 +263,35 @@ def test_closing_twice_and_after_the_script_did() -> None:
         return dist.is_initialized()
 
     assert run_ranks(program, 2) == [False, False]
+
+
+def test_a_forked_child_has_no_part_in_the_job() -> None:
+    """A child that a rank forks ends with its own exit code, and the rank goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+_FORK = """
+import os, sys, rankwise
+with rankwise.init() as ctx:
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_rank_0_keeps_the_store_until_the_others_are_out() -> None:
+    """Rank 0, which serves the store, is through first; rank 1 comes to main_first later and is not cut off."""
+
+    def program() -> bool:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        with rankwise.init(init_method=f"tcp://127.0.0.1:{port}") as ctx:
+            time.sleep(0.5 * ctx.rank)
+            with ctx.main_first():
+                return True
+
+    port = free_port()
+    assert run_ranks(program, 2) == [True, True]

@@ -243,7 +243,7 @@ def test_a_rank_without_a_world_is_told_what_lacks(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="RANK=0 is set, and WORLD_SIZE is not"):
         rankwise.init()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT is not set"):
+    with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT are not set"):
         rankwise.init()
 
 
@@ -350,7 +350,9 @@ def test_a_file_whose_first_rank_died_is_not_joined(tmp_path: Path) -> None:
 
     try_ranks(come_and_die, 1, env={"WORLD_SIZE": "2"}, timeout_s=20)
     outcomes = try_ranks(join_as(lambda *_: None, init_method=f"file://{path}"), 2, timeout_s=20)
-    assert all("(it has ended)" in text for text in errors(outcomes)), errors(outcomes)
+    told = errors(outcomes)
+    assert any("(it has ended)" in text for text in told), told
+    assert all("(it has ended)" in text or f"rm {path}" in text for text in told), told
 
 
 def test_a_frozen_store_is_told_in_time() -> None:
@@ -392,3 +394,109 @@ def test_a_refused_rank_leaves_no_process_group() -> None:
         return join()
 
     assert run_ranks(program, 1, env={"WORLD_SIZE": "2"}) == [(0, 1, 0, 1)]
+
+
+# ------------------------------------------------ what must not be mistaken
+
+
+def test_job_ids_that_differ_are_no_mistake() -> None:
+    """A terminal inside salloc has SLURM_JOB_ID and another has not: their ranks meet."""
+
+    def change(rank: int, env: dict[str, str]) -> None:
+        env.update({"SLURM_JOB_ID": "77"} if rank else {})
+
+    assert run_ranks(join_as(change), 2) == [(0, 2, 0, 2), (1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("gone", "arguments"),
+    [("RANK", {"rank": True}), ("RANK", {"rank": True, "world_size": 2}), ("WORLD_SIZE", {"world_size": 2})],
+)
+def test_one_half_may_be_told_by_the_call(gone: str, arguments: dict[str, Any]) -> None:
+    """Rank from the call and world size from the environment, or the other way round, are no contradiction."""
+
+    def program() -> Any:
+        rank = int(os.environ["RANK"])
+        del os.environ[gone]
+        return join(**{name: rank if value is True else value for name, value in arguments.items()})
+
+    assert run_ranks(program, 2) == [(0, 2, 0, 2), (1, 2, 1, 2)]
+
+
+def test_the_query_of_an_env_address_counts() -> None:
+    """``env://?rank=0&world_size=2`` is no world of one."""
+
+    def program() -> Any:
+        rank = os.environ.pop("RANK")
+        del os.environ["WORLD_SIZE"]
+        return join(init_method=f"env://?rank={rank}&world_size=2")
+
+    assert run_ranks(program, 2) == [(0, 2, 0, 2), (1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no TCP port"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is no TCP port"),
+        ({"MASTER_ADDR": " "}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_addresses_that_cannot_be(env: dict[str, str], text: str) -> None:
+    """A port out of range and an empty host are told on every rank, before anybody waits."""
+    for outcome in try_ranks(join, 2, env=env, timeout_s=20):
+        assert isinstance(outcome.error, UsageError)
+        assert text in str(outcome.error)
+
+
+def test_a_file_of_a_meeting_that_failed_is_refused_by_name(tmp_path: Path) -> None:
+    """I13: the first run lacked a rank; the second, complete, is told to remove the file, and not that somebody is absent."""
+    path = tmp_path / "meet"
+    alone = join_as(lambda *_: None, init_method=f"file://{path}", arrival_timeout_s=0.5)
+    assert "has not arrived" in errors(try_ranks(alone, 1, env={"WORLD_SIZE": "2"}, timeout_s=20))[0]
+    for text in errors(try_ranks(alone, 2, timeout_s=20)):
+        assert f"rm {path}" in text
+
+
+def test_given_stores_of_unequal_lifetimes(tmp_path: Path) -> None:
+    """One rank keeps its old stores and the other drops them: each new store is a new meeting all the same."""
+
+    def program() -> list[Any]:
+        import torch.distributed as dist
+
+        kept, seen = [], []
+        for number in range(3):
+            store = dist.FileStore(str(tmp_path / str(number)), 2)
+            seen.append(join(store=store))
+            kept += [store] if os.environ["RANK"] == "0" else []
+        return seen
+
+    assert run_ranks(program, 2) == [[(rank, 2, rank, 2)] * 3 for rank in range(2)]
+
+
+def test_a_rank_that_dies_while_all_connect_is_named() -> None:
+    """Killed between handshake and process group: the others name it, in seconds, and can join another job."""
+
+    def program() -> Any:
+        from rankwise.runtime import joining
+
+        rank = int(os.environ["RANK"])
+        connect = joining.connect
+
+        def die(*args: Any, **options: Any) -> Any:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return connect(*args, **options)
+
+        joining.connect = die
+        with pytest.raises(RendezvousError) as caught:
+            rankwise.init()
+        joining.connect = connect
+        os.environ.update(WORLD_SIZE="1", RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="")
+        return str(caught.value), join()
+
+    outcomes = try_ranks(program, 3, timeout_s=40)
+    for rank in (0, 2):
+        text, again = outcomes[rank].value or (str(outcomes[rank].error), None)
+        assert "rank 1 ended before all were connected" in text
+        assert again == (0, 1, 0, 1)

@@ -53,7 +53,6 @@ def test_doubles_name_both_processes_and_who_is_nobody() -> None:
     [
         ({"world_size": 3}, "the ranks disagree about the world size: 4 say rank 0 (pid 100 on h0), rank 1 (pid 101 on h0), rank 2 (pid 102 on h0); 3 say rank 3"),
         ({"rank": 4}, "rank 4 (pid 103 on h0): the ranks of a world of 4 are 0 to 3"),
-        ({"job": "k"}, "ranks of different jobs meet at one store: j: rank 0"),
         ({"torch": "2.8.0"}, "different versions of torch: 2.13.0: rank 0"),
         ({"backend": "nccl"}, "different backends: gloo: rank 0"),
         ({"script_hash": "bb"}, "train.py is not the same file on all ranks: aa: rank 0"),
@@ -62,6 +61,12 @@ def test_doubles_name_both_processes_and_who_is_nobody() -> None:
 def test_the_odd_one_is_named_with_both_values(odd: dict[str, Any], text: str) -> None:
     """Whatever must be the same on all ranks and is not is told with each value and who holds it."""
     assert text in texts([*WORLD[:3], {**make(3), **odd}])
+
+
+def test_job_ids_are_evidence_and_no_cause() -> None:
+    """Ids that differ, or lack, are no mistake; doubles of different jobs are told so."""
+    assert judge([make(rank, job=str(rank) if rank else "") for rank in range(4)], None) == []
+    assert "(of the jobs j, k); nobody is ranks 2-3" in texts([make(0), make(1), make(1, job="k")])
 
 
 def test_two_files_are_a_job_too() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_GLANCE_S = 1.0
 Result = TypeVar("Result")
 
 
@@ -15,7 +16,9 @@ class OverdueError(Exception):
     """A call did not return in time; it goes on in a thread of its own that nobody waits for."""
 
 
-def call_within(timeout_s: float, function: Callable[[], Result]) -> Result:
+def call_within(
+    timeout_s: float, function: Callable[[], Result], *, find_reason: Callable[[], str] | None = None
+) -> Result:
     """Call a function that may block for ever in C++, and come back in time.
 
     The time-outs of torch's TCPStore do not protect against a server that is stopped, nor do Gloo's while it connects
@@ -24,6 +27,7 @@ def call_within(timeout_s: float, function: Callable[[], Result]) -> Result:
     Args:
         timeout_s: Seconds to wait.
         function: What to call; runs in a daemon thread.
+        find_reason: Asked once a second; a text means that waiting on makes no sense.
 
     Returns:
         What it returns.
@@ -45,8 +49,12 @@ def call_within(timeout_s: float, function: Callable[[], Result]) -> Result:
             done.set()
 
     threading.Thread(target=run, name="rankwise-deadline", daemon=True).start()
-    if not done.wait(timeout_s):
-        raise OverdueError(f"no return within {timeout_s:.0f} s")
+    left_s = timeout_s
+    while not done.wait(min(left_s, _GLANCE_S) if find_reason else left_s):
+        left_s -= _GLANCE_S if find_reason else left_s
+        reason = find_reason() if find_reason else ""
+        if reason or left_s <= 0:
+            raise OverdueError(reason or f"no return within {round(timeout_s, 1):g} s")
     if failure:
         raise failure[0]
     return outcome[0]

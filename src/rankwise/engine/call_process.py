@@ -2,22 +2,31 @@
 
 What runs in each rank of ``rankwise.launch``. A folder that is named by RANKWISE_CALL holds the file ``payload``: where
 the caller stands (folder, sys.path, sys.argv), and the function with its arguments. Beside it this rank writes
-``value.RANK.RESTART`` or ``error.RANK.RESTART``. It needs cloudpickle, which the caller's sys.path has.
+``begun.RANK.RESTART`` when it calls, then ``value.RANK.RESTART`` or ``error.RANK.RESTART``. It needs cloudpickle, which
+the caller's sys.path has.
 """
 
 import atexit
+import builtins
+import errno
 import importlib
 import io
 import linecache
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
+import types
 from pathlib import Path
 from typing import Any
 
 _SIGINT_CODE = 130
+#: What a write says when a disk, or a share of it, is full.
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
+#: Tells rankwise.launch in this process that a module is being imported for the payload.
+_LOADING = "RANKWISE_LOADING"
 
 
 def main() -> int:
@@ -25,7 +34,13 @@ def main() -> int:
     folder = Path(os.environ.pop("RANKWISE_CALL"))
     name = f"{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     try:
+        if hasattr(signal, "pthread_sigmask"):
+            # A warm start keeps it from us so far, so that Ctrl-C prints no traceback of our own start.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.environ[_LOADING] = str(os.getpid())
         function, args = _load(folder / "payload")
+        del os.environ[_LOADING]
+        (folder / f"begun.{name}").touch()
         value = function(*args)
         _write(folder / f"value.{name}", lambda file: _dump_value(value, file))
     except KeyboardInterrupt:
@@ -54,47 +69,75 @@ def _load(path: Path) -> Any:
         for name, lines in place["lines"].items():
             # A cell or a line typed in: it is in no file, and a traceback should show it all the same.
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-        function, args, needs_rank = pickle.load(file)  # noqa: S301 - the same
-    names = getattr(function, "__globals__", None)
-    if names is not None and getattr(function, "__module__", "") == "__main__":
-        # So that plain pickle finds the caller's own classes: torch.save, data-loading workers.
-        own = vars(sys.modules["__main__"])
-        own.update({key: value for key, value in names.items() if not key.startswith("__")})
+        main = _renew_main()
+        loader = pickle.Unpickler(file)  # noqa: S301 - the same
+        function, args, needs_rank = loader.load()
+        for one in loader.load():
+            # So that plain pickle finds the caller's own classes: torch.save, data-loading workers.
+            names = getattr(one, "__globals__", {})
+            vars(main).update({key: value for key, value in names.items() if not key.startswith("__")})
+            if "." not in one.__qualname__:
+                setattr(main, one.__qualname__, one)
     return function, (int(os.environ["RANK"]), *args) if needs_rank else args
+
+
+def _renew_main() -> types.ModuleType:
+    """Put an empty ``__main__`` in our place: nothing of ours is the caller's, and nothing of the caller's ours.
+
+    It has no ``__file__``, so processes that are spawned from here do not run this file again.
+    """
+    main = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    sys.modules["rankwise.engine.call_process"] = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    return main
 
 
 def _dump_value(value: Any, file: Any) -> None:
     try:
-        _make_pickler(file).dump(value)
+        make_pickler_class()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise TypeError(
             f"what the function returned can't be sent back: {kind}: {type(error).__name__}: {error}"
-        ) from error
+        ) from None
 
 
-def _make_pickler(file: Any) -> Any:
+def make_pickler_class() -> Any:
+    """Return cloudpickle's pickler, which takes tensors from a device to the CPU."""
     cloudpickle: Any = importlib.import_module("cloudpickle")
     torch: Any = sys.modules.get("torch")
+    spread: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Takes tensors to the CPU: the caller may have no such device, or want nothing there."""
 
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, spread):
+                raise TypeError("a DTensor lies on several ranks: send x.full_tensor(), or x.to_local()")
             if torch is None or not isinstance(obj, torch.Tensor) or obj.device.type in {"cpu", "meta"}:
                 return super().reducer_override(obj)
             if isinstance(obj, torch.nn.Parameter):
                 return torch.nn.Parameter, (obj.detach().cpu(), obj.requires_grad)
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
-    return Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+    return Pickler
 
 
 def _write(path: Path, dump: Any) -> None:
     """Write a file that is whole, or is not there."""
     part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        dump(file)
+    try:
+        with part.open("wb") as file:
+            dump(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        if error.errno not in _NO_ROOM:
+            raise
+        told = f"{error.strerror}: no room for what the function returned; set TMPDIR to a folder that has it"
+        raise OSError(error.errno, told, str(path.parent)) from None
     part.replace(path)
 
 
@@ -106,19 +149,21 @@ def _leave_error(error: BaseException, raised: BaseException, folder: Path, name
     trace = raised.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    if trace is not None or error is not raised:
-        error.__traceback__ = trace
+    error.__traceback__ = trace
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.last_exc = error  # type: ignore[attr-defined,unused-ignore] # Python 3.12
-    _write(folder / f"error.{name}", lambda file: pickle.dump((_pickle_error(error), text), file))
+    try:
+        _write(folder / f"error.{name}", lambda file: pickle.dump((_pickle_error(error), text), file))
+    except OSError:
+        return  # the recorder has the text, in memory
 
 
 def _pickle_error(error: BaseException) -> bytes:
     """Return the error as the caller can have it; nothing if it can't be made anew from its pickle."""
     file = io.BytesIO()
     try:
-        _make_pickler(file).dump(error)
+        make_pickler_class()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(error)
         pickle.loads(file.getvalue())  # noqa: S301 - written here
     except Exception:  # noqa: BLE001 - any class may have a pickle that fails in its own way
         return b""
@@ -134,8 +179,11 @@ def _leave(code: int) -> None:
     run_exit_functions: Any = getattr(atexit, "_run_exitfuncs", None)
     if end_threads is None or run_exit_functions is None:
         sys.exit(code)
-    end_threads()
-    run_exit_functions()
+    try:
+        end_threads()
+        run_exit_functions()
+    except KeyboardInterrupt:
+        os._exit(_SIGINT_CODE)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -26,6 +26,10 @@ _STUCK_S = 5.0
 _NOTICE_S = 60.0
 _BRIEF_S = 0.05
 _EXPLAIN_S = 2.0
+#: What torch's errors say when ranks did not find each other.
+_WAITED = ("timeout", "timed out", "wait ", "connect", "store")
+#: What is wrong whoever else there may be that has not signed the roll.
+_CERTAIN = {"clash", "out of range", "world sizes", "gone", "address", "backends", "device"}
 
 
 def install(load_roll: Callable[[], Any], note: Callable[..., None]) -> None:
@@ -77,7 +81,8 @@ def _call_after(loader: Any, wrap: Callable[[Any], None]) -> None:
 class _Watch:
     def __init__(self, load_roll: Callable[[], Any], note: Callable[..., None]) -> None:
         self._load_roll, self._note = load_roll, note
-        self._num_meetings, self._pid = 0, os.getpid()
+        self._num_meetings: dict[str, int] = {}
+        self._pid = os.getpid()
 
     def wrap(self, module: Any) -> None:
         original = getattr(module, _FUNCTION, None)
@@ -91,8 +96,8 @@ class _Watch:
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
-            except Exception:
-                stay.explain()
+            except Exception as error:
+                stay.explain(error)
                 raise
             finally:
                 stay.end()
@@ -111,8 +116,10 @@ class _Watch:
             or threading.current_thread().name == "rankwise-deadline"
         ):
             return None
-        self._num_meetings += 1
-        place = module.PrefixStore(f"rankwise/watch/{self._num_meetings}", store)
+        # By name: a process may be in groups of its own that others have no part in.
+        name = str(args[5]) if len(args) > 5 else ""
+        self._num_meetings[name] = self._num_meetings.get(name, 0) + 1
+        place = module.PrefixStore(f"rankwise/watch/{name}/{self._num_meetings[name]}", store)
         return _Stay(
             self._load_roll, self._note, place, rank=rank, world_size=world_size, backend=str(backend)
         )
@@ -134,8 +141,10 @@ class _Stay:
         self._done.set()
         self._thread.join(_BRIEF_S)
 
-    def explain(self) -> None:
-        """Say what the roll tells, below torch's own error: it names keys and addresses, but no ranks."""
+    def explain(self, error: BaseException) -> None:
+        """Say what the roll tells, beside torch's own error: that names keys and addresses, but no ranks."""
+        if not any(word in str(error).lower() for word in _WAITED):
+            return
         told: list[Any] = []
         reader = threading.Thread(target=lambda: told.extend(self._judge()), daemon=True)
         reader.start()
@@ -170,7 +179,17 @@ class _Stay:
         if self._roll is None or not self._roll.seat:
             return []
         found = self._module.judge(self._roll.read(), time.monotonic() - self._start)
-        return [problem for problem in found if problem["kind"] != "different"]
+        # Only where this launcher has started all of them, each with a hook, is a rank that is not on the roll absent.
+        told = _CERTAIN | ({"absent"} if self._all_are_ours() else set())
+        return [problem for problem in found if problem["kind"] in told]
+
+    def _all_are_ours(self) -> bool:
+        mine = {
+            "RANK": self._who["rank"],
+            "WORLD_SIZE": self._who["world_size"],
+            "LOCAL_WORLD_SIZE": self._who["world_size"],
+        }
+        return all(os.environ.get(name) == str(value) for name, value in mine.items())
 
     def _say(self, problem: dict[str, str]) -> None:
         sys.stderr.write(f"rankwise: [rank {self._who['rank']}] {problem['text']}\n  -> {problem['hint']}\n")
@@ -194,6 +213,10 @@ class _Stay:
         where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
         text = f"rankwise.HandshakeError: {problems[0]['text']}"
         shown = "Traceback (most recent call last):\n" + "".join(traceback.format_list(stack)) + text + "\n"
+        for stream in (sys.stdout, sys.stderr):
+            flusher = threading.Thread(target=stream.flush, daemon=True)
+            flusher.start()
+            flusher.join(_EXPLAIN_S)
         self._note(
             "exception",
             type="rankwise.HandshakeError",

@@ -22,6 +22,7 @@ Record = dict[str, Any]
 Problem = dict[str, str]
 
 _MOST_NAMED = 8
+_LENIENT = "; RANKWISE_HANDSHAKE=lenient makes it a warning"
 _CONFLICTS = {"clash", "out of range", "world sizes", "gone"}
 
 
@@ -66,11 +67,26 @@ def find_loopback(interface: str) -> str:
 
 def is_gone(record: Record) -> bool:
     """Whether the process of a record has ended, as far as can be seen from here: on another host it can't."""
-    if not record.get("boot") or record["boot"] != _read("/proc/sys/kernel/random/boot_id"):
+    if not record.get("boot"):
+        return _is_gone_by_pid(record)
+    if record["boot"] != _read("/proc/sys/kernel/random/boot_id"):
         return False
     if record.get("space") != _read_link("/proc/self/ns/pid"):
         return False
     return bool(_read_start(str(record["pid"])) != record["started"])
+
+
+def _is_gone_by_pid(record: Record) -> bool:
+    """Ask the system where there is no /proc, as on macOS."""
+    if os.name != "posix" or record["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(record["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _find_script() -> str:
@@ -184,12 +200,12 @@ def conclude(records: list[Record], waited_s: float | None, time_s: float) -> di
     """
     problems = judge(records, waited_s)
     verdict: dict[str, Any] = {"problems": problems, "time_s": time_s, "nodes": None}
-    hosts = list(dict.fromkeys(record["host"] for record in sorted(records, key=_rank)))
+    hosts = list(dict.fromkeys(_machine(record) for record in sorted(records, key=_rank)))
     verdict["num_nodes"] = len(hosts)
     if any(record["local_rank"] is None for record in records):
         # Somebody can't tell its place on its host: each finds it in here.
         verdict["nodes"] = [
-            [record["rank"] for record in sorted(records, key=_rank) if record["host"] == host]
+            [record["rank"] for record in sorted(records, key=_rank) if _machine(record) == host]
             for host in hosts
         ]
     return verdict
@@ -214,7 +230,7 @@ def judge(records: list[Record], waited_s: float | None) -> list[Problem]:
         return [_error("world sizes", f"the ranks disagree about the world size: {shown}",
                        "start all ranks of a job with the same WORLD_SIZE (--nnodes times --nproc-per-node)")]  # fmt: skip
     world_size = int(records[0]["world_size"])
-    problems = _find_strangers(records) + _find_misplaced(records, world_size)
+    problems = _find_misplaced(records, world_size)
     if not problems and waited_s is not None:
         problems += _find_absent(records, world_size, waited_s)
     return problems or [
@@ -239,23 +255,15 @@ def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
             where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
             absent = sorted(set(range(world_size)) - {record["rank"] for record in records})
             nobody = f"; nobody is {name_ranks(absent)} so far" if absent else ""
-            problems.append(_error("clash", f"{len(members)} processes claim rank {rank}: {where}{nobody}",
+            problems.append(_error("clash", f"{len(members)} processes claim rank {rank}: {where}{_tell_jobs(members)}{nobody}",
                                    "give each process its own RANK (torchrun, rankwise: its own --node-rank), and end what is left of an earlier job"))  # fmt: skip
     return problems
 
 
-def _find_strangers(records: list[Record]) -> list[Problem]:
-    jobs = _group(records, "job")
-    if len(jobs) < 2:
-        return []
-    shown = "; ".join(f"{job or 'no job id'}: {_name_all(members)}" for job, members in jobs.items())
-    return [
-        _error(
-            "clash",
-            f"ranks of different jobs meet at one store: {shown}",
-            "give each job its own MASTER_PORT",
-        )
-    ]
+def _tell_jobs(members: list[Record]) -> str:
+    """Say that doubles come from different jobs, where their ids tell so; alone, ids that differ are no mistake."""
+    jobs = list(dict.fromkeys(record["job"] for record in members if record["job"]))
+    return f" (of the jobs {', '.join(jobs)})" if len(jobs) > 1 else ""
 
 
 def _find_absent(records: list[Record], world_size: int, waited_s: float) -> list[Problem]:
@@ -284,19 +292,19 @@ def _find_different(records: list[Record]) -> list[Problem]:
     problems = []
     for key, kind, what, fix in (
         ("backend", "backends", "backends", "pass the same backend on all ranks, or none"),
-        ("torch", "different", "versions of torch", "install the same torch on all hosts"),
-        ("nccl", "different", "versions of NCCL", "install the same NCCL on all hosts"),
+        ("torch", "different", "versions of torch", f"install the same torch on all hosts{_LENIENT}"),
+        ("nccl", "different", "versions of NCCL", f"install the same NCCL on all hosts{_LENIENT}"),
     ):
         if len(groups := _group(records, key)) > 1:
             problems.append(_error(kind, f"the ranks have different {what}: {_name_groups(groups)}", fix))
     # Two files started by hand are a job too: only one file of two contents is a mistake.
     scripts: dict[str, list[Record]] = {}
     for record in records:
-        scripts.setdefault(os.path.basename(record["script"]), []).append(record)
+        scripts.setdefault("/".join(record["script"].replace("\\", "/").split("/")[-2:]), []).append(record)
     for name, members in scripts.items():
         if name and len(groups := _group(members, "script_hash")) > 1:
             problems.append(_error("different", f"{name} is not the same file on all ranks: {_name_groups(groups)}",
-                                   "copy the same code to all hosts, or start it from a shared folder"))  # fmt: skip
+                                   f"copy the same code to all hosts, or start it from a shared folder{_LENIENT}"))  # fmt: skip
     return problems
 
 
@@ -320,13 +328,18 @@ def _name_groups(groups: dict[Any, list[Record]]) -> str:
     return "; ".join(f"{value or 'none'}: {_name_all(members)}" for value, members in groups.items())
 
 
+def _machine(record: Record) -> tuple[str, str]:
+    # Two machines may have one name, and two containers of one machine have two.
+    return record["host"], record["boot"]
+
+
 def _rank(record: Record) -> int:
     return int(record["rank"])
 
 
 def _group(records: list[Record], key: str) -> dict[Any, list[Record]]:
     groups: dict[Any, list[Record]] = {}
-    for record in records:
+    for record in sorted(records, key=_rank):
         groups.setdefault(record[key], []).append(record)
     return groups
 

@@ -46,12 +46,14 @@ def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | N
         answer: How the job ended.
         folder: Where the ranks have left what came of it.
         name: The function's, for errors.
-        timeout_s: The limit, if the job was stopped for it.
+        timeout_s: The limit, if the job was stopped for it; then ``lost`` means that it had not begun.
 
     Raises:
         RankFailedError: A rank failed, or did not end in time.
         LaunchError: No rank is to blame.
     """
+    if answer.get("lost") and timeout_s is not None:
+        raise _make_not_started(name, timeout_s)
     if answer.get("lost"):
         raise LaunchError("the launcher's own processes were killed", hint="launch again")
     verdict, restarts = _read(answer), answer["restarts"]
@@ -63,9 +65,10 @@ def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | N
                 rank=silent[0],
                 hint="look for os._exit(0), or an os.exec… of another program: neither lets a function return",
             )
-        return [read_value(path) for path in paths]
+        return [read_value(path, rank=rank, name=name) for rank, path in enumerate(paths)]
     if timeout_s is not None and not verdict["culprits"]:
-        raise _to_timeout(verdict, paths, name, timeout_s)
+        has_begun = any(folder.glob("begun.*"))
+        raise _to_timeout(verdict, paths, name, timeout_s, has_begun=has_begun)
     raise _to_failure(answer, verdict, folder, name)
 
 
@@ -73,7 +76,18 @@ def _read(answer: Answer) -> _Verdict:
     return cast("_Verdict", answer.get("verdict") or {"kind": "ok"})
 
 
-def _to_timeout(verdict: _Verdict, paths: list[Path], name: str, timeout_s: float) -> RankFailedError:
+def _make_not_started(name: str, timeout_s: float) -> RankFailedError:
+    return RankFailedError(
+        f"no rank had started to call {name} after {timeout_s:g} s",
+        hint="give it a longer timeout_s: the first call also starts the ranks' Python and imports torch",
+    )
+
+
+def _to_timeout(
+    verdict: _Verdict, paths: list[Path], name: str, timeout_s: float, *, has_begun: bool
+) -> RankFailedError:
+    if not has_begun:
+        return _make_not_started(name, timeout_s)
     running = [rank for rank, path in enumerate(paths) if not path.exists()]
     message = f"{name_ranks(running)} of {len(paths)} had not returned from {name} after {timeout_s:g} s"
     rows = []
@@ -93,11 +107,9 @@ def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> R
             "\n".join(filter(None, [f"{name}: {verdict['message']}", told])), hint=verdict["fix"] or None
         )
     errors = {rank: read_error(folder / f"error.{rank}.{answer['restarts']}") for rank in culprits}
-    # Several may have failed alike: the first of them is the one whose traceback the verdict has.
-    first = next(
-        (rank for rank, (_, text) in errors.items() if text and text == verdict["traceback"]), culprits[0]
-    )
-    cause, text = errors[first]
+    told_first = answer["first"]
+    first = culprits[0] if told_first is None else told_first
+    cause, text = errors.get(first, (None, ""))
     message = verdict["message"].removeprefix(f"rank {first}: ")
     text = (text or verdict["traceback"]).rstrip()
     told_trace = (

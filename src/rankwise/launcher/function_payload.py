@@ -1,11 +1,15 @@
 """A function and its arguments on their way to the ranks, and what came of them on its way back."""
 
+# mypy: disallow-any-explicit=False
+# A pickler takes anything.
+
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib.machinery
 import inspect
+import io
 import linecache
 import pickle
 import re
@@ -13,11 +17,13 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import RankFailedError, UsageError
+from rankwise.engine.call_process import make_pickler_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +44,8 @@ class Payload:
     """What the ranks are given.
 
     Attributes:
-        data: Two pickles, one after the other: where the caller stands; the function with its arguments.
+        data: Three pickles, one after the other: where the caller stands; the function with its arguments; what these
+            bring from the caller's ``__main__``.
         imports: What a warm server imports for it.
     """
 
@@ -58,25 +65,95 @@ def make_payload(function: object, args: tuple[object, ...], *, pass_rank: bool 
         pass_rank: Whether its first argument is the rank.
 
     Raises:
-        UsageError: Something in it can't be pickled.
+        UsageError: Something in it can't be pickled, or the caller's folder is gone.
     """
     inner = unwrap(function)
+    try:
+        folder = str(Path.cwd())
+    except OSError as error:
+        raise UsageError(
+            f"the folder that this process stands in is gone: {error}", hint="os.chdir to one that is there"
+        ) from error
     place = {
-        "folder": str(Path.cwd()), "path": list(sys.path), "argv": list(sys.argv), "lines": _find_typed_lines(inner),
+        "folder": folder, "path": list(sys.path), "argv": list(sys.argv), "lines": _find_typed_lines(inner),
     }  # fmt: skip
     modules = {getattr(inner, "__module__", ""), *(type(arg).__module__ for arg in args)}
     try:
         with _by_value([name for name in modules if isinstance(name, str)]):
-            called = cloudpickle.dumps((function, args, pass_rank), protocol=pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            called = _dump(function, args, pass_rank=pass_rank)
+    except Exception as error:
+        # Any class may fail in its own way.
+        what = _find_unpicklable(function, args) or f"{name_function(function)} or its arguments"
         raise UsageError(
-            f"{name_function(function)} and its arguments can't be sent to the ranks: {error}",
+            f"{what} can't be sent to the ranks: {type(error).__name__}: {error}",
             hint="open files, locks, process groups, handles of devices … inside the function, not before it",
         ) from error
     text = called + _read_source(inner)
     needs_compiler = _COMPILER in sys.modules or _NEEDS_COMPILER.search(text)
     imports = ("torch", *([_COMPILER] if needs_compiler else []), "cloudpickle")
     return Payload(data=pickle.dumps(place) + called, imports=imports)
+
+
+def _dump(function: object, args: tuple[object, ...], *, pass_rank: bool) -> bytes:
+    """Pickle the call, and with it the list of what stands in the caller's ``__main__``."""
+    base: Any = make_pickler_class()
+    brought: list[object] = []
+
+    class Pickler(base):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__":
+                brought.append(obj)
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    pickler = Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dump((function, args, pass_rank))
+    pickler.dump(list(brought))  # of one memory with the first, so the very same objects
+    return file.getvalue()
+
+
+def _find_unpicklable(function: object, args: tuple[object, ...]) -> str:
+    """Return what it is that can't be pickled, and where it stands; empty if it is none of what one can name."""
+    parts = [(f"argument {number} of {name_function(function)}", arg) for number, arg in enumerate(args, 1)]
+    seen: set[int] = set()
+    parts += _list_parts(function)
+    while parts:
+        told, part = parts.pop(0)
+        if id(part) in seen or _can_pickle(part):
+            continue
+        seen.add(id(part))
+        inner = _list_parts(part)
+        if all(_can_pickle(one) for _, one in inner):
+            return f"{told} (of type {type(part).__name__})"
+        parts = inner
+    return ""
+
+
+def _list_parts(function: object) -> list[tuple[str, object]]:
+    """Return what a function takes along, each with its name."""
+    inner, name = unwrap(function), name_function(function)
+    parts: list[tuple[str, object]] = []
+    if isinstance(function, functools.partial):
+        parts += [(f"argument {number} of the partial", arg) for number, arg in enumerate(function.args, 1)]
+        parts += [(f"argument {key}= of the partial", arg) for key, arg in function.keywords.items()]
+    if not isinstance(inner, FunctionType):
+        return parts
+    for key, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not set yet
+            parts.append((f"{key!r} around {name}", cell.cell_contents))
+    names = inner.__globals__
+    parts += [
+        (f"the global {key!r} in {name}", names[key]) for key in inner.__code__.co_names if key in names
+    ]
+    return parts
+
+
+def _can_pickle(thing: object) -> bool:
+    try:
+        make_pickler_class()(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    return True
 
 
 def unwrap(function: object) -> object:
@@ -98,16 +175,27 @@ def name_function(function: object) -> str:
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
 
 
-def read_value(path: Path) -> object:
-    """Return what a rank has left for us in a folder that nobody else can write to."""
-    with path.open("rb") as file:
-        return pickle.load(file)  # noqa: S301 - written by our own rank
+def read_value(path: Path, *, rank: int, name: str) -> object:
+    """Return what a rank has left for us in a folder that nobody else can write to.
+
+    Raises:
+        RankFailedError: It can't be made anew here.
+    """
+    try:
+        with path.open("rb") as file:
+            return pickle.load(file)  # noqa: S301 - written by our own rank
+    except Exception as error:
+        raise RankFailedError(
+            f"what {name} returned can't be loaded here: {type(error).__name__}: {error}", rank=rank,
+            hint="return plain numbers, lists, dicts and tensors, or import here what its classes need",
+        ) from error  # fmt: skip
 
 
 def read_error(path: Path) -> tuple[BaseException | None, str]:
     """Return the exception that a rank has left for us, None if it can't be made anew here, and its traceback."""
     try:
-        pickled, text = cast("tuple[bytes, str]", read_value(path))
+        with path.open("rb") as file:
+            pickled, text = cast("tuple[bytes, str]", pickle.load(file))  # noqa: S301 - written by our own rank
     except FileNotFoundError:
         return None, ""
     error: object = None

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO, final
 
-import rankwise
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.osdoor import IS_WINDOWS
 from rankwise.verdict.exits import name_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rankwise.launcher.pool import Answer, Opening
 
@@ -34,6 +33,8 @@ _IDLE_S = 300.0
 _CLOSE_S = 10.0
 _LOOK_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 16
+#: A process whose answers have ended, ends; else it is killed.
+_END_S = 5.0
 #: So much output waits for a caller that is slow to show it; then the ranks wait.
 _MOST_CHUNKS = 256
 _START = """
@@ -53,6 +54,7 @@ class Kind:
     Attributes:
         num_ranks: A number as text, or what to count.
         first_path: The folder in front of sys.path.
+        flags: What the ranks' Python is started with, beside its name.
         outputs: Which files or terminals the ranks' output goes to; empty where it passes through this process.
     """
 
@@ -61,7 +63,24 @@ class Kind:
     preload: tuple[str, ...]
     first_path: str
     python: str
+    flags: tuple[str, ...]
     outputs: tuple[tuple[int, int], ...]
+
+
+def find_flags() -> tuple[str, ...]:
+    """Return the flags of this Python that change what code does: -O, -B, -b, -W and -X.
+
+    Not -I, -E and -S: a rank is told what it needs by PYTHONPATH, which they have it ignore.
+    """
+    find: Callable[[], list[str]] | None = getattr(subprocess, "_args_from_interpreter_flags", None)
+    words = iter(find() if find is not None else [])
+    found: list[str] = []
+    for word in words:
+        if word == "-X":
+            found += [word, next(words, "")]
+        elif word.startswith(("-O", "-B", "-b", "-W", "-X")):
+            found.append(word)
+    return tuple(found)
 
 
 def find_outputs() -> tuple[tuple[int, int], ...]:
@@ -81,14 +100,25 @@ def find_outputs() -> tuple[tuple[int, int], ...]:
 
 @final
 class _Shown:
-    """Where output goes in this process; bytes may come with a letter cut in two."""
+    """Where output goes in this process; bytes may come with a letter cut in two.
+
+    A letter that the stream can't show is shown as its number: the rest is not lost with it.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def is_closed(self) -> bool:
+        return bool(getattr(self._stream, "closed", False))
+
     def write(self, data: bytes) -> None:
-        self._stream.write(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError as error:
+            self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         self._stream.flush()
 
 
@@ -110,16 +140,7 @@ class Pool:
         self._num_jobs, self._is_closed = 0, False
         self._chunks: queue.Queue[tuple[str, bytes | None]] = queue.Queue(_MOST_CHUNKS)
         self._mark = "" if kind.outputs else f"\0rankwise-{uuid.uuid4().hex}\n"
-        read_end, write_end = os.pipe()
-        try:
-            self._process = _start(write_end, env, is_piped=bool(self._mark))
-        except OSError as error:
-            os.close(read_end)
-            raise LaunchError(
-                f"{sys.executable} can't be started: {error}", hint="check sys.executable"
-            ) from error
-        finally:
-            os.close(write_end)
+        read_end, self._process = _open(env, is_piped=bool(self._mark))
         _pools.append(self)
         self._fds = [read_end, *(stream.fileno() for stream in self._streams())]
         sources = {_ANSWERS: read_end}
@@ -134,7 +155,7 @@ class Pool:
             reader.start()
         opening: Opening = {
             "num_ranks": kind.num_ranks, "cold": kind.cold, "imports": list(imports), "preload": list(kind.preload),
-            "first_path": kind.first_path, "mark": self._mark, "idle_s": _IDLE_S,
+            "first_path": kind.first_path, "flags": list(kind.flags), "mark": self._mark, "idle_s": _IDLE_S,
         }  # fmt: skip
         self._send(opening)
 
@@ -163,27 +184,32 @@ class Pool:
             What the pool answered, and whether the job was stopped for its time.
 
         Raises:
-            LaunchError: The pool ended, or does not answer.
+            LaunchError: The pool ended, was closed by another thread, or does not answer.
             UsageError: It says that the job can't be as it was asked for.
             KeyboardInterrupt: Ctrl-C here; the job has been stopped.
         """
         job, self._num_jobs = self._num_jobs, self._num_jobs + 1
         call = {"job": job, "folder": str(folder), "variables": dict(variables), "max_restarts": max_restarts}
-        self._send({**call, "signal": 0})
         writers = {
             source: _Shown(stream)
             for source, stream in ((_OUT, sys.stdout), (_ERR, sys.stderr))
             if stream is not None
         }
         limit_s = None if timeout_s is None else SYSTEM_CLOCK.monotonic() + timeout_s
+        is_sent = False
         try:
+            self._send({**call, "signal": 0})
+            is_sent = True
             answer = self._wait(job, writers, limit_s)
             if answer is not None:
                 return answer, False
             self._send({"job": job, "signal": int(signal.SIGTERM)})
             answer = self._wait(job, writers, SYSTEM_CLOCK.monotonic() + _STOP_S)
         except KeyboardInterrupt:
-            self._interrupt(job, writers)
+            if is_sent:
+                self._interrupt(job, writers)
+            else:
+                self.close()  # half an order may be on its way
             raise
         if answer is None:
             raise LaunchError(f"the launcher's own process did not stop the job within {_STOP_S:.0f} s")
@@ -194,7 +220,10 @@ class Pool:
         if self._is_closed:
             return
         self._is_closed = True
-        _pools.remove(self)
+        with contextlib.suppress(ValueError):  # another thread may close all at this moment
+            _pools.remove(self)
+        if self._process.poll() is None:
+            self._send({"job": -1, "signal": 0})
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -261,6 +290,9 @@ class Pool:
             try:
                 source, data = self._chunks.get(timeout=left_s)
             except queue.Empty:
+                if self._is_closed:
+                    # The end of the answers may have been taken by whoever closed it.
+                    raise _make_closed_error() from None
                 continue
             if source != _ANSWERS and data is not None:
                 _show(writers, source, data)
@@ -298,7 +330,13 @@ class Pool:
             self._chunks.put((source, None))
 
     def _note_end(self, job: int) -> Answer:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if self._is_closed:
+            raise _make_closed_error()
         if code == 0:
             return {"job": job, "lost": True}  # it had been idle for too long just as the order came
         how = f"ended with exit code {code}" if code >= 0 else f"was killed by {name_signal(-code)}"
@@ -318,19 +356,26 @@ def close_all() -> None:
         _pools[0].close()
 
 
+def _make_closed_error() -> LaunchError:
+    return LaunchError("the job was stopped: shutdown() was called while it ran")
+
+
 def _to_error(told: Answer) -> LaunchError | UsageError:
     kind = UsageError if told.get("is_usage") else LaunchError
     return kind(told["error"], hint=told.get("hint") or None)
 
 
 def _show(writers: dict[str, _Shown], source: str, data: bytes) -> None:
-    """Write a piece of output where the caller's own goes; a stream that takes nothing more gets nothing more."""
+    """Write a piece of output where the caller's own goes; a stream that is closed gets nothing more."""
     if source not in writers:
         return
     try:
         writers[source].write(data)
-    except (OSError, ValueError):
+    except BrokenPipeError:
         del writers[source]
+    except (OSError, ValueError):
+        if writers[source].is_closed:
+            del writers[source]
 
 
 def _read_some(fd: int) -> bytes:
@@ -340,8 +385,45 @@ def _read_some(fd: int) -> bytes:
         return b""
 
 
+def _open(env: Mapping[str, str], *, is_piped: bool) -> tuple[int, subprocess.Popen[bytes]]:
+    """Start the process; return where its answers can be read, too."""
+    with _filled_standard_streams():
+        read_end, write_end = os.pipe()
+        try:
+            return read_end, _start(write_end, env, is_piped=is_piped)
+        except (OSError, ValueError, TypeError) as error:
+            os.close(read_end)
+            raise LaunchError(
+                f"{sys.executable} can't be started: {error}", hint="check sys.executable"
+            ) from error
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+
+
+@contextlib.contextmanager
+def _filled_standard_streams() -> Iterator[None]:
+    """Keep the numbers 0 to 2 from our pipes where the caller was started with closed streams (``>&-``).
+
+    In the new process a pipe of such a number would be closed, or be taken for its standard output.
+    """
+    fillers = []
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            fillers.append(os.open(os.devnull, os.O_RDWR))  # gets the lowest free number: this one
+    try:
+        yield
+    finally:
+        for fd in fillers:
+            os.close(fd)
+
+
 def _start(answers_fd: int, env: Mapping[str, str], *, is_piped: bool) -> subprocess.Popen[bytes]:
-    root = str(Path(rankwise.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     number, inherited = answers_fd, [answers_fd]
     if IS_WINDOWS:
         import msvcrt  # noqa: PLC0415 - Windows only

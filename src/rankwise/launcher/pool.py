@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -54,6 +55,7 @@ class Opening(TypedDict):
         num_ranks: A number as text, or what to count.
         imports: What the warm server imports; ``preload``: what the user named beside that.
         first_path: The folder in front of the caller's sys.path.
+        flags: What the ranks' Python is started with.
         mark: What ends a job's output, where the caller reads that from pipes; else empty.
         idle_s: Seconds without an order after which the pool ends.
     """
@@ -63,12 +65,16 @@ class Opening(TypedDict):
     imports: list[str]
     preload: list[str]
     first_path: str
+    flags: list[str]
     mark: str
     idle_s: float
 
 
 class Call(TypedDict):
-    """A job, numbered by the caller from 0; or with ``signal`` the order to end it."""
+    """A job, numbered by the caller from 0; or with ``signal`` the order to end it.
+
+    The number -1 means that the caller goes, and removes its folder by itself.
+    """
 
     job: int
     folder: str
@@ -82,11 +88,12 @@ class Answer(TypedDict, total=False):
 
     Attributes:
         verdict: The verdict as JSON; ``told``: the facts beside the traceback as text; ``restarts``: how often all
-            ranks were started again.
+            ranks were started again; ``first``: the rank whose error the verdict is about.
     """
 
     job: int
     num_ranks: int
+    first: int | None
     verdict: dict[str, object]
     told: str
     restarts: int
@@ -104,15 +111,18 @@ class _Orders:
         self._stream, self._lock = stream, threading.Lock()
         self._current: int | None = None
         self._stopped: set[int] = set()
+        self._is_orphan = False
+        self._folder: str | None = None
         self.calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Begin to listen; only after the fork of the keeper."""
         threading.Thread(target=self._listen, name="rankwise-orders", daemon=True).start()
 
-    def begin(self, job: int, signals: Signals) -> bool:
+    def begin(self, job: int, folder: str, signals: Signals) -> bool:
         """Take note that a job begins; False if it has been stopped already."""
         with self._lock:
+            self._folder = folder
             signals.take()  # meant for the last one
             self._current = job
             return job not in self._stopped
@@ -122,9 +132,19 @@ class _Orders:
         with self._lock:
             self._current = None
 
+    def clear_up(self) -> None:
+        """Remove the last job's folder if the caller was killed, and can't do so itself."""
+        with self._lock:
+            if self._is_orphan and self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
     def _listen(self) -> None:
+        said_goodbye = False
         for line in self._stream:
             order: Call = json.loads(line)
+            if order["job"] < 0:
+                said_goodbye = True
+                continue
             if not order["signal"]:
                 self.calls.put(order)
                 continue
@@ -132,6 +152,8 @@ class _Orders:
                 self._stopped.add(order["job"])
                 if self._current == order["job"]:
                     _send_self(order["signal"])
+        with self._lock:
+            self._is_orphan = not said_goodbye
         self.calls.put(None)
         with self._lock:
             if self._current is not None:
@@ -192,7 +214,7 @@ class _Pool:
             if not is_final:
                 publish(job, verdict, attempt=attempt, reason=reason, is_final=False)
                 return
-            answer["verdict"], answer["restarts"] = verdict.to_json(), attempt
+            answer["verdict"], answer["restarts"], answer["first"] = verdict.to_json(), attempt, verdict.first
             answer["told"] = _tell(verdict, reason)
 
         run_attempts(job, keep)
@@ -218,11 +240,11 @@ def main(answers_fd: int) -> None:
         import msvcrt  # noqa: PLC0415 - Windows only
 
         answers_fd = msvcrt.open_osfhandle(answers_fd, os.O_WRONLY)  # type: ignore[attr-defined]
+    fill_standard_streams()  # first, or the orders would get the number of a stream that is closed
     orders_fd = os.dup(0)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.close(nowhere)
-    fill_standard_streams()
     os.set_inheritable(answers_fd, False)  # noqa: FBT003 - its only form
     with os.fdopen(orders_fd, encoding="utf-8") as stream:
         line = stream.readline()
@@ -252,6 +274,7 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
             script=str(CALL_PROCESS),
             imports=tuple(opening["imports"]),
             first_path=_find_first(opening),
+            flags=tuple(opening["flags"]),
         )
         spec = LaunchSpec(
             program=program, nproc_per_node=opening["num_ranks"], shutdown_timeout_s=_SHUTDOWN_S,
@@ -266,7 +289,7 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
         warm = WarmStart(spec, host, workers, Console(), stays=True)
         pool = _Pool(opening=opening, spec=spec, host=host, workers=workers, warm=warm, signals=signals)
         while (call := _wait_call(orders, signals, opening["idle_s"])) is not None:
-            if orders.begin(call["job"], signals):
+            if orders.begin(call["job"], call["folder"], signals):
                 answer = pool.run(call)
             else:
                 answer = Answer(job=call["job"], lost=True)
@@ -276,6 +299,7 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
         workers.close()
         if helper is not None:
             helper.close()
+        orders.clear_up()
 
 
 def _find_first(opening: Opening) -> Path:

@@ -26,7 +26,7 @@ def build_argv(program: Program, python: str, local_rank: int) -> tuple[str, ...
     """Return the words of a rank's command; ``${local_rank}`` in the script's arguments is filled in."""
     args = [string.Template(arg).safe_substitute(local_rank=local_rank) for arg in program.args]
     front = {
-        "script": (python, "-u"),
+        "script": (python, "-u", *program.flags),
         "module": (python, "-u", "-m"),
         "program": (),
         "run_path": (python, "-u", "-c", _RUN_PATH),

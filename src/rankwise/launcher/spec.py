@@ -31,6 +31,7 @@ class Program:
             ``run_path`` (the script is run by ``runpy.run_path``).
         imports: What the warm server imports for it; empty: what its text tells.
         first_path: The folder in front of its sys.path, where that is not the script's.
+        flags: What Python is started with, beside ours.
     """
 
     script: str
@@ -38,6 +39,7 @@ class Program:
     how: str = "script"
     imports: tuple[str, ...] = ()
     first_path: Path | None = None
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

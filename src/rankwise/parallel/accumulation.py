@@ -12,16 +12,16 @@ mean of the means is not the mean. A sum-reduced loss times ``loss_scale`` is ex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, TypeVar
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.parallel.checked import CheckedDDP
 from rankwise.runtime.context import current
+from rankwise.runtime.groups import group_of
+from rankwise.runtime.signature import agree, format_ranks, locate, show_site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,7 +91,9 @@ def accumulate(
 
 
 def _compare_numbers(number: int, ctx: RankContext) -> None:
-    told = ctx.control.compare(f"micro-batches\t{number}", what="accumulate (how many micro-batches?)")
+    told = ctx.control.compare(
+        f"micro-batches\t{number}", what=f"accumulate at {show_site(locate())} (how many micro-batches?)"
+    )
     if told is not None:
         held = ", ".join(
             f"rank {rank} {text.partition(chr(9))[2]}"
@@ -104,7 +106,7 @@ def _compare_numbers(number: int, ctx: RankContext) -> None:
         )
 
 
-def loss_scale(num_samples: int, *, ctx: RankContext | None = None) -> float:
+def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:
     """Return what a sum-reduced loss must be multiplied with, so that DDP's average is the mean over all samples.
 
     That is the number of ranks by the number of samples of all ranks. It is exact for any split of the samples over
@@ -112,32 +114,47 @@ def loss_scale(num_samples: int, *, ctx: RankContext | None = None) -> float:
     that micro-batch too: ``mean * len(inputs) * scale``. For language models, count tokens that are not masked.
 
     Args:
-        num_samples: Samples of this rank, in all micro-batches of the step; may be 0.
+        num_samples: Samples of this rank, in all micro-batches of the step; may be 0. With weights, their sum.
         ctx: Who the ranks are; None: the job that ``init()`` has joined.
 
     Returns:
         The factor, equal on all ranks.
 
     Raises:
-        UsageError: A negative number, or no samples on any rank; on all ranks.
+        UsageError: A negative number or none at all, on some rank; or no samples on any; the same error on all ranks.
 
-    Collective: every rank, once for each step: one small all-reduce. It goes over Gloo where the job has it, as by
-    default, so that no GPU is waited for.
+        CollectiveError: The ranks call different things.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank, once for each step: one small exchange over the side channel, for which no GPU is waited.
     """
-    ctx = ctx or current()
-    device = "cpu" if "gloo" in ctx.backend else ctx.device
-    # The second number tells the others of a first one that is wrong: an error here alone would leave them waiting.
-    sums = torch.tensor([max(num_samples, 0), num_samples < 0], device=device)
-    if ctx.world_size > 1:
-        dist.all_reduce(sums, group=ctx.group)
-    total, num_wrong = sums.tolist()
-    if num_wrong:
+    group = group_of(ctx or current())
+    # What is wrong is told like a number: an error here alone would leave the others waiting.
+    own = _read_number(num_samples)
+    told = agree(group, "loss_scale", site=locate(), must={}, may=[own, repr(num_samples)[:60]])
+    given = told or [[own, repr(num_samples)[:60]]] * group.size
+    wrong = {rank: one[1] for rank, one in zip(group.ranks, given, strict=True) if one[0] is None}
+    if wrong:
+        first = next(iter(wrong))
         raise UsageError(
-            f"loss_scale: {num_wrong} rank(s) gave a negative number of samples; rank {ctx.rank} gave {num_samples}"
+            f"loss_scale: the number of samples is {wrong[first]} on {format_ranks([first])}"
+            + (f", and wrong on {format_ranks(list(wrong)[1:])} too" if len(wrong) > 1 else ""),
+            hint="pass the samples of this rank in all micro-batches of the step: a number, 0 or more",
         )
+    total = sum(one[0] for one in given)
     if total == 0:
         raise UsageError(
-            f"loss_scale: all {ctx.world_size} ranks together hold 0 samples",
+            f"loss_scale: all {group.size} ranks together hold 0 samples",
             hint="skip a step that has none, on every rank",
         )
-    return float(ctx.world_size / total)
+    return float(group.size / total)
+
+
+def _read_number(num_samples: Any) -> float | None:
+    """Return a number that can be sent, from Python, torch or NumPy; None if it counts nothing."""
+    try:
+        number = num_samples.item() if hasattr(num_samples, "item") else num_samples
+    except (RuntimeError, ValueError):  # of several elements
+        return None
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return number if is_number and 0 <= number < math.inf else None

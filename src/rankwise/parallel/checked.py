@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import CollectiveError, ModelError
+from rankwise.runtime.signature import naming_on
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +31,9 @@ class Watch:
     Attributes:
         trained: Names of the parameters that DDP averages, in its order.
         parameters: All parameters with what they were when wrapped.
+        listed: The parameters alone.
+        seen_trained: Their ``requires_grad`` when they were looked at.
+        ignored: Names that DDP was told to leave alone.
         rank: Our rank, for errors.
         has_synced_batchnorm: Whether each forward is a collective.
         forwards_left: Forwards until the parameters are looked at again.
@@ -38,6 +42,9 @@ class Watch:
 
     trained: list[str]
     parameters: list[tuple[str, nn.Parameter, bool]]
+    listed: list[nn.Parameter]
+    seen_trained: list[bool]
+    ignored: set[str]
     rank: int
     has_synced_batchnorm: bool
     forwards_left: int = 0
@@ -49,6 +56,7 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
     """torch's DistributedDataParallel; made by ``apply_ddp``, which sets ``watch``."""
 
     watch: Watch | None = None
+    require_forward_param_sync: bool  # torch's: whether the next forward shares the buffers
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model.
@@ -62,24 +70,33 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
 
         Raises:
             ModelError: Parameters had no part in the last loss, or were changed since the model was wrapped.
-            CollectiveError: The last accumulation was left before its gradients were averaged.
+            CollectiveError: The last accumulation was left before its gradients were averaged; or a peer has left.
 
-        Collective: all ranks, if the model has buffers or synced BatchNorm; the backward in any case.
+        Collective: in training mode all ranks, if the model has buffers or synced BatchNorm; the backward in any case.
         """
         watch = self.watch
-        if watch is not None and torch.is_grad_enabled():
-            watch.forwards_left -= 1
-            if watch.forwards_left < 0:
-                _check_parameters(self.module, watch)
-            if watch.num_left_unsynced:
-                raise _tell_unsynced(watch)
-        try:
+        if watch is None:
             return super().forward(*inputs, **kwargs)
+        if torch.is_grad_enabled():
+            watch.forwards_left -= 1
+            if watch.forwards_left < 0 or [each.requires_grad for each in watch.listed] != watch.seen_trained:
+                _check_parameters(self, watch)
+            if watch.num_left_unsynced:
+                _check_unsynced(watch)
+        # Buffers are shared in training only, so that one rank may evaluate alone: in evaluation they don't change.
+        before: bool = self.require_forward_param_sync
+        self.require_forward_param_sync = before and self.training
+        try:
+            with naming_on(watch.rank, "the forward of the wrapped model"):
+                return super().forward(*inputs, **kwargs)
         except RuntimeError as error:
             named = _name_unused(error, self)
             if named is None:
                 raise
             raise named from error
+        finally:
+            if not self.training:
+                self.require_forward_param_sync = before
 
     def train(self, mode: bool = True) -> CheckedDDP:  # noqa: FBT001 - torch's signature
         """Set training mode, as in torch; the next forward looks at the parameters."""
@@ -106,20 +123,30 @@ def watch_parameters(ddp: CheckedDDP, *, rank: int, has_synced_batchnorm: bool) 
     ddp.watch = Watch(
         trained=[name for name, _, trained in parameters if trained],
         parameters=parameters,
+        listed=[each for _, each, _ in parameters],
+        seen_trained=[trained for _, _, trained in parameters],
+        ignored=ignored,
         rank=rank,
         has_synced_batchnorm=has_synced_batchnorm,
     )
 
 
-def _check_parameters(module: nn.Module, watch: Watch) -> None:
+def _check_parameters(ddp: CheckedDDP, watch: Watch) -> None:
     """Refuse to go on with parameters that DDP does not know: their gradients would stay on each rank, silently."""
     watch.forwards_left = _FORWARDS_BETWEEN_CHECKS
+    watch.seen_trained = [each.requires_grad for each in watch.listed]
     melted = [name for name, each, trained in watch.parameters if each.requires_grad and not trained]
     frozen = [name for name, each, trained in watch.parameters if trained and not each.requires_grad]
-    if len(frozen) == len(watch.trained):
-        frozen = []  # a model that is frozen for a while as a whole, as in adversarial training, has no backward to wait for
-    known = {id(each) for _, each, _ in watch.parameters}
-    new = [name for name, each in module.named_parameters() if id(each) not in known and each.requires_grad]
+    if len(frozen) == len(watch.trained) or ddp.find_unused_parameters or not ddp.training:
+        # Frozen as a whole for a while, as in adversarial training, or in evaluation: there is no backward to wait for.
+        # With find_unused, DDP finds that they are not used.
+        frozen = []
+    known = {id(each) for each in watch.listed}
+    new = [
+        name
+        for name, each in ddp.module.named_parameters()
+        if id(each) not in known and each.requires_grad and name not in watch.ignored
+    ]
     if not (melted or frozen or new):
         return
     told = [
@@ -178,10 +205,13 @@ def _quote(names: list[str]) -> str:
     return f"{few} {'was' if len(names) == 1 else 'were'}"
 
 
-def _tell_unsynced(watch: Watch) -> CollectiveError:
+def _check_unsynced(watch: Watch) -> None:
+    """Refuse to go on with gradients of an accumulation that was left early; a step that was dropped leaves none."""
     number, watch.num_left_unsynced = watch.num_left_unsynced, 0
-    return CollectiveError(
+    if not any(each.grad is not None and bool(each.grad.any()) for each in watch.listed):
+        return
+    raise CollectiveError(
         f"the last accumulation was left after {number} micro-batch(es), before its gradients were averaged over the ranks",
         rank=watch.rank,
-        hint="let `for micro in accumulate(...)` run to its end; leave the loop over steps, not this one",
+        hint="let `for micro in accumulate(...)` run to its end, or drop the step with optimizer.zero_grad(), on every rank",
     )

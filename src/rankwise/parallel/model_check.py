@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, ModelError
+from rankwise.base.errors import CollectiveTimeoutError, ModelError
+from rankwise.runtime.context import current
+from rankwise.runtime.signature import format_ranks, locate, show_site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
+    from rankwise.runtime.context import RankContext
     from rankwise.runtime.control import Control
 
 #: So many differences are spelled out; one is usually the reason of all.
 _MOST_NAMED = 4
-_HEAD = "apply_ddp"
 _ORDER_HINT = "DDP pairs parameters by their order: build the model in the same order on every rank (no sets, no threads)"
 
 
@@ -51,12 +54,14 @@ def check_same_model(
 
     Collective: every rank of the job.
     """
-    lines = [_HEAD, f"complaint\t{complaint or ''}"]
+    lines = [f"complaint\t{complaint or ''}"]
     lines += [f"setting\t{name}={value}" for name, value in sorted(settings.items())]
     lines += ["\t".join(parts) for parts in _describe(model)]
     try:
         told = control.compare(
-            "\n".join(lines), what="apply_ddp (do all ranks have the same model?)", timeout_s=wait_s
+            "\n".join(lines),
+            what=f"apply_ddp at {show_site(locate())} (do all ranks have the same model?)",
+            timeout_s=wait_s,
         )
     except CollectiveTimeoutError as error:
         more = "a rank that is only slow gets more time with apply_ddp(..., wait_s=600)"
@@ -66,14 +71,7 @@ def check_same_model(
         if complaint:
             raise ModelError(complaint)
         return
-    of_rank = {rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}
-    strangers = [rank for rank, rows in of_rank.items() if rows[0] != _HEAD]
-    if strangers:
-        raise CollectiveError(
-            f"apply_ddp: {_name_ranks(strangers)} called something else at this point",
-            hint="every rank must wrap the same models in the same order",
-        )
-    _raise_difference({rank: rows[1:] for rank, rows in of_rank.items()})
+    _raise_difference({rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)})
 
 
 def _describe(model: nn.Module) -> Iterator[tuple[str, str, str]]:
@@ -102,10 +100,10 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
     complaints = {rank: rows[0].split("\t", 1)[1] for rank, rows in of_rank.items()}
     if any(complaints.values()):
         holders = _group_ranks({rank: text for rank, text in complaints.items() if text})
-        raise ModelError("; ".join(f"{_name_ranks(ranks)}: {text}" for text, ranks in holders.items()))
+        raise ModelError("; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in holders.items()))
     settings = [
         f"{rows[0].partition('=')[0]} is "
-        + "; ".join(f"{row.partition('=')[2]} on {_name_ranks(who)}" for row, who in held.items())
+        + "; ".join(f"{row.partition('=')[2]} on {format_ranks(who)}" for row, who in held.items())
         for rows, held in _find_differing_settings(of_rank)
     ]
     if settings:
@@ -117,17 +115,15 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
     names = list(dict.fromkeys(name for held in tensors.values() for name in held))
     differing = [text for name in names if (text := _tell_difference(name, tensors))]
     if differing:
-        more = len(differing) - _MOST_NAMED
-        told = "\n".join(f"  {text}" for text in differing[:_MOST_NAMED]) + (
-            f"\n  and {more} more" if more > 0 else ""
-        )
+        more = f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
         raise ModelError(
-            f"the ranks hold different models: {len(differing)} of {len(names)} parameters and buffers differ\n{told}",
+            f"the ranks hold different models: {'; '.join(differing[:_MOST_NAMED])}{more}"
+            f" ({len(differing)} of {len(names)} parameters and buffers)",
             hint="build the model from the same code and configuration on every rank, and freeze the same parameters",
         )
     first = next(rows for rows in zip(*tensors.values(), strict=True) if len(set(rows)) > 1)
     held = _group_ranks(dict(zip(tensors, (" ".join(name) for name in first), strict=True)))
-    told = "; ".join(f"{_name_ranks(ranks)}: {name}" for name, ranks in held.items())
+    told = "; ".join(f"{format_ranks(ranks)}: {name}" for name, ranks in held.items())
     raise ModelError(
         f"the ranks hold the same parameters in a different order: the first that differ are {told}",
         hint=_ORDER_HINT,
@@ -160,9 +156,9 @@ def _tell_difference(
     without = held.pop("", None)
     if without and len(held) == 1:
         what, ranks = next(iter(held.items()))
-        return f"{_name_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {_name_ranks(ranks)} {_has(ranks)} it"
-    told = "; ".join(f"{what} on {_name_ranks(ranks)}" for what, ranks in held.items())
-    return f"{kind} {name!r}: {told}" + (f"; absent on {_name_ranks(without)}" if without else "")
+        return f"{format_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {format_ranks(ranks)} {_has(ranks)} it"
+    told = "; ".join(f"{what} on {format_ranks(ranks)}" for what, ranks in held.items())
+    return f"{kind} {name!r}: {told}" + (f"; absent on {format_ranks(without)}" if without else "")
 
 
 def _has(ranks: Sequence[int]) -> str:
@@ -174,18 +170,6 @@ def _group_ranks(of_rank: Mapping[int, str]) -> dict[str, list[int]]:
     for rank, text in of_rank.items():
         held.setdefault(text, []).append(rank)
     return held
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1", "ranks 0, 2" or "ranks 0-6, 8"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
 def find_complaint(model: nn.Module) -> str | None:
@@ -236,13 +220,18 @@ def hash_values(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
 
 def _hash_tensor(tensor: Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.blake2b(
-        flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"", digest_size=8
-    ).hexdigest()
+    # Not by numpy(): torch may be installed without NumPy.
+    size_bytes = flat.numel() * flat.element_size()
+    data = ctypes.string_at(flat.data_ptr(), size_bytes) if size_bytes else b""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def check_replicas(
-    model: nn.Module, *, control: Control, buffers: bool = False, timeout_s: float | None = None
+    model: nn.Module,
+    *,
+    ctx: RankContext | None = None,
+    buffers: bool = False,
+    timeout_s: float | None = None,
 ) -> None:
     """See that all ranks hold the same weights, to the bit; for once an epoch, or after loading a checkpoint.
 
@@ -251,21 +240,23 @@ def check_replicas(
 
     Args:
         model: The model, wrapped or not.
-        control: The side channel: ``ctx.control``.
+        ctx: The job; None: that which ``init()`` has joined.
         buffers: Whether buffers must be equal too. Those of a BatchNorm that is not synced are not, by design.
         timeout_s: Seconds to wait for the slowest rank; None: as long as collectives may take.
 
     Raises:
         ModelError: They differ; names the parameters and who holds the same. The same error on all ranks.
+        CollectiveError: A rank called something else.
         CollectiveTimeoutError: A rank did not come; names it.
 
     Collective: every rank of the job.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     digests = hash_values([*inner.named_parameters(), *(inner.named_buffers() if buffers else ())])
+    control = (ctx or current()).control
     told = control.compare(
         "\n".join(f"{name}\t{digest}" for name, digest in digests.items()),
-        what="check_replicas",
+        what=f"check_replicas at {show_site(locate())}",
         timeout_s=timeout_s,
     )
     if told is None:
@@ -280,9 +271,9 @@ def check_replicas(
             "the ranks hold different parameters", hint="wrap the model with apply_ddp: it names them"
         )
     groups = _group_ranks({rank: held.get(names[0], "") for rank, held in of_rank.items()})
-    camps = "; ".join(_name_ranks(ranks) for ranks in groups.values())
+    camps = "; ".join(format_ranks(ranks) for ranks in groups.values())
     raise ModelError(
-        f"the values of {len(names)} of {len(digests)} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
+        f"the values of {len(names)} of {len(digests)} {'parameters and buffers' if buffers else 'parameters'} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
         f" (equal among themselves, of {names[0]!r}: {camps})",
         hint="load checkpoints on every rank or before apply_ddp; call the wrapped model, not ddp.module, in training",
     )

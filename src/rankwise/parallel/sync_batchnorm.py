@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rankwise.base.errors import ModelError
+from rankwise.runtime.signature import naming_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,8 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
 
     Parameters, buffers and state dict are those of ``torch.nn.BatchNorm2d``, and so is what it computes: in training,
     what one process would with the samples of all ranks in one batch. Ranks may hold different numbers of samples, or
-    none. Half precision is computed in float32. Evaluation is local.
+    none. Half precision is computed in float32. Evaluation is local. Gradients of gradients, as for a gradient penalty,
+    are not there in training, as in torch's own layer: torch raises RuntimeError (``once_differentiable``).
 
     Args:
         num_features: Channels, C.
@@ -139,7 +141,8 @@ def _merge_statistics(x_NC: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, T
         var_C, mean_C = torch.var_mean(x_NC, dims, correction=0)
         ours[:num_channels], ours[num_channels:-1], ours[-1] = mean_C, var_C * count, count
     rows = torch.empty(group.size(), ours.numel(), dtype=ours.dtype, device=ours.device)
-    dist.all_gather(list(rows.unbind(0)), ours, group=group)
+    with naming_on(dist.get_rank(), "the forward of SyncBatchNorm"):
+        dist.all_gather(list(rows.unbind(0)), ours, group=group)
     mean_WC, squares_WC, count_W1 = rows[:, :num_channels], rows[:, num_channels:-1], rows[:, -1:]
     total = count_W1.sum()
     # Read by the host (a pause on a GPU) only where it may fail: if all ranks together hold one value, so does each.
@@ -184,7 +187,8 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
         dx_NC = None
         if ctx.needs_input_grad[0]:
             sums_2C = torch.cat([dbias_C, dweight_C])
-            dist.all_reduce(sums_2C, group=ctx.group)
+            with naming_on(dist.get_rank(), "the backward of SyncBatchNorm"):
+                dist.all_reduce(sums_2C, group=ctx.group)
             mean_dy_C, mean_dy_normal_C = (sums_2C / total).chunk(2)
             dx_NC = dy_NC - _spread(mean_dy_C, x_NC) - normal_NC * _spread(mean_dy_normal_C, x_NC)
             dx_NC *= _spread(invstd_C if weight_C is None else invstd_C * weight_C.to(invstd_C.dtype), x_NC)

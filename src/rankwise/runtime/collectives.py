@@ -6,15 +6,21 @@ that torch.distributed made for them; nothing is ever unpickled that came from a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from rankwise.base.errors import UsageError
 from rankwise.runtime.differentiable import all_gather_with_grad, all_reduce_with_grad
-from rankwise.runtime.groups import Group, new_group, resolve_group
+from rankwise.runtime.groups import Group, new_group, read_seconds, resolve_group
 from rankwise.runtime.movements import all_gather, broadcast, broadcast_, gather
 from rankwise.runtime.preallocated import all_gather_into, gather_into
 from rankwise.runtime.reductions import all_reduce, all_reduce_, reduce, reduce_scatter
 from rankwise.runtime.scattering import all_to_all, scatter
 from rankwise.runtime.signature import agree, locate, set_checking
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = [
     "Group",
@@ -38,7 +44,9 @@ __all__ = [
 ]
 
 
-def barrier(name: str | None = None, *, timeout_s: float | None = None, group: Group | None = None) -> None:
+def barrier(
+    name: str | None = None, *, timeout_s: float | timedelta | None = None, group: Group | None = None
+) -> None:
     """Wait until every rank is here, and what the device had to do before is done.
 
     The line of the call is not compared: ranks rightly meet from different lines, as in "rank 0 downloads first".
@@ -50,13 +58,28 @@ def barrier(name: str | None = None, *, timeout_s: float | None = None, group: G
 
     Raises:
         CollectiveError: A rank is in another collective, or in a barrier of another name.
-        CollectiveTimeoutError: Some rank did not come; names it.
+        CollectiveTimeoutError: Some rank did not come; names it. The same call may be made again, and waits on.
+        UsageError: ``timeout_s`` is no time.
 
     Collective: every rank of the group must call this, in the same order.
     """
     members = resolve_group(group)
+    given_s = None if timeout_s is None else read_seconds(timeout_s)
+    if timeout_s is not None and given_s is None:
+        raise UsageError(
+            f"barrier: timeout_s is {timeout_s!r}",
+            rank=members.rank,
+            hint="pass seconds above 0, or a timedelta",
+        )
     if members.device.type not in {"cpu", "meta"}:
         torch.accelerator.synchronize()
     site = locate()
     # `may` is there so that a barrier is one too where comparing is off.
-    agree(members, "barrier", site=site, must={"name": name, "site": ""}, may="", timeout_s=timeout_s)
+    agree(
+        members,
+        "barrier",
+        site=site,
+        must={"name": None if name is None else str(name)},
+        may="",
+        timeout_s=given_s,
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
+from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.runtime.batch import BatchPlan, plan_batch
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 _DESTROY_S = 10.0
 #: After an exception the others are likely to be in a collective that we will not join.
 _ABANDON_S = 2.0
+#: The rank that serves the store waits so long for those that may still need it.
+_FAREWELL_S, _POLL_S = 5.0, 0.01
 
 
 @final
@@ -45,10 +50,11 @@ class RankContext:
         backend: What carries its tensors, as torch names it.
         timeout_s: Seconds that a collective may wait for the slowest rank.
         group: The process group of all ranks.
-        control: The side channel on which ranks compare notes; ``check_replicas`` takes it.
+        control: The side channel on which ranks compare notes.
         store: The job's store, in a corner of its own.
         source: Who told rank and world size.
         opened_at: ``file.py:LINE`` of the call of ``init()``.
+        serves: Whether this process serves the store.
     """
 
     rank: int
@@ -65,6 +71,7 @@ class RankContext:
     store: dist.Store = field(repr=False)
     source: str
     opened_at: str = field(repr=False)
+    serves: bool = field(default=False, repr=False)
     _counts: dict[str, int] = field(default_factory=dict, repr=False)
 
     # ------------------------------------------------------------- who I am
@@ -213,6 +220,8 @@ class RankContext:
                 dist.destroy_process_group()
             self.control.close()
             object.__setattr__(self, "group", None)
+            if self.world_size > 1 and bound_s > _ABANDON_S:
+                self._say_farewell()
 
         try:
             call_within(bound_s, destroy)
@@ -221,12 +230,35 @@ class RankContext:
                 f"rankwise: [rank {self.rank}] left the job with a collective pending: its process group could not be closed within {bound_s:.0f} s\n"
             )
 
+    def _say_farewell(self) -> None:
+        """Count ourselves out; whoever serves the store keeps it until the others are out too, or for some seconds."""
+        with suppress(RuntimeError):
+            num_left = self.store.add("left", 1)
+            end = SYSTEM_CLOCK.monotonic() + _FAREWELL_S
+            while self.serves and num_left < self.world_size and SYSTEM_CLOCK.monotonic() < end:
+                SYSTEM_CLOCK.sleep(_POLL_S)
+                num_left = self.store.add("left", 0)
+
     def _count(self, what: str) -> int:
         self._counts[what] = self._counts.get(what, 0) + 1
         return self._counts[what]
 
 
+def _forget() -> None:
+    """In a forked child: it has no part in the job, and must not end its parent's groups.
+
+    Their destructors would wait for threads that the child has not got; so they are kept for ever.
+    """
+    for context in _open:
+        for kept in (context.group, context.control._group):
+            if kept is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    _open.clear()
+
+
 _open: list[RankContext] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def enter(context: RankContext) -> RankContext:

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import pickle
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, final
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
-from rankwise.base.errors import CollectiveTimeoutError, UsageError
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.evidence.roll import name_ranks
 
 if TYPE_CHECKING:
@@ -31,6 +32,24 @@ _PATIENCE_S = 1.0
 _STORE_TIMEOUT_S = 5.0
 _MOST_SHOWN = 4
 _TIMED_OUT = "Operation timed out"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A call that has not come to its end: what the others do next is still an answer to it.
+
+    Attributes:
+        compared: What this rank compares; the same call may be made again, and goes on with the wait.
+        what: What the rank was about to do.
+        seen: Where the answer will be.
+        work: What to wait for; None if the call can't be taken up again.
+    """
+
+    compared: str
+    what: str
+    seen: torch.Tensor
+    work: dist.Work | None
 
 
 @final
@@ -59,13 +78,19 @@ class Control:
         self._group, self.ranks, self._rank = group, tuple(ranks), rank
         self._store, self.timeout_s, self._clock = store, timeout_s, clock
         self._num_calls, self._is_closed = 0, False
+        self._pending: _Pending | None = None
 
-    def compare(self, text: str, *, what: str, timeout_s: float | None = None) -> list[str] | None:
+    def compare(
+        self, text: str, *, what: str, kind: str | None = None, timeout_s: float | None = None
+    ) -> list[str] | None:
         """Find out whether all ranks hold the same text; costs one small all-reduce when they do.
+
+        A call that ran out of time may be made again, and goes on with the wait: the others may just be coming.
 
         Args:
             text: What to compare.
             what: What the ranks are about to do, for the error of one that waits in vain: "all_reduce at train.py:7".
+            kind: Who can read ``text``; texts of two kinds are never given to one reader. None: the first word of ``what``.
             timeout_s: Seconds to wait for the slowest rank; None: as long as collectives may take.
 
         Returns:
@@ -73,20 +98,58 @@ class Control:
 
         Raises:
             CollectiveTimeoutError: Some rank did not come; names it.
+            CollectiveError: The ranks are about to do things of different kinds; or another call of this rank had run
+                out of time before, and the ranks are out of step since.
 
         Collective: every rank of the group must call ``compare`` or ``exchange``, in the same order.
         """
         self._check_open()
         if self._group is None:
             return None
-        # Equal on all ranks exactly if the greatest is the smallest: one reduction tells both.
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        seen = torch.tensor([digest, -digest])
-        work = self._group.allreduce([seen], _max())
-        self._wait(work, what, timeout_s)
+        kind = kind or what.partition(" ")[0]
+        compared = f"{kind}\n{text}"
+        seen = self._meet(compared, what, timeout_s)
         if int(seen[0]) == -int(seen[1]):
             return None
-        return [str(told) for told in self.exchange(text, what=what, timeout_s=timeout_s)]
+        told = self.exchange((kind, what, text), what=what, timeout_s=timeout_s)
+        if len({one[0] for one in told}) > 1:
+            raise self._tell_kinds([one[1] for one in told])
+        return [str(one[2]) for one in told]
+
+    def _meet(self, compared: str, what: str, timeout_s: float | None) -> torch.Tensor:
+        """Reduce a digest over the ranks: equal on all of them exactly if the greatest is the smallest."""
+        pending = self._pending
+        if pending is None:
+            digest = int.from_bytes(hashlib.blake2b(compared.encode(), digest_size=7).digest(), "big")
+            seen = torch.tensor([digest, -digest])
+            assert self._group is not None  # noqa: S101 - asked before
+            self._num_calls += 1
+            pending = self._pending = _Pending(compared, what, seen, self._group.allreduce([seen], _max()))
+        elif pending.work is None or pending.compared != compared:
+            raise self._tell_pending(what, pending)
+        assert pending.work is not None  # noqa: S101 - for the type checker
+        self._wait(pending.work, what, timeout_s)
+        return pending.seen
+
+    def _tell_kinds(self, told: Sequence[str]) -> CollectiveError:
+        groups: dict[str, list[int]] = {}
+        for rank, what in zip(self.ranks, told, strict=True):
+            groups.setdefault(what, []).append(rank)
+        shown = [f"{name_ranks(ranks)}: {what}" for what, ranks in list(groups.items())[:_MOST_SHOWN]]
+        if len(groups) > _MOST_SHOWN:
+            shown.append(f"and {len(groups) - _MOST_SHOWN} others")
+        return CollectiveError(
+            f"the ranks called different collectives: {'; '.join(shown)}",
+            rank=self._rank,
+            hint="one rank took another branch, or left out a call: all must make the same calls in the same order",
+        )
+
+    def _tell_pending(self, what: str, pending: _Pending) -> CollectiveError:
+        return CollectiveError(
+            f"{what}: an earlier call ({pending.what}) ran out of time or was interrupted, and the ranks are out of step since",
+            rank=self._rank,
+            hint="make that very call again, from the same line; or leave the job with ctx.close() on every rank and join again",
+        )
 
     def exchange(self, value: Any, *, what: str, timeout_s: float | None = None) -> list[Any]:
         """Give every rank the value of each.
@@ -107,13 +170,21 @@ class Control:
         self._check_open()
         if self._group is None:
             return [value]
+        if self._pending is not None:
+            raise self._tell_pending(what, self._pending)
+        # Half an exchange can't be taken up again: whatever ends it early leaves this mark.
+        self._pending = _Pending("", what, torch.empty(0), None)
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
-        self._wait(self._group.allgather([lengths], [torch.tensor([data.numel()])]), what, timeout_s)
+        self._num_calls += 1
+        self._wait(
+            self._group.allgather([lengths], [torch.tensor([data.numel()])]), what, timeout_s, is_last=False
+        )
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: data.numel()] = data
         rows = [torch.empty_like(padded) for _ in self.ranks]
+        self._num_calls += 1
         self._wait(self._group.allgather([rows], [padded]), what, timeout_s)
         # The bytes come from processes of this very job, which run the user's code anyway.
         # Not by numpy(): torch may be installed without NumPy.
@@ -134,10 +205,9 @@ class Control:
                 hint="make the call before ctx.close(), or join again",
             )
 
-    def _wait(self, work: dist.Work, what: str, timeout_s: float | None) -> None:
+    def _wait(self, work: dist.Work, what: str, timeout_s: float | None, *, is_last: bool = True) -> None:
         """Wait for all ranks; say where we are when it takes long, and who is missing when it takes too long."""
         bound_s = self.timeout_s if timeout_s is None else timeout_s
-        self._num_calls += 1
         patience_s = min(_PATIENCE_S, bound_s / 4)
         end, told = self._clock.monotonic() + bound_s, False
         while True:
@@ -146,8 +216,11 @@ class Control:
                 work.wait(timedelta(seconds=max(0.001, min(left_s, patience_s) if not told else left_s)))
             except RuntimeError as error:
                 if _TIMED_OUT not in str(error):
+                    self._pending = None  # the connection is lost, and every call will say so
                     raise
             else:
+                if is_last:
+                    self._pending = None
                 return
             if not told:
                 self._leave_word(what)

@@ -51,6 +51,8 @@ def find_kind(wanted: str | torch.device | None, rank: int) -> torch.device:
         UsageError: This torch does not know it, or finds none on this host.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if wanted is None and accelerator is not None and accelerator.type == "mps":
+        return torch.device("cpu")  # no backend carries tensors of Apple's GPUs
     try:
         device = torch.device(wanted) if wanted is not None else accelerator or torch.device("cpu")
     except RuntimeError as error:

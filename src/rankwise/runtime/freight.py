@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rankwise.base.errors import CollectiveError
 from rankwise.runtime.groups import choose_carrier, find_home
 from rankwise.runtime.nested import flatten, from_tensor, kind_of, to_tensor, unflatten
 from rankwise.runtime.wire import BUCKET_BYTES, SMALL_BYTES
@@ -61,7 +62,7 @@ def load(tree: Any, group: Group, *, announced: bool = True) -> Freight:
         What to send.
 
     Raises:
-        Exception: A leaf or a container can't be pickled; of many types, whatever its own code raises.
+        CollectiveError: A leaf or a container can't be pickled.
     """
     leaves = flatten(tree)
     kinds = [kind_of(leaf) for _, leaf in leaves]
@@ -76,8 +77,17 @@ def load(tree: Any, group: Group, *, announced: bool = True) -> Freight:
     metas = [(t.dtype, tuple(t.shape), t.device.type, kind) for t, kind in zip(tensors, names, strict=True)]
     buffers = [_join([tensors[i] for i in bucket]) for bucket in plan(metas)]
     carried = [buffer.to(choose_carrier(group, buffer.device.type)) for buffer in buffers]
-    manifest = pickle.dumps((unflatten(tree, range(len(leaves))), marks, metas)) if announced else b""
-    return Freight(manifest, metas, carried)
+    return Freight(_pickle(tree, marks, metas) if announced else b"", metas, carried)
+
+
+def _pickle(tree: Any, marks: list[Any], metas: list[Any]) -> bytes:
+    try:
+        return pickle.dumps((unflatten(tree, range(len(marks))), marks, metas))
+    except Exception as error:  # whatever the object's own code raises
+        raise CollectiveError(
+            f"an object can't be pickled: {type(error).__name__}: {error}",
+            hint="send its data, not what holds files, locks or lambdas",
+        ) from error
 
 
 def unload(manifest: bytes, buffers: Sequence[Tensor], group: Group) -> Any:
@@ -144,7 +154,12 @@ def count_bytes(metas: Sequence[Any]) -> list[int]:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return a flat uint8 view of a tensor, or of a copy if it is not contiguous."""
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    if flat.stride(0) != 1:
+        flat = flat.as_strided(
+            flat.shape, (1,)
+        )  # a lone element of a column is contiguous, with the column's stride
+    return flat.view(torch.uint8)
 
 
 def _join(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from rankwise.runtime.signature import agree, format_ranks, locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankwise.runtime.context import RankContext
 
 #: Numbers the groups of this process; equal on all ranks, as all of them make every group.
 _numbers = count(1)
@@ -64,15 +67,7 @@ def resolve_group(group: Group | None) -> Group:
         CollectiveError: We are not in the group.
     """
     if group is None:
-        ctx = current()
-        return Group(
-            ranks=ctx.control.ranks,
-            rank=ctx.rank,
-            device=ctx.device,
-            timeout_s=ctx.timeout_s,
-            process_group=ctx.group,
-            control=ctx.control,
-        )
+        return group_of(current())
     if group.control is None:
         raise CollectiveError(
             f"rank {group.rank} called a collective of a group that it is not in ({format_ranks(group.ranks)})",
@@ -80,6 +75,25 @@ def resolve_group(group: Group | None) -> Group:
             hint="ask `ctx.rank in group.ranks` first; only members may call",
         )
     return group
+
+
+def group_of(ctx: RankContext) -> Group:
+    """Return the group of all ranks of a job."""
+    return Group(
+        ranks=ctx.control.ranks,
+        rank=ctx.rank,
+        device=ctx.device,
+        timeout_s=ctx.timeout_s,
+        process_group=ctx.group,
+        control=ctx.control,
+    )
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return a time-out in seconds, which torch takes as a ``timedelta``; None if it is none."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    return float(seconds) if is_number and 0 < seconds < math.inf else None
 
 
 def choose_carrier(group: Group, device_type: str) -> torch.device:
@@ -110,7 +124,7 @@ def find_home(group: Group, device_type: str) -> torch.device:
     return group.device if group.device.type == device_type else torch.device(device_type)
 
 
-def new_group(ranks: Sequence[int], *, timeout_s: float | None = None) -> Group:
+def new_group(ranks: Sequence[int], *, timeout_s: float | timedelta | None = None) -> Group:
     """Make a group of some ranks.
 
     Args:
@@ -128,14 +142,15 @@ def new_group(ranks: Sequence[int], *, timeout_s: float | None = None) -> Group:
     Collective: every rank of the job must call this, in the same order, members or not.
     """
     world = resolve_group(None)
-    bound_s = world.timeout_s if timeout_s is None else timeout_s
-    members = list(ranks)
+    given_s = world.timeout_s if timeout_s is None else read_seconds(timeout_s)
+    bound_s = world.timeout_s if given_s is None else given_s
+    members: list[Any] = list(ranks) if hasattr(ranks, "__iter__") else [ranks]
     agree(
         world,
         "new_group",
         site=locate(),
         must={"ranks": str(sorted(members, key=str)), "timeout": bound_s},
-        fault=_find_fault(members, world),
+        fault=_find_fault(members, world) if given_s is not None else _refuse_timeout(timeout_s),
     )
     members = sorted(int(rank) for rank in members)
     number = next(_numbers)
@@ -179,8 +194,18 @@ def _make(world: Group, members: list[int], bound_s: float) -> tuple[dist.Proces
         ) from None
 
 
-def _find_fault(members: list[int], world: Group) -> CollectiveError | None:
-    wrong = [rank for rank in members if isinstance(rank, bool) or rank not in world.ranks]
+def _refuse_timeout(timeout_s: object) -> CollectiveError:
+    return CollectiveError(
+        f"timeout_s is {timeout_s!r}", hint="pass seconds above 0, or a timedelta, the same on every rank"
+    )
+
+
+def _find_fault(members: list[Any], world: Group) -> CollectiveError | None:
+    wrong = [
+        rank
+        for rank in members
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank not in world.ranks
+    ]
     if not members:
         told, hint = "no ranks", "name one member at least; ranks outside still call with the same list"
     elif wrong:

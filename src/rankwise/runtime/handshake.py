@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _NOTICE_S = 10.0
 #: Those that came later give the first so much longer to tell who is absent.
 _GRACE_S = 5.0
+#: How often the first to come looks: a twentieth of what it has waited already, within these bounds.
+_MIN_POLL_S, _MAX_POLL_S = 0.0005, 0.1
 #: Clocks that differ by more make logs of two hosts hard to read, and torch's c10d rendezvous drop living nodes.
 _CLOCK_SKEW_S = 5.0
 
@@ -94,15 +96,27 @@ def _wait(
     roll: Roll, end: float, timeout_s: float, clock: Clock, notice: Callable[[str], None]
 ) -> dict[str, Any]:
     """Wait for the last to come; when that takes too long, say who is missing."""
-    is_first = roll.seat == 1
-    left_s = end - clock.monotonic() + (0.0 if is_first else _GRACE_S)
-    if is_first and left_s > _NOTICE_S:
-        verdict = roll.wait_verdict(timedelta(seconds=_NOTICE_S))
-        if verdict is not None:
-            return verdict
-        absent = judge(roll.read(), _NOTICE_S)
-        if absent:
-            notice(f"{absent[0]['text']}; waiting for {left_s - _NOTICE_S:.0f} s more")
-        left_s -= _NOTICE_S
-    verdict = roll.wait_verdict(timedelta(seconds=max(0.001, left_s)))
+    if roll.seat == 1:
+        verdict = _look_out(roll, end, clock, notice)
+    else:
+        # The first to come tells when the time is over: only if it is gone by then, this times out (and torch warns).
+        verdict = roll.wait_verdict(timedelta(seconds=max(0.001, end + _GRACE_S - clock.monotonic())))
     return verdict or roll.publish(conclude(roll.read(), timeout_s, clock.time()))
+
+
+def _look_out(roll: Roll, end: float, clock: Clock, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """Look for the verdict until the time is over, as the first to come, and say for whom we wait.
+
+    A wait of torch's that times out prints two lines of warnings of its own.
+    """
+    start, told = clock.monotonic(), False
+    while (now := clock.monotonic()) < end:
+        if (verdict := roll.find_verdict()) is not None:
+            return verdict
+        if not told and now - start > _NOTICE_S:
+            told = True
+            absent = judge(roll.read(), now - start)
+            if absent:
+                notice(f"{absent[0]['text']}; waiting for {end - now:.0f} s more")
+        clock.sleep(min(max(_MIN_POLL_S, (now - start) / 20), _MAX_POLL_S))
+    return None

@@ -8,33 +8,35 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
-from rankwise.base.environ import environ, get, read_float
-from rankwise.base.errors import RendezvousError, UsageError
-from rankwise.base.identity import Identity, read_identity, read_int
+from rankwise.base.environ import get, read_float
+from rankwise.base.errors import RankwiseError, RendezvousError, UsageError
 from rankwise.evidence.recorder import let_threads_settle
 from rankwise.evidence.roll import Record, describe_process, find_loopback
+from rankwise.runtime.connecting import connect
 from rankwise.runtime.context import RankContext, enter, find_current, leave_all
 from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.handshake import Meeting, shake_hands
-from rankwise.runtime.stores import GROUP_PREFIX, Place, find_place, open_store, place_from_env
+from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
+from rankwise.runtime.whoami import identify
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from rankwise.base.identity import Identity
+
 _ARRIVAL_S = 60.0
-#: A peer may be a process that has just been started: connecting takes its time even where nothing is wrong.
-_CONNECT_S = 60.0
 _GRACE_S = 15.0
-#: How often this process has met others at a place: each time under a prefix of its own.
 _meetings: dict[str, int] = {}
+_given: WeakKeyDictionary[dist.Store, int] = WeakKeyDictionary()
 _warned: set[str] = set()
 
 
@@ -75,8 +77,8 @@ def init(
         rank: This process's rank, where no variable tells it.
         world_size: The number of ranks, where no variable tells it.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:3"``; None: the GPU of this local rank, or the CPU where there is none.
-        timeout_s: Seconds that a collective may wait for the slowest rank; None: torch's (Gloo 1800, NCCL 600).
-            New groups take it over.
+        timeout_s: Seconds that a collective may wait for the slowest rank; None: 600 with NCCL, 1800 without, as in torch.
+            Groups of ``rankwise.new_group`` take it over (those of ``torch.distributed.new_group`` have torch's default).
         arrival_timeout_s: Seconds from the first rank's arrival to the last one's; None: RANKWISE_ARRIVAL_TIMEOUT, or 60.
 
     Returns:
@@ -90,14 +92,23 @@ def init(
     Collective: every rank of the job must call this.
     """
     opened_at = _find_caller(sys._getframe(1))
-    _check_not_open()
-    identity, place = _identify(rank, world_size, init_method, store)
-    request = _Request(
-        identity=identity, place=place, device=device, backend=backend, timeout_s=_to_seconds(timeout_s, "timeout_s"),
-        arrival_timeout_s=_to_seconds(arrival_timeout_s, "arrival_timeout_s") or read_float("RANKWISE_ARRIVAL_TIMEOUT", _ARRIVAL_S),
-        opened_at=opened_at,
-    )  # fmt: skip
-    return enter(_join(request, store))
+    try:
+        _check_not_open()
+        identity, place = identify(rank, world_size, init_method, store)
+        arrival_s = _to_seconds(arrival_timeout_s, "arrival_timeout_s")
+        request = _Request(
+            identity=identity,
+            place=place,
+            device=device,
+            backend=backend,
+            timeout_s=_to_seconds(timeout_s, "timeout_s"),
+            arrival_timeout_s=arrival_s or read_float("RANKWISE_ARRIVAL_TIMEOUT", _ARRIVAL_S),
+            opened_at=opened_at,
+        )
+        return enter(_join(request, store))
+    except RankwiseError as error:
+        # The frames in between are ours: they would only hide the line of the call.
+        raise error.with_traceback(None) from error.__cause__
 
 
 def _find_caller(frame: FrameType) -> str:
@@ -126,62 +137,6 @@ def _to_seconds(value: object, name: str) -> float | None:
     return float(value)
 
 
-# ------------------------------------------------------------ who and where
-
-
-def _identify(
-    rank: int | None, world_size: int | None, init_method: str | None, store: dist.Store | None
-) -> tuple[Identity, Place]:
-    """Bring arguments, address and environment together; contradictions are errors."""
-    place = find_place(init_method, store)
-    if place is not None:
-        rank = _merge("rank", rank, place.rank, "the call", "its init_method")
-        world_size = _merge("world_size", world_size, place.world_size, "the call", "its init_method")
-    env = environ()
-    # Whoever passes both knows better than a cluster's variables: mp.spawn within a step of Slurm. But the names
-    # RANK and WORLD_SIZE mean just what the arguments mean.
-    given = rank is not None and world_size is not None
-    told = read_identity(
-        {name: value for name, value in env.items() if name in _TORCH_NAMES} if given else env
-    )
-    if told is None:
-        told = _from_arguments(rank, world_size, env)
-    else:
-        _merge(told.names[0], rank, told.rank, "the call", "the environment")
-        _merge(told.names[1], world_size, told.world_size, "the call", "the environment")
-    if place is not None:
-        return told, place
-    if told.world_size == 1 and (told.master_addr is None or told.master_port is None):
-        return told, Place(kind="alone")
-    return told, place_from_env(told.master_addr, told.master_port, told.source, told.rank)
-
-
-_TORCH_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                "TORCHELASTIC_RUN_ID"}  # fmt: skip
-
-
-def _merge(name: str, ours: int | None, theirs: int | None, here: str, there: str) -> int | None:
-    if ours is not None and theirs is not None and ours != theirs:
-        raise UsageError(f"{name} is {ours} in {here} and {theirs} in {there}: two worlds that would never meet",
-                         hint=f"say it in one place: leave it out of {here}, or unset the variable")  # fmt: skip
-    return ours if ours is not None else theirs
-
-
-def _from_arguments(rank: int | None, world_size: int | None, env: dict[str, str]) -> Identity:
-    if rank is None and world_size in {None, 1}:
-        rank, world_size = 0, 1
-    if rank is None or world_size is None:
-        have, lack = ("world_size", "rank") if rank is None else ("rank", "world_size")
-        raise UsageError(f"{have}={world_size if rank is None else rank} was given, and neither the call nor the environment tells the {lack}",
-                         hint=f"pass {lack} too, or start the script with `rankwise run`")  # fmt: skip
-    if rank < 0 or world_size < 1:
-        raise UsageError(f"rank={rank}, world_size={world_size}", hint="ranks are 0 to world_size - 1")
-    return Identity(
-        rank=rank, world_size=world_size, local_rank=read_int(env, "LOCAL_RANK"), master_addr=env.get("MASTER_ADDR"),
-        master_port=read_int(env, "MASTER_PORT"), source="the call", names=("rank", "world_size"),
-    )  # fmt: skip
-
-
 # ------------------------------------------------------------------ joining
 
 
@@ -199,15 +154,14 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
     if device is None:
         device = choose_device(request.device, it.local_rank or 0, it.rank)
     timeout_s = request.timeout_s or (600.0 if "nccl" in backend else 1800.0)
-    group_store = dist.PrefixStore(GROUP_PREFIX, store)
-    side = _connect(it, place, backend, device, group_store, timeout_s)
-    atexit.register(_leave_at_exit)
+    groups, roll = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(MEETING_PREFIX, store)
+    side = connect(it, place, backend, device, store=groups, roll=roll, timeout_s=timeout_s)
     corner = dist.PrefixStore("rankwise/job", store)
     return RankContext(
         rank=it.rank, world_size=it.world_size, local_rank=it.local_rank or 0, local_world_size=it.local_world_size or 1,
         node_rank=it.node_rank or 0, num_nodes=it.num_nodes or 1, device=device, backend=backend, timeout_s=timeout_s,
         group=dist.group.WORLD, control=Control(side, ranks=range(it.world_size), rank=it.rank, store=corner, timeout_s=timeout_s),
-        store=corner, source=it.source, opened_at=request.opened_at,
+        store=corner, source=it.source, opened_at=request.opened_at, serves=place.kind == "tcp" and not place.is_served and it.rank == 0,
     )  # fmt: skip
 
 
@@ -241,40 +195,50 @@ def _check_gloo_interface(backend: str, rank: int) -> None:
 def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[dist.Store, Meeting]:
     """Open the store and shake hands, all within a bound: a store whose host is frozen blocks its clients for ever."""
     it, place, bound_s = request.identity, request.place, request.arrival_timeout_s
-    label = f"{place}{id(given) if given is not None else ''}#{place.attempt}"
-    generation = _meetings[label] = _meetings.get(label, -1) + 1
-    opened: list[dist.Store] = []
-
-    def meet() -> tuple[dist.Store, Meeting]:
+    generation = _count_meeting(place, given)
+    try:
         if given is not None:
             raw = given
         elif place.kind == "alone":
             raw = dist.HashStore()
         else:
-            raw = open_store(
-                place, rank=it.rank, world_size=it.world_size, timeout_s=bound_s, clock=SYSTEM_CLOCK
+            raw = call_within(
+                bound_s + _GRACE_S,
+                lambda: open_store(
+                    place, rank=it.rank, world_size=it.world_size, timeout_s=bound_s, clock=SYSTEM_CLOCK
+                ),
             )
-        opened.append(raw)
-        # A given store has no time-out of ours yet, and torch's is 5 minutes.
         store = dist.PrefixStore(f"{place.attempt}.{generation}", raw)
-        if get("RANKWISE_HANDSHAKE") in {"0", "off"} or place.kind == "alone":
-            return store, Meeting(ranks_by_node=[[rank] for rank in range(it.world_size)] if place.kind == "alone" else None,
-                                  num_nodes=it.num_nodes or 1, clock_skew_s=None, doubts=())  # fmt: skip
-        meeting = shake_hands(dist.PrefixStore("rankwise/meet", store), record, timeout_s=bound_s,
-                              strict=get("RANKWISE_HANDSHAKE") != "lenient", clock=SYSTEM_CLOCK, notice=_say)  # fmt: skip
-        return store, meeting
-
-    try:
-        store, meeting = call_within(2 * bound_s + _GRACE_S, meet)
+        if place.kind == "alone" or get("RANKWISE_HANDSHAKE") in {"0", "off"}:
+            nodes = [[0]] if place.kind == "alone" else None
+            return store, Meeting(
+                ranks_by_node=nodes, num_nodes=it.num_nodes or 1, clock_skew_s=None, doubts=()
+            )
+        meeting = call_within(
+            bound_s + _GRACE_S,
+            lambda: shake_hands(
+                dist.PrefixStore(MEETING_PREFIX, store), record, timeout_s=bound_s,
+                strict=get("RANKWISE_HANDSHAKE") != "lenient", clock=SYSTEM_CLOCK, notice=_say,
+            ),
+        )  # fmt: skip
     except OverdueError:
-        doing = "answered the connection and then nothing" if opened else "was reached and did not answer"
-        raise RendezvousError(f"the store at {place} {doing}", rank=it.rank,
+        raise RendezvousError(f"the store at {place} was reached and did not answer", rank=it.rank,
                               hint="the process that serves it (rank 0, or the launcher) is stopped, or its host is: look there first") from None  # fmt: skip
     except dist.DistError as error:
         raise RendezvousError(f"the store at {place} failed: {str(error).splitlines()[0]}", rank=it.rank,
                               hint="the process that serves it (rank 0, or the launcher) has probably ended: look at its output") from error  # fmt: skip
     _report(meeting, it)
     return store, meeting
+
+
+def _count_meeting(place: Place, given: dist.Store | None) -> int:
+    """Return how often this process has met others here already: each time under a prefix of its own."""
+    if given is not None:
+        _given[given] = _given.get(given, -1) + 1
+        return _given[given]
+    label = f"{place}#{place.attempt}"
+    _meetings[label] = _meetings.get(label, -1) + 1
+    return _meetings[label]
 
 
 def _report(meeting: Meeting, it: Identity) -> None:
@@ -302,42 +266,13 @@ def _complete(it: Identity, meeting: Meeting) -> Identity:
     )
 
 
-def _connect(
-    it: Identity, place: Place, backend: str, device: torch.device, store: dist.Store, timeout_s: float
-) -> dist.ProcessGroup | None:
-    """Make the process groups: the one of all ranks, and the side channel's; Gloo's own connecting has no bound."""
-    timeout = timedelta(seconds=timeout_s)
-    options: dict[str, Any] = {} if device.type == "cpu" else {"device_id": device}
-
-    def connect() -> dist.ProcessGroup | None:
-        if device.type != "cpu":
-            torch.accelerator.set_device_index(device)  # the current device is a thread's own
-        dist.init_process_group(
-            backend, store=store, rank=it.rank, world_size=it.world_size, timeout=timeout, **options
-        )
-        return dist.new_group(backend="gloo", timeout=timeout) if it.world_size > 1 else None
-
-    bound_s = min(timeout_s, _CONNECT_S) + _GRACE_S
-    try:
-        return call_within(bound_s, connect)
-    except OverdueError:
-        problem = f"did not all connect within {round(bound_s, 1):g} s"
-    except RuntimeError as error:
-        if (
-            not isinstance(error, dist.DistError)
-            and "gloo" not in str(error).lower()
-            and "connect" not in str(error).lower()
-        ):
-            raise
-        problem = f"could not all connect: {str(error).splitlines()[0]}"
-    raise RendezvousError(f"all {it.world_size} ranks are at the store ({place}), but {problem}", rank=it.rank,
-                          hint="a rank ended in between, a firewall keeps the ranks' own ports shut, or they listen on the wrong interface: "
-                          "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the one that the hosts share")  # fmt: skip
-
-
 def _leave_at_exit() -> None:
-    leave_all()
-    let_threads_settle()
+    if find_current() is not None:
+        leave_all()
+        let_threads_settle()
+
+
+atexit.register(_leave_at_exit)
 
 
 def _say(text: str) -> None:

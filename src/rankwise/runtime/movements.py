@@ -12,9 +12,18 @@ from torch import Tensor
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime import freight
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
-from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, flatten, kind_of, unflatten
-from rankwise.runtime.reductions import check_root, find_target_fault
+from rankwise.runtime.nested import (
+    describe_leaf,
+    describe_structure,
+    find_unfit,
+    flatten,
+    kind_of,
+    open_tree,
+    unflatten,
+)
+from rankwise.runtime.reductions import check_root
 from rankwise.runtime.signature import agree, locate, naming, show_site
+from rankwise.runtime.targets import find_target_fault
 from rankwise.runtime.temporaries import find_temporary
 
 if TYPE_CHECKING:
@@ -78,7 +87,8 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(tree)
-    members, site, leaves = resolve_group(group), locate(name), flatten(tree)
+    members, site = resolve_group(group), locate(name)
+    tree, leaves, endless = open_tree(tree)
     # The root only gives: what it passes may well be a temporary.
     fault = find_target_fault(leaves, None if members.rank == root else temporary, "broadcast")
     must = {
@@ -91,7 +101,7 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
         "broadcast_",
         site=site,
         must=must,
-        fault=check_root(root, members) or fault or find_unfit_leaf(tree),
+        fault=endless or check_root(root, members) or fault or find_unfit_leaf(tree),
     )
     if members.size == 1:
         return
@@ -159,15 +169,16 @@ def gather(
 
 def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: str) -> Any:
     call = "all_gather" if root is None else "gather"
-    fault = find_unfit_leaf(tree) or (None if root is None else check_root(root, group))
+    tree, own, endless = open_tree(tree)
+    fault = endless or find_unfit_leaf(tree) or (None if root is None else check_root(root, group))
     cargo, unpicklable = load_or_tell(tree, group) if fault is None else (None, None)
-    must: dict[str, Any] = {"root": None if root is None else repr(root), "concat": concat}
+    must: dict[str, Any] = {"root": None if root is None else repr(root), "concat": bool(concat)}
     if concat:
         must |= {
             "tree": describe_structure(tree),
-            "leaves": [[path, _describe_rows(leaf)] for path, leaf in flatten(tree)],
+            "leaves": [[path, _describe_rows(leaf)] for path, leaf in own],
         }
-    leaves = [leaf for _, leaf in flatten(tree)]
+    leaves = [leaf for _, leaf in own]
     only_tensors = all(kind_of(leaf) in {"tensor", "array"} for leaf in leaves)
     # Only whether it differs matters here: what it is follows in the manifests.
     layout = json.dumps([describe_structure(tree), [describe_leaf(leaf) for leaf in leaves], only_tensors])
@@ -300,8 +311,11 @@ def _describe_rows(leaf: Any) -> list[Any]:
 
 
 def find_unfit_leaf(tree: Any) -> CollectiveError | None:
-    """Return the error for the first tensor that can't travel at all."""
-    for path, leaf in flatten(tree):
+    """Return the error for the first tensor that can't travel at all, or for containers without an end."""
+    _, leaves, fault = open_tree(tree)
+    if fault is not None:
+        return fault
+    for path, leaf in leaves:
         unfit = find_unfit(leaf) if isinstance(leaf, Tensor) else None
         if unfit is not None:
             what, _, hint = unfit.partition(": ")
@@ -313,9 +327,8 @@ def load_or_tell(tree: Any, group: Group) -> tuple[freight.Freight | None, Colle
     """Make freight of a tree, or return why it can not be pickled."""
     try:
         return freight.load(tree, group), None
-    except Exception as error:  # noqa: BLE001 - whatever the object's own code raises; told to all ranks
-        told = f"an object can't be pickled: {type(error).__name__}: {error}"
-        return None, CollectiveError(told, hint="send its data, not what holds files, locks or lambdas")
+    except CollectiveError as error:
+        return None, error
 
 
 def copy_tree(tree: Any) -> Any:

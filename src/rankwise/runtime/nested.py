@@ -37,6 +37,17 @@ def flatten(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def open_tree(tree: Any) -> tuple[Any, list[tuple[str, Any]], CollectiveError | None]:
+    """Return a tree, its leaves, and what is wrong with its containers: then the tree is None, and has no leaves.
+
+    A rank that raised before it has told the others would leave them waiting.
+    """
+    try:
+        return tree, flatten(tree), None
+    except CollectiveError as error:
+        return None, [], error
+
+
 def _walk(node: Any, path: str, found: list[tuple[str, Any]], depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise CollectiveError(
@@ -94,7 +105,7 @@ def _build(node: Any, leaves: Any) -> Any:
         return next(leaves)
     values = [_build(child, leaves) for _, child in children]
     if isinstance(node, Mapping):
-        built: Any = copy.copy(node) if hasattr(node, "__setitem__") else dict(node)
+        built: Any = _copy_mapping(node)
         for key, value in zip(_sort_keys(node), values, strict=True):
             built[key] = value
         return built
@@ -107,6 +118,20 @@ def _build(node: Any, leaves: Any) -> Any:
     for (step, _), value in zip(children, values, strict=True):
         object.__setattr__(built, step[1:], value)  # a frozen dataclass has no other door
     return built
+
+
+def _copy_mapping(node: Mapping[Any, Any]) -> Any:
+    """Return a mapping of the same type that can be written to and shares nothing but values and keys."""
+    if not hasattr(node, "__setitem__"):
+        return dict(node)
+    if isinstance(node, dict) or hasattr(node, "__copy__"):
+        return copy.copy(node)
+    # A shallow copy of any other class would share the dict that it keeps inside.
+    shared = {id(item): item for pair in node.items() for item in pair}
+    try:
+        return copy.deepcopy(node, shared)
+    except (TypeError, copy.Error):  # it holds a lock, say
+        return dict(node)
 
 
 def describe_structure(tree: Any) -> str:

@@ -11,9 +11,10 @@ from torch import Tensor
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime import freight
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
-from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, flatten
-from rankwise.runtime.reductions import check_root, find_target_fault
+from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, open_tree
+from rankwise.runtime.reductions import check_root
 from rankwise.runtime.signature import agree, format_leaf, locate, naming, show_site
+from rankwise.runtime.targets import find_target_fault
 from rankwise.runtime.temporaries import find_temporary
 
 if TYPE_CHECKING:
@@ -71,9 +72,9 @@ def _gather_into(
 ) -> None:
     call = "all_gather_into" if root is None else "gather_into"
     holds = root is None or group.rank == root
-    leaves = flatten(tree)
-    targets = flatten(out) if holds else []
-    fault = None if root is None else check_root(root, group)
+    tree, leaves, endless = open_tree(tree)
+    out, targets, endless_out = open_tree(out) if holds else (None, [], None)
+    fault = endless or endless_out or (None if root is None else check_root(root, group))
     fault = fault or _find_source_fault(leaves)
     if fault is None and holds:
         fault = _find_fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime.groups import Group, resolve_group
-from rankwise.runtime.nested import describe_leaf, describe_structure, flatten, kind_of, unflatten
-from rankwise.runtime.signature import agree, format_leaf, format_ranks, locate, naming, show_site
+from rankwise.runtime.nested import describe_leaf, describe_structure, flatten, kind_of, open_tree, unflatten
+from rankwise.runtime.signature import agree, format_ranks, locate, naming, show_site
+from rankwise.runtime.targets import Leaves, find_cast, find_shared, find_target_fault
 from rankwise.runtime.temporaries import find_temporary
 from rankwise.runtime.wire import (
     Op,
@@ -19,17 +21,20 @@ from rankwise.runtime.wire import (
     check_leaf,
     check_op,
     encode,
+    find_nan,
+    has_nan,
+    may_overflow,
     native_op,
     pack,
     plan_buckets,
-    refuse,
+    put_nan,
+    read_op,
     unpack,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-Leaves = list[tuple[str, Any]]
 #: reduce_scatter_tensor is called reduce_scatter_single since torch 2.13, where the old name warns.
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -46,7 +51,8 @@ def all_reduce(
     Args:
         tree: Tensors, numbers and NumPy arrays of equal shapes on all ranks, in nested dicts, lists, tuples, named
             tuples and dataclasses; not modified.
-        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``; for bools ``"any"`` and ``"all"``.
+        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``; for bools ``"any"`` and ``"all"``. NaN wins as in
+            ``torch.max``. torch's ``ReduceOp.SUM`` and the like are understood too.
         precise: Add floats of all widths in float64, and leave them so; for metrics.
         group: Among whom; None: all ranks.
         name: Compared between the ranks instead of the line of the call, for calls that meet from different lines.
@@ -60,11 +66,12 @@ def all_reduce(
 
     Collective: every rank of the group must call this, in the same order.
     """
-    members = resolve_group(group)
-    leaves, site = _flatten(tree, members), locate(name)
-    _agree(members, "all_reduce", site, tree, leaves, op=op)
-    results = _reduce_leaves(members, f"all_reduce at {show_site(site)}", leaves, op, precise=precise)
-    return unflatten(tree, results)
+    members, site, op = resolve_group(group), locate(name), read_op(op)
+    tree, leaves, endless = open_tree(tree)
+    odd = _agree(members, "all_reduce", site, tree, leaves, op=op, fault=endless)
+    what = f"all_reduce at {show_site(site)}"
+    masks = _reduce_masks(members, what, leaves, odd)
+    return unflatten(tree, _put_nan(_reduce_leaves(members, what, leaves, op, precise=precise), masks))
 
 
 def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: str | None = None) -> None:
@@ -87,16 +94,24 @@ def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: 
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(tree)
-    members = resolve_group(group)
-    leaves, site = _flatten(tree, members), locate(name)
-    fault = find_target_fault(leaves, temporary, "all_reduce") or _find_cast(leaves, op)
-    _agree(members, "all_reduce_", site, tree, leaves, op=op, fault=fault)
+    members, site, op = resolve_group(group), locate(name), read_op(op)
+    tree, leaves, endless = open_tree(tree)
+    fault = endless or find_target_fault(leaves, temporary, "all_reduce") or find_cast(leaves, op)
+    firsts, overlap = ([], False) if fault else find_shared(leaves)
+    tied = [[i, first] for i, first in enumerate(firsts) if i != first]
+    odd = _agree(members, "all_reduce_", site, tree, leaves, op=op, fault=fault, tied=tied)
+    # A tensor that is there twice, as tied weights are, is reduced once.
+    odd = sorted({firsts[index] for index in odd})
+    places = [i for i, first in enumerate(firsts) if i == first]
+    leaves = [leaves[i] for i in places]
     with torch.no_grad():
         # A sum that does not fit is known afterwards only: then nothing may have been overwritten.
         may_fail = any(not (leaf.is_floating_point() or leaf.is_complex()) for _, leaf in leaves)
         what = f"all_reduce_ at {show_site(site)}"
-        results = _reduce_leaves(members, what, leaves, op, precise=False, in_place=not may_fail)
-        for (_, target), result in zip(leaves, results, strict=True):
+        masks = _reduce_masks(members, what, leaves, [places.index(index) for index in odd])
+        in_place = not (may_fail or overlap)
+        results = _reduce_leaves(members, what, leaves, op, precise=False, in_place=in_place)
+        for (_, target), result in zip(leaves, _put_nan(results, masks), strict=True):
             if result.data_ptr() != target.data_ptr():
                 target.copy_(result)
 
@@ -129,11 +144,15 @@ def reduce(
 
     Collective: every rank of the group must call this, in the same order.
     """
-    members = resolve_group(group)
-    leaves, site = _flatten(tree, members), locate(name)
-    _agree(members, "reduce", site, tree, leaves, op=op, root=root, fault=check_root(root, members))
-    results = _reduce_leaves(members, f"reduce at {show_site(site)}", leaves, op, precise=precise, root=root)
-    return unflatten(tree, results) if members.rank == root else None
+    members, site, op = resolve_group(group), locate(name), read_op(op)
+    tree, leaves, endless = open_tree(tree)
+    fault = endless or check_root(root, members)
+    odd = _agree(members, "reduce", site, tree, leaves, op=op, fault=fault, root=repr(root))
+    what = f"reduce at {show_site(site)}"
+    masks = _reduce_masks(members, what, leaves, odd)
+    with _telling_all(members, "reduce", site, leaves, op):
+        results = _reduce_leaves(members, what, leaves, op, precise=precise, root=root)
+    return unflatten(tree, _put_nan(results, masks)) if members.rank == root else None
 
 
 def reduce_scatter(
@@ -163,10 +182,11 @@ def reduce_scatter(
 
     Collective: every rank of the group must call this, in the same order.
     """
-    members, site = resolve_group(group), locate(name)
+    members, site, op = resolve_group(group), locate(name), read_op(op)
     cut, fault = cut_slots(slots, members)
-    leaves = _flatten(cut, members)
-    _agree(members, "reduce_scatter", site, cut, leaves, op=op, fault=fault)
+    cut, leaves, endless = open_tree(cut)
+    odd = _agree(members, "reduce_scatter", site, cut, leaves, op=op, fault=fault or endless)
+    masks = _reduce_masks(members, f"reduce_scatter at {show_site(site)}", leaves, odd)
     per_slot = [
         [encode(path, leaf, op, members, precise=precise) for path, leaf in flatten(slot)] for slot in cut
     ]
@@ -174,7 +194,11 @@ def reduce_scatter(
     what = f"reduce_scatter at {show_site(site)}"
     with naming(members, what):
         flats = _scatter_sums(members, per_slot)
-    return unflatten(cut[members.position], _finish(members, what, own, plan_buckets(own), flats))
+    with _telling_all(members, "reduce_scatter", site, leaves, op):
+        results = _finish(members, what, own, plan_buckets(own), flats)
+    start = sum(len(wires) for wires in per_slot[: members.position])
+    mine = {index - start: mask for index, mask in masks.items() if start <= index < start + len(own)}
+    return unflatten(cut[members.position], _put_nan(results, mine))
 
 
 def cut_slots(slots: Any, group: Group) -> tuple[list[Any], CollectiveError | None]:
@@ -207,67 +231,56 @@ def check_root(root: Any, group: Group) -> CollectiveError | None:
     )
 
 
-def find_target_fault(leaves: Leaves, temporary: str | None, functional: str) -> CollectiveError | None:
-    """Return why leaves can't be written in place, if they can't."""
-    for path, leaf in leaves:
-        where = path or "the value"
-        if not isinstance(leaf, Tensor):
-            hint = f"only tensors can be changed in place: use `new = {functional}(old)`, which takes numbers and arrays too"
-            text = repr(leaf)[:60]
-            return CollectiveError(f"{where} is a {type(leaf).__name__} ({text})", hint=hint)
-        if leaf.requires_grad and torch.is_grad_enabled():
-            return CollectiveError(
-                f"{where} requires grad ({format_leaf(describe_leaf(leaf))}): overwriting it would falsify its gradient",
-                hint=f"use {functional}(x.detach()), all_reduce_with_grad(x), or call under torch.no_grad()",
-            )
-        if any(step == 0 and length > 1 for step, length in zip(leaf.stride(), leaf.shape, strict=True)):
-            return CollectiveError(
-                f"{where} is expanded: several of its elements share memory",
-                hint="pass x.contiguous(), kept in a variable",
-            )
-    if temporary is None:
-        return None
-    return CollectiveError(
-        f"{temporary} is a temporary: nobody else holds it, so the result would be lost with it",
-        hint=f"keep it in a variable first, or use `new = {functional}(...)`, which returns the result",
-    )
-
-
-def _find_cast(leaves: Leaves, op: str) -> CollectiveError | None:
-    for path, leaf in leaves:
-        whole = not (leaf.is_floating_point() or leaf.is_complex())
-        if (op == "mean" and whole) or (op == "sum" and leaf.dtype == torch.bool):
-            told = f"{path or 'the value'} is {format_leaf(describe_leaf(leaf))}, and its {op} is of another dtype"
-            return CollectiveError(
-                told, hint=f"it can't be put in its place: use `new = all_reduce(x, {op!r})`"
-            )
-    return None
-
-
-def _flatten(tree: Any, group: Group) -> Leaves:
-    try:
-        return flatten(tree)
-    except CollectiveError as error:
-        refuse(error, group.rank)
-
-
-def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op: str, root: int | None = None,
-           fault: CollectiveError | None = None) -> None:  # fmt: skip
+def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op: str,
+           fault: CollectiveError | None = None, **more: Any) -> list[int]:  # fmt: skip
+    """Compare the call; return the leaves that hold NaN on some rank, where that matters."""
     wrong = (
         fault
         or check_op(op)
         or next(filter(None, (check_leaf(path, leaf, op) for path, leaf in leaves)), None)
     )
     must = {
-        "root": root if root is None else repr(root),
         "op": op,
         "tree": describe_structure(tree),
         "leaves": [
             [path, describe_leaf(leaf) if kind_of(leaf) != "object" else ["object", None, None]]
             for path, leaf in leaves
         ],
+        **more,
     }
-    agree(group, call, site=site, must=must, fault=wrong)
+    # Backends lose NaN in a minimum or maximum, or keep it, by the order of the ranks; torch.max keeps it.
+    own = (
+        None
+        if op not in {"min", "max"}
+        else [i for i, (_, leaf) in enumerate(leaves) if not wrong and has_nan(leaf)]
+    )
+    told = agree(group, call, site=site, must=must, may=own, fault=wrong)
+    return sorted({index for one in told if one for index in one}) if told else own or []
+
+
+def _reduce_masks(group: Group, what: str, leaves: Leaves, odd: Sequence[int]) -> dict[int, Tensor]:
+    """Return where some rank holds NaN, for the leaves that do."""
+    masks = [(leaves[index][0], find_nan(leaves[index][1])) for index in odd]
+    return dict(zip(odd, _reduce_leaves(group, what, masks, "any", precise=False), strict=True))
+
+
+def _put_nan(results: list[Any], masks: Mapping[int, Tensor]) -> list[Any]:
+    return [put_nan(result, masks[i]) if i in masks else result for i, result in enumerate(results)]
+
+
+@contextmanager
+def _telling_all(group: Group, call: str, site: str, leaves: Leaves, op: str) -> Iterator[None]:
+    """Raise on all ranks what only the holder of a result finds out: that it does not fit a narrow integer."""
+    fault = None
+    try:
+        yield
+    except CollectiveError as error:
+        if "ends at" not in error.message:
+            raise
+        fault = CollectiveError(error.message.partition(": ")[2], hint=error.hint)
+    if any(may_overflow(leaf, op) for _, leaf in leaves):
+        # `may` is there so that they meet where comparing is off, too.
+        agree(group, f"the result of {call}", site=site, must={}, may="", fault=fault)
 
 
 def _reduce_leaves(

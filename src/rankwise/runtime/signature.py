@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import sysconfig
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 
-from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +23,37 @@ if TYPE_CHECKING:
 Checking = Literal["full", "calls", "off"]
 
 _checking: list[Checking] = ["full"]
-_OWN, _PASSED_THROUGH = "rankwise", ("rankwise.", "torch.", "contextlib", "functools")
-#: Callers that are compared: the helper that calls us, and who called the helper.
+_OWN = "rankwise"
+#: The line of the call, and the callers that are shown behind it.
 _NUM_FRAMES = 3
 _MAX_SHOWN, _MAX_PATHS = 4, 5
-_LOST = ("onnection", "gloo", "imed out", "timeout", "NCCL", "Broken pipe")
+#: What the ranks rightly call from different lines: `if rank == root: x = broadcast(x) ... else: x = broadcast(None)`.
+_FROM_ANYWHERE = {
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "gather",
+    "gather_into",
+    "loss_scale",
+    "reduce",
+    "scatter",
+}
+#: How Gloo, NCCL and the kernel tell that the other end is gone.
+_LOST = (
+    "onnection closed",
+    "onnection reset",
+    "onnection refused",
+    "onnection was",
+    "onnection timed out",
+    "ot connected",
+    "ocket closed",
+    "Broken pipe",
+    "pair closure",
+    "remote process exited",
+    "ncclRemoteError",
+    "communicator was aborted",
+)
+_LATE = ("imed out", "timeout")
 
 
 class Members(Protocol):
@@ -46,8 +74,10 @@ def set_checking(level: Checking) -> Checking:
 
     ``"full"``: the call, its arguments, and the line of the script that it comes from. Without the last, two
     all_reduces of equal shapes that one rank calls in the other order would be paired and mixed up in silence.
+    Only the line of the call itself is compared, and for calls with a root not even that: calls through a helper of
+    yours, or in a loop, come from one line, and are told apart by ``name=`` only.
     ``"calls"``: the same without the line, for scripts in which ranks rightly meet from different lines.
-    ``"off"``: nothing, as in torch, except for shapes where the collective must know them.
+    ``"off"``: nothing, as in torch, except for what the collective must know: shapes that differ, and NaN.
 
     Args:
         level: The new level.
@@ -55,29 +85,57 @@ def set_checking(level: Checking) -> Checking:
     Returns:
         The level until now.
 
+    Raises:
+        UsageError: There is no such level.
+
     Collective: every rank must choose the same level at the same point; a rank that compares waits for the others.
     """
+    if level not in get_args(Checking):
+        raise UsageError(
+            f"there is no checking level {level!r}", hint=f"choose one of {', '.join(get_args(Checking))}"
+        )
     before, _checking[0] = _checking[0], level
     return before
 
 
 def locate(name: str | None = None) -> str:
-    """Return where in the user's script we are: ``train.py:10``, and the two callers behind it.
+    """Return where in the user's script we are: ``train.py:10``, and the two callers behind it, which are only shown.
+
+    Frames of the standard library and of installed packages are left out: a profiler, a debugger or a progress bar
+    that runs on one rank only is no difference.
 
     Args:
-        name: What the user calls this place; returned instead.
+        name: What the user calls this place; returned instead, in single quotes.
     """
     if name is not None:
-        return f"{name!r}"
+        return f"'{name}'"
     found: list[str] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < _NUM_FRAMES:
         module = str(frame.f_globals.get("__name__", ""))
-        if module != _OWN and not module.startswith(_PASSED_THROUGH):
-            # Folders may differ between hosts. Not by pathlib, which takes longer than all the rest here.
-            found.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")  # noqa: PTH119
+        if (
+            module != _OWN
+            and not module.startswith(("rankwise.", "torch."))
+            and (base := _find_own_file(frame.f_code.co_filename))
+        ):
+            found.append(f"{base}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(found) or "?"
+
+
+@cache
+def _find_own_file(path: str) -> str:
+    """Return the name of a file of the user's; empty for one of Python or of an installed package."""
+    if path.startswith("<frozen ") or "/site-packages/" in path or "/dist-packages/" in path:
+        return ""
+    paths = sysconfig.get_paths()
+    if path.startswith(tuple(f"{paths[key]}{os.sep}" for key in ("stdlib", "platstdlib"))):
+        return ""
+    return os.path.basename(path)  # noqa: PTH119 - folders may differ between hosts
+
+
+def _is_name(site: str) -> bool:
+    return site.startswith("'")
 
 
 def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may: Any = None,
@@ -109,14 +167,16 @@ def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may:
         if fault is not None:
             raise _place(fault, f"{call} at {show_site(site)}", group)
         return None
-    told: dict[str, Any] = {"call": call, "site": site, **must}
+    is_compared = _is_name(site) or (level == "full" and call not in _FROM_ANYWHERE)
+    compared: dict[str, Any] = {"call": call, "site": show_site(site) if is_compared else "", **must}
     if level == "off":
-        told = {"call": call}
-    compared = dict(told) if level == "full" or site.startswith("'") else {**told, "site": ""}
+        compared = {"call": call}
     wrong = None if fault is None else [fault.message, fault.hint]
     what = f"{call} at {show_site(site)}"
     with naming(group, what):
-        texts = control.compare(json.dumps([compared, may, wrong]), what=what, timeout_s=timeout_s)
+        texts = control.compare(
+            json.dumps([compared, may, wrong]), what=what, kind="collective", timeout_s=timeout_s
+        )
         if texts is None:
             if fault is not None:
                 raise _place(fault, f"{call} at {show_site(site)}, on every rank", group)
@@ -134,32 +194,38 @@ def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may:
     return [one[1] for one in seen]
 
 
-@contextmanager
-def naming(group: Members, what: str) -> Iterator[None]:
+def naming(group: Members, what: str) -> AbstractContextManager[None]:
     """Turn a lost connection, which torch tells as an address, into an error that says what was being done."""
+    return naming_on(group.rank, what)
+
+
+@contextmanager
+def naming_on(rank: int, what: str) -> Iterator[None]:
+    """As ``naming``, for those who know the rank only."""
     try:
         yield
     except RuntimeError as error:
         text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or not any(word in text for word in _LOST):
+        is_late, is_lost = any(word in text for word in _LATE), any(word in text for word in _LOST)
+        if isinstance(error, torch.OutOfMemoryError) or not (is_late or is_lost):
             raise
         first = text.splitlines()[0][:200]
-        if "imed out" in text:
+        if is_late and not is_lost:
             raise CollectiveTimeoutError(
                 f"{what}: {first}",
-                rank=group.rank,
+                rank=rank,
                 hint="a rank stopped while data moved: look at the others' stacks",
             ) from error
         raise CollectiveError(
             f"{what}: a peer left while we waited for it ({first})",
-            rank=group.rank,
+            rank=rank,
             hint="this rank is rarely the cause: look for the rank that ended or failed first",
         ) from error
 
 
 def show_site(site: str) -> str:
     """Return the line of the call alone, without its callers."""
-    return site.partition(" < ")[0]
+    return site if _is_name(site) else site.partition(" < ")[0]
 
 
 def _shorten(sites: list[str]) -> list[str]:
@@ -210,7 +276,8 @@ def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[s
 
 
 _NAMES = {"site": "the place it is called from", "tree": "the structure", "leaves": "a value", "op": "the operation",
-          "ranks": "the list of ranks", "root": "the root", "slots": "the number of slots"}  # fmt: skip
+          "ranks": "the list of ranks", "root": "the root", "slots": "the number of slots",
+          "tied": "which tensors are the same one (place, and the first place of it)"}  # fmt: skip
 
 
 def _tell_plain(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
@@ -218,6 +285,7 @@ def _tell_plain(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
         "root": "all ranks must name the same global rank: does the root depend on the rank?",
         "op": "pass the same operation on every rank",
         "ranks": "every rank must make every group, with the same list, whether it is a member or not",
+        "tied": "tie the same weights on every rank",
         "timeout": "pass the same timeout_s on every rank",
     }
     return [f"{key} {one.get(key)}" for one in seen], hints.get(key, f"pass the same {key} on every rank")
@@ -264,7 +332,9 @@ def _tell_leaves(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     path, _first = all_leaves[0][index]
     facets = [own[index][1] for own in all_leaves]
     where = f"{path} is " if path else ""
-    if len({facet[0] for facet in facets}) > 1:
+    if {facet[0] for facet in facets} == {"int", "float"}:
+        hint = "pass the same kind of number: start from 0.0 instead of 0 where it will be a float"
+    elif len({facet[0] for facet in facets}) > 1:
         hint = "cast to one dtype on every rank, x.to(torch.float32) say, or pass the same kind of number"
     elif len({json.dumps(facet[1]) for facet in facets}) > 1:
         hint = "shapes must be equal here; for uneven ones use all_gather or gather, or reduce sums and counts instead of samples"

@@ -9,9 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qs, urlparse
+from urllib.request import url2pathname
 
 import torch.distributed as dist
 
+from rankwise.base.deadline import call_within
 from rankwise.base.environ import get, is_on
 from rankwise.base.errors import RendezvousError, UsageError
 from rankwise.base.host import find_port_holder
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 
 #: Where torch keeps the addresses of the peers: a store that has them has seen a job begin.
 GROUP_PREFIX = "rankwise/group"
+#: Where the roll of a meeting is; once there is a verdict, nobody else may join it.
+MEETING_PREFIX = "rankwise/meet"
 _POLL_S = 0.05
 _CONNECT_S = 3.0
+_ANSWER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,7 @@ class Place:
     """Where ranks meet.
 
     Attributes:
-        kind: A TCP store, a file, a store that the caller has, or nowhere: a world of one.
+        kind: A TCP store, a file, a store that the caller has, nowhere (a world of one), or where the environment says.
         host: Of the TCP store, and ``port``.
         path: Of the file.
         is_served: Whether somebody serves the TCP store already (torchrun's agent, rankwise's store process).
@@ -40,7 +45,7 @@ class Place:
         attempt: Which attempt of the job this is: one store may see several.
     """
 
-    kind: Literal["tcp", "file", "given", "alone"]
+    kind: Literal["tcp", "file", "given", "alone", "env"]
     host: str = ""
     port: int = 0
     path: str = ""
@@ -55,6 +60,7 @@ class Place:
             "file": f"file://{self.path}",
             "given": "the given store",
             "alone": "nowhere",
+            "env": "env://",
         }
         return shown[self.kind]
 
@@ -85,7 +91,7 @@ def find_place(init_method: str | None, store: dist.Store | None) -> Place | Non
         if name in {"rank", "world_size"}
     }
     if url.scheme == "env":
-        return None
+        return Place(kind="env", rank=query.get("rank"), world_size=query.get("world_size"))
     if url.scheme == "tcp":
         return _find_tcp(init_method, url, query)
     if url.scheme == "file":
@@ -101,7 +107,8 @@ def _find_file(init_method: str, url: ParseResult, query: dict[str, int]) -> Pla
                          hint=f"write file:///{url.netloc}{url.path}, with three slashes")  # fmt: skip
     if not url.path.strip("/"):
         raise UsageError(f"init_method={init_method!r} has no path", hint="write file:///folder/file")
-    return Place(kind="file", path=url.path, rank=query.get("rank"), world_size=query.get("world_size"))
+    path = url2pathname(url.netloc + url.path) if os.name == "nt" else url.path
+    return Place(kind="file", path=path, rank=query.get("rank"), world_size=query.get("world_size"))
 
 
 def _find_tcp(init_method: str, url: ParseResult, query: dict[str, int]) -> Place:
@@ -133,13 +140,19 @@ def place_from_env(host: str | None, port: int | None, source: str, rank: int) -
     Raises:
         UsageError: Host or port is missing.
     """
+    host = (host or "").strip() or None
     if host is None or port is None:
-        missing = " and ".join(
-            name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if value is None
-        )
-        raise UsageError(f"{source} tell(s) rank and world size, and {missing} is not set", rank=rank,
+        missing = [name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if value is None]
+        verb = "are" if len(missing) > 1 else "is"
+        raise UsageError(f"rank and world size are told ({source}), but {' and '.join(missing)} {verb} not set", rank=rank,
                          hint="set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on all ranks; "
                          "with mpirun: -x MASTER_ADDR -x MASTER_PORT")  # fmt: skip
+    if not 0 < port < 65536:
+        raise UsageError(
+            f"MASTER_PORT={port} is no TCP port",
+            rank=rank,
+            hint="take a free port from 1024 to 65535, the same on all ranks",
+        )
     is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Place(
         kind="tcp", host=host, port=port, is_served=is_served, attempt=get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -166,7 +179,11 @@ def open_store(place: Place, *, rank: int, world_size: int, timeout_s: float, cl
     timeout = timedelta(seconds=timeout_s)
     if rank != 0 or place.is_served:
         _wait_listening(place, addresses, rank, timeout_s, clock)
-        return dist.TCPStore(place.host, place.port, None, is_master=False, timeout=timeout, **options)
+        # It listens, and may yet be stopped: then the constructor, and all of its calls, would block for ever.
+        return call_within(
+            min(timeout_s, _ANSWER_S),
+            lambda: dist.TCPStore(place.host, place.port, None, is_master=False, timeout=timeout, **options),
+        )
     try:
         return dist.TCPStore(
             place.host,
@@ -229,7 +246,10 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
             hint="all ranks need read and write access to it",
         ) from error
     # Written by torch after the handshake: whoever finds it has come to a meeting that is over.
-    if b"default_pg" in left or GROUP_PREFIX.encode() in left:
+    if any(
+        trace in left
+        for trace in (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")
+    ):
         raise RendezvousError(f"{place} holds the traces of another run ({len(left)} bytes)", rank=rank,
                               hint=f"if that run is over: rm {place.path}; better take a new file for each run, or env://")  # fmt: skip
     if not path.parent.is_dir():

@@ -14,6 +14,9 @@ from rankwise.runtime.nested import list_children
 # torch has no public count of who shares a storage; without this one, nothing is ever called a temporary.
 _count_storage_users = getattr(torch._C, "_storage_Use_Count", None)
 
+#: Deeper than this, a container holds itself.
+_MAX_DEPTH = 100
+
 
 def find_temporary(tree: Any) -> str | None:
     """Return the path of a tensor that ends with the call that it was made for; None if there is none, or no telling.
@@ -25,14 +28,25 @@ def find_temporary(tree: Any) -> str | None:
     Args:
         tree: The argument of a function that was called by the user; it must call us itself.
     """
-    if (counts := _calibrate()) is None:
+    # Whoever watches or rewrites frames holds references of their own.
+    if (
+        sys.gettrace()
+        or sys.getprofile()
+        or torch.compiler.is_compiling()
+        or (counts := _calibrate()) is None
+    ):
         return None
     holders = sys.getrefcount(tree)  # first: an argument that waits for its call is held as well
-    return _find(tree, "", holders - counts[0])
+    found = _find(tree, "", holders - counts[0], 0)
+    if found is not None and _calibrate.__wrapped__() != counts:
+        # What was counted first had been counted in another state: under a tracer, or in compiled frames.
+        _calibrate.cache_clear()
+        return None
+    return found
 
 
-def _find(node: Any, path: str, extra_holders: int) -> str | None:
-    if extra_holders > 0:
+def _find(node: Any, path: str, extra_holders: int, depth: int) -> str | None:
+    if extra_holders > 0 or depth > _MAX_DEPTH:
         return None
     if isinstance(node, Tensor):
         return path or "the tensor" if _is_alone(node) else None
@@ -40,7 +54,7 @@ def _find(node: Any, path: str, extra_holders: int) -> str | None:
     # Counted first: the list of children is a holder too.
     counts = _count_children(node)
     for (step, child), holders in zip(list_children(node) or [], counts, strict=True):
-        found = _find(child, path + step, holders - (expected[1] if expected else 0))
+        found = _find(child, path + step, holders - (expected[1] if expected else 0), depth + 1)
         if found is not None:
             return found
     return None

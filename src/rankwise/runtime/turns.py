@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,10 @@ def take_turns(
         outcome = [f"{type(error).__name__}: {error}"]
         raise
     finally:
-        store.set(key, json.dumps(outcome))
+        with suppress(
+            OverdueError, RuntimeError
+        ):  # the others find out by themselves; what the block raised matters more
+            call_within(_GRACE_S, lambda: store.set(key, json.dumps(outcome)))
 
 
 def _wait(store: dist.Store, key: str, first: int, rank: int, timeout_s: float) -> None:
@@ -61,6 +64,9 @@ def _wait(store: dist.Store, key: str, first: int, rank: int, timeout_s: float) 
     try:
         outcome = call_within(timeout_s + _GRACE_S, wait)
     except (OverdueError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "imeout" not in str(error):
+            raise CollectiveError(f"main_first: the job's store is gone ({str(error).splitlines()[0]})", rank=rank,
+                                  hint="the process that serves it (rank 0, or the launcher) has ended: look at its output") from error  # fmt: skip
         raise CollectiveTimeoutError(f"main_first: rank {first} was not through after {round(timeout_s, 1):g} s", rank=rank,
                                      hint=f"look at what rank {first} does in the block, or give a longer timeout_s") from error  # fmt: skip
     if outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,19 @@ class Wire:
     tensor: Tensor
     op: str
     finish: Callable[[Tensor], Any]
+
+
+def read_op(op: Any) -> Any:
+    """Return our name of an operation that was given by torch's: ``dist.ReduceOp.SUM`` is ``"sum"``."""
+    if isinstance(op, str):
+        return op
+    names = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+    name = str(getattr(op, "name", None) or op).rpartition(".")[2]
+    return (
+        names.get(name, repr(op))
+        if "RedOp" in type(op).__name__ or "ReduceOp" in type(op).__name__
+        else repr(op)
+    )
 
 
 def check_op(op: str) -> CollectiveError | None:
@@ -146,6 +159,7 @@ def _encode_int(value: int, op: str, group: Group) -> Wire:
 
 
 def _encode_tensor(path: str, leaf: Tensor, op: str, group: Group) -> Wire:
+    leaf = leaf.resolve_conj().resolve_neg()  # a backend reads memory, and knows of no pending minus
     carrier, home, dtype, size = choose_carrier(group, leaf.device.type), leaf.device, leaf.dtype, group.size
     if dtype == torch.bool and op in {"any", "all", "min", "max"}:
         native = {"any": "max", "all": "min"}.get(op, op)
@@ -157,7 +171,7 @@ def _encode_tensor(path: str, leaf: Tensor, op: str, group: Group) -> Wire:
     if dtype in _INTS:
         return Wire(leaf.to(carrier, torch.int64), op, lambda seen: _narrow(path, seen, dtype, op).to(home))
     if dtype in _COMPLEX:
-        pairs = torch.view_as_real(leaf.resolve_conj()).to(carrier)
+        pairs = torch.view_as_real(leaf).to(carrier)
         return Wire(pairs, "sum", lambda seen: torch.view_as_complex(seen).to(home))
     return Wire(leaf.to(carrier), op, lambda seen: seen.to(home))
 
@@ -165,7 +179,7 @@ def _encode_tensor(path: str, leaf: Tensor, op: str, group: Group) -> Wire:
 def _encode_mean(leaf: Tensor, carrier: torch.device, size: int) -> Wire:
     home = leaf.device
     if leaf.is_complex():
-        pairs = torch.view_as_real(leaf.resolve_conj()).to(carrier)
+        pairs = torch.view_as_real(leaf).to(carrier)
         return Wire(pairs, "sum", lambda seen: torch.view_as_complex(seen.div_(size)).to(home))
     if not leaf.is_floating_point():
         return Wire(leaf.to(carrier, torch.int64), "sum", lambda seen: (seen.double() / size).to(home))
@@ -189,6 +203,37 @@ def _narrow(path: str, seen: Tensor, dtype: torch.dtype, op: str) -> Tensor:
                 hint="cast it first: x.to(torch.int64)",
             )
     return seen.to(dtype)
+
+
+def may_overflow(leaf: Any, op: str) -> bool:
+    """Whether the result may not fit the leaf's dtype, which only a rank that holds it finds out."""
+    kind = kind_of(leaf)
+    if op not in {"sum", "product"} or kind not in {"tensor", "array", "scalar"}:
+        return False
+    return _dtype_of(leaf, kind) in _INTS - {torch.int64}
+
+
+def has_nan(leaf: Any) -> bool:
+    """Whether a leaf that ``check_leaf`` has passed holds NaN."""
+    kind = kind_of(leaf)
+    return _dtype_of(leaf, kind) in _FLOATS and bool(find_nan(leaf).any())
+
+
+def find_nan(leaf: Any) -> Tensor:
+    """Return where a leaf of floats is NaN."""
+    tensor = to_tensor(leaf) if kind_of(leaf) != "float" else torch.tensor(leaf, dtype=torch.float64)
+    return tensor.isnan()
+
+
+def put_nan(result: Any, mask: Tensor) -> Any:
+    """Return a result with NaN where the mask says, in its own memory where it has one."""
+    kind = kind_of(result)
+    if kind == "tensor":
+        return result.masked_fill_(mask, math.nan)
+    if kind == "array":
+        result[mask.cpu().numpy()] = math.nan
+        return result
+    return type(result)("nan") if bool(mask) else result
 
 
 _NATIVE = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
@@ -235,8 +280,3 @@ def unpack(wires: Sequence[Wire], flat: Tensor) -> list[Any]:
     return [
         wire.finish(part.clone().view(wire.tensor.shape)) for wire, part in zip(wires, parts, strict=True)
     ]
-
-
-def refuse(error: CollectiveError, rank: int) -> NoReturn:
-    """Raise an error with the rank that it is on."""
-    raise CollectiveError(error.message, rank=rank, hint=error.hint)

@@ -119,6 +119,7 @@ class Verdict:
 
     Attributes:
         culprits: The ranks to look at first; empty when it was none of them.
+        first: The one of them that came first, whose traceback this is; not in the report.
         class_id: The failure class (docs/reference/failure-classes.md); None if it is none of them for sure.
         message: What happened, in a sentence.
         reason: What the exit code or signal means.
@@ -144,11 +145,13 @@ class Verdict:
     exit_code: int = 0
     notes: tuple[str, ...] = ()
     stopped_by: str | None = None
+    first: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the report as ``--report`` writes it."""
         body = asdict(self)
         body["class"] = body.pop("class_id")
+        del body["first"]
         return body
 
 

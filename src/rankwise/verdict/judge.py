@@ -77,6 +77,7 @@ def judge(case: Case) -> Verdict:
         exit_code=_exit_code(case, cause),
         notes=notes,
         stopped_by=None if case.interrupted is None else name_signal(case.interrupted),
+        first=first.rank if first else None,
     )
 
 

@@ -29,28 +29,34 @@ def _meaning(blame: Blame, class_id: str | None, pattern: str, fix: str | None) 
     return Meaning(re.compile(pattern, re.DOTALL), blame, class_id, fix)
 
 
-_HINT = re.compile(r"\A(?:rankwise\.|\S*Error: ).*?\n  -> (?P<hint>[^\n]+)", re.DOTALL)
+def _own(blame: Blame, class_id: str | None, pattern: str) -> Meaning:
+    """Return the meaning of an error of ours: the text itself says what to do."""
+    return Meaning(re.compile(rf"rankwise\.\w+Error: [^\n]{{0,600}}?(?:{pattern})"), blame, class_id, None)
+
+
+_HINT = re.compile(r"\Arankwise\..*?\n  -> (?P<hint>[^\n]+)", re.DOTALL)
 
 MEANINGS: tuple[Meaning, ...] = (
     # Our own, which bring their remedy with them.
-    _meaning("timeout", "I1", r"after [\d.]+ s ranks? (?P<missing>[\d, -]+) of \d+ ha(?:s|ve) not arrived", None),
-    _meaning("timeout", None, r"after [\d.]+ s not entered by ranks? (?P<missing>\d[\d, -]*)", None),
-    _meaning("timeout", None, r"main_first: rank (?P<missing>\d+) was not through", None),
-    _meaning("timeout", None, r"RendezvousError: .{0,20}?the store at .{0,200}?(did not answer|and then nothing)", None),
-    _meaning("peer", None, r"main_first: rank \d+ failed in the block|a peer left while we waited for it|came and went before all were there", ""),
-    _meaning("own", "I12", r"the ranks disagree about the world size|is \d+ in the call and \d+ in ", None),
-    _meaning("own", "I10", r"processes claim rank \d+", None),
-    _meaning("own", "I11", r"the ranks of a world of \d+ are 0 to", None),
-    _meaning("own", "R13", r"use the same GPU", None),
-    _meaning("own", "R11", r"the ranks have different versions of", None),
-    _meaning("own", "X19", r"is not the same file on all ranks", None),
-    _meaning("own", "I5", r"some are found at loopback addresses", None),
-    _meaning("own", "I13", r"holds the traces of another run", None),
-    _meaning("own", "I3", r"of the store has no address here", None),
-    _meaning("own", "I2", r"was not found at \S+", None),
-    _meaning("own", "I9", r"can't serve the store at .{0,200}?is taken by", None),
-    _meaning("own", "I6", r"GLOO_SOCKET_IFNAME=.{0,100}?has no interface", None),
-    _meaning("own", "I16", r"this process has already joined a job", None),
+    _own("timeout", "I1", r"after [\d.]+ s ranks? (?P<missing>[\d, -]+) of \d+ ha(?:s|ve) not arrived"),
+    _own("timeout", None, r"after [\d.]+ s not entered by ranks? (?P<missing>\d[\d, -]*)"),
+    _own("timeout", None, r"main_first: rank (?P<missing>\d+) was not through"),
+    _own("timeout", None, r"the store at .{0,200}?(did not answer|and then nothing)|not all connect(ed)? "),
+    _own("peer", None, r"main_first: rank \d+ failed in the block|a peer left while we waited for it|came and went before all were there"
+         r"|the store at .{0,200}? failed: "),
+    _own("own", "I12", r"the ranks disagree about the world size|is \d+ in the call and \d+ in "),
+    _own("own", "I10", r"processes claim rank \d+"),
+    _own("own", "I11", r"the ranks of a world of \d+ are 0 to"),
+    _own("own", "R13", r"use the same GPU"),
+    _own("own", "R11", r"the ranks have different versions of"),
+    _own("own", "X19", r"is not the same file on all ranks"),
+    _own("own", "I5", r"some are found at loopback addresses"),
+    _own("own", "I13", r"holds the traces of another run"),
+    _own("own", "I3", r"of the store has no address here"),
+    _own("own", "I2", r"was not found at \S+"),
+    _own("own", "I9", r"can't serve the store at .{0,200}?is taken by"),
+    _own("own", "I6", r"GLOO_SOCKET_IFNAME=.{0,100}?has no interface"),
+    _own("own", "I16", r"this process has already joined a job"),
     # The ranks do not do the same thing.
     _meaning("mismatch", "C8", r"Detected mismatch between collectives.{0,200}?OpType=(\w+)\b.{0,600}?OpType=(?!\1\b)\w+",
              "let all ranks make the same calls in the same order: look at the branches before this line"),
@@ -160,8 +166,8 @@ def find_missing(text: str) -> tuple[int, ...]:
 
 
 def find_fix(text: str, meaning: Meaning | None) -> str:
-    """Return what to do about an error: what is known of its text, else what the text itself says after an arrow."""
-    if meaning is not None and meaning.fix:
-        return meaning.fix
+    """Return what to do about an error: what ours says after an arrow, else what is known of its text."""
     own = _HINT.match(text)
-    return own["hint"] if own else ""
+    if own:
+        return own["hint"]
+    return (meaning.fix or "") if meaning else ""

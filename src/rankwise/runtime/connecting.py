@@ -1,0 +1,129 @@
+"""Make the process groups of a job, with a bound, and say who is in the way if that fails."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.errors import RendezvousError
+from rankwise.evidence.roll import Record, Roll, is_gone, name_ranks
+
+if TYPE_CHECKING:
+    from rankwise.base.identity import Identity
+    from rankwise.runtime.stores import Place
+
+#: A peer may be a process that has just been started: connecting takes its time even where nothing is wrong.
+_CONNECT_S = 60.0
+_GRACE_S = 15.0
+#: So many seconds are given before we look whether a peer has gone.
+_CALM_S = 3
+_ABANDON_S = 5.0
+
+
+def connect(
+    it: Identity,
+    place: Place,
+    backend: str,
+    device: torch.device,
+    *,
+    store: dist.Store,
+    roll: dist.Store,
+    timeout_s: float,
+) -> dist.ProcessGroup | None:
+    """Make the group of all ranks, and that of the side channel.
+
+    Args:
+        it: Who we are.
+        place: Where we met, for errors.
+        backend: As torch names it.
+        device: Ours.
+        store: Where the groups keep their addresses.
+        roll: Where the roll of the meeting is.
+        timeout_s: Of the groups.
+
+    Returns:
+        The side channel's group; None in a world of one.
+
+    Raises:
+        RendezvousError: The ranks could not connect; names those that have gone meanwhile.
+    """
+    timeout, is_late = timedelta(seconds=timeout_s), False
+    options: dict[str, Any] = {} if device.type == "cpu" else {"device_id": device}
+
+    def make() -> dist.ProcessGroup | None:
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device)  # the current device is a thread's own
+        dist.init_process_group(
+            backend, store=store, rank=it.rank, world_size=it.world_size, timeout=timeout, **options
+        )
+        side = dist.new_group(backend="gloo", timeout=timeout) if it.world_size > 1 else None
+        if is_late:
+            dist.destroy_process_group()  # nobody waits for it any more
+        return side
+
+    # Gloo's own connecting has no bound.
+    bound_s = min(timeout_s, _CONNECT_S) + _GRACE_S
+    peers = _Peers(roll, it.rank, clone=place.kind == "tcp")
+    try:
+        return call_within(bound_s, make, find_reason=peers.find_gone)
+    except OverdueError as error:
+        is_late, reason = (
+            True,
+            str(error) if peers.gone else f"did not all connect within {round(bound_s, 1):g} s",
+        )
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(
+            word in str(error).lower() for word in ("gloo", "connect")
+        ):
+            _abandon()
+            raise
+        reason = peers.find_gone(at_once=True) or f"could not all connect: {str(error).splitlines()[0]}"
+    _abandon()
+    hint = f"look at the output of {name_ranks(peers.gone)}" if peers.gone else (
+        "a rank ended in between, a firewall keeps the ranks' own ports shut, or they listen on the wrong interface: "
+        "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the one that the hosts share"
+    )  # fmt: skip
+    raise RendezvousError(f"the {it.world_size} ranks met at {place}, but {reason}", rank=it.rank, hint=hint)
+
+
+class _Peers:
+    """The ranks that came to the meeting; looks which of them have ended, as far as that can be seen from here."""
+
+    def __init__(self, roll: dist.Store, rank: int, *, clone: bool) -> None:
+        self._roll, self._rank, self._clone = roll, rank, clone
+        self._glances, self._records = 0, list[Record]()
+        self.gone: list[int] = []
+
+    def find_gone(self, *, at_once: bool = False) -> str:
+        """Say who has gone; empty while nobody has."""
+        self._glances += 1
+        if self._glances < _CALM_S and not at_once:
+            return ""
+        with suppress(OverdueError, RuntimeError):
+            self._records = self._records or call_within(_ABANDON_S, self._read)
+        self.gone = sorted(
+            record["rank"] for record in self._records if record["rank"] != self._rank and is_gone(record)
+        )
+        if not self.gone:
+            return ""
+        return f"{name_ranks(self.gone)} ended before all were connected"
+
+    def _read(self) -> list[Record]:
+        # A connection of its own: while torch waits in one for a peer, nobody else gets a word in.
+        return Roll(self._roll.clone() if self._clone else self._roll, {}).read()
+
+
+def _abandon() -> None:
+    """Leave nothing half made behind: the process may want to join again."""
+    if not dist.is_initialized():
+        return
+    try:
+        call_within(_ABANDON_S, dist.destroy_process_group)
+    except (OverdueError, RuntimeError) as error:
+        sys.stderr.write(f"rankwise: what was left of a process group could not be closed: {error}\n")
