@@ -22,7 +22,7 @@ demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, o
 	$(BIN)/rankwise run --nproc-per-node $(NPROC) examples/digits/train.py --out digits-model.pt
 
 test: $(DEV)  ## run the tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest
 
 lint: $(DEV)  ## check style, formatting, types and layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports

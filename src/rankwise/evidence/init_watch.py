@@ -167,9 +167,11 @@ class _Stay:
         # Its own connection: while torch waits in one, nobody else gets a word in.
         store = self._store.clone() if hasattr(self._store, "clone") else self._store
         self._roll = module.Roll(store, record)
-        if self._roll.enter() and not self._done.wait(_STUCK_S):
-            self._give_up(self._judge())
-        if self._done.wait(_NOTICE_S):
+        self._roll.enter()
+        while not self._done.wait(_STUCK_S) and time.monotonic() - self._start < _NOTICE_S:
+            if self._roll.is_contested:
+                self._give_up(self._judge())
+        if self._done.is_set():
             return
         problems = self._judge()
         if problems and problems[0]["kind"] == "absent" and self._roll.seat == 1:

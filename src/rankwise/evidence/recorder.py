@@ -228,7 +228,7 @@ def _write_error_file(facts: dict[str, Any]) -> None:
 
 
 def let_threads_settle() -> None:
-    """Wait, at most 0.3 s, until the process group's threads have nothing left to do.
+    """Wait, at most 2 s, until the process group's threads have nothing left to do.
 
     A thread of ProcessGroupGloo that drops its last work while the interpreter goes down aborts the process
     ("terminate called without an active exception", pytorch#190489): a script that has done its work then
@@ -239,7 +239,7 @@ def let_threads_settle() -> None:
     if not os.path.isdir("/proc/self/task"):
         time.sleep(0.02)
         return
-    quiet, end = 0, time.monotonic() + 0.3
+    quiet, end = 0, time.monotonic() + 2.0
     while quiet < 4 and time.monotonic() < end:
         time.sleep(0.003)
         quiet = 0 if _other_threads_run() else quiet + 1

@@ -152,8 +152,15 @@ class Roll:
             return [problem for problem in judge([self.record], None) if problem["kind"] in _CONFLICTS]
         first = json.loads(self._store.get("seat/1"))
         if claims > 1 or any(problem["kind"] in _CONFLICTS for problem in judge([first, self.record], None)):
+            # Those that came before, and saw nothing wrong, find this when they look again.
+            self._store.set("conflict", "1")
             return judge(self.read(), None)
         return []
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether any rank that came later has found a conflict."""
+        return bool(self._store.check(["conflict"]))
 
     @property
     def is_full(self) -> bool:
