@@ -6,10 +6,8 @@ is still waiting long after it could have been through. This file stands alone, 
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-import threading
 import time
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
@@ -89,6 +87,8 @@ class _Watch:
         if original is None:
             return
 
+        import functools  # not before the script's first line, as little is
+
         @functools.wraps(original)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             stay = self._enter(module, args)
@@ -108,6 +108,8 @@ class _Watch:
         """Begin to watch if this is the group of all ranks, made by the script itself."""
         if len(args) < 5 or args[2] or os.getpid() != self._pid:
             return None
+        import threading
+
         world_size, rank, _, backend, store = args[:5]
         # rankwise.init() makes it in a thread of that name, after a handshake of its own.
         if (
@@ -131,6 +133,8 @@ class _Stay:
     def __init__(
         self, load_roll: Callable[[], Any], note: Callable[..., None], store: Any, **who: Any
     ) -> None:
+        import threading
+
         self._load_roll, self._note, self._store, self._who = load_roll, note, store, who
         self._done, self._start = threading.Event(), time.monotonic()
         self._roll: Any = None
@@ -145,6 +149,8 @@ class _Stay:
         """Say what the roll tells, beside torch's own error: that names keys and addresses, but no ranks."""
         if not any(word in str(error).lower() for word in _WAITED):
             return
+        import threading
+
         told: list[Any] = []
         reader = threading.Thread(target=lambda: told.extend(self._judge()), daemon=True)
         reader.start()
@@ -202,6 +208,7 @@ class _Stay:
         if not problems or self._done.is_set():
             return
         self._say(problems[0])
+        import threading
         import traceback
 
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
