@@ -1,4 +1,4 @@
-"""A job that has done its work is a success: torch's abort at exit (pytorch#190489) fails nobody's job."""
+"""A job that has done its work is a success: neither torch's abort at exit (pytorch#190489) nor its deadlock there fails it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,25 @@ REDUCE = """
     dist.init_process_group("gloo")
     for _ in range(5): dist.all_reduce(torch.ones(1000))
 """
+# One core, and the group's thread has the lowest priority: it has still to drop the last work when the model goes,
+# and wants the interpreter's lock for it, in whose hand the model's Reducer waits for the thread.
+DEADLOCK = """
+    import os, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def main():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        INIT
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        model(torch.ones(2, 4)).sum().backward()
+        for task in map(int, os.listdir("/proc/self/task")):
+            if task != os.getpid():
+                os.sched_setscheduler(task, os.SCHED_IDLE, os.sched_param(0))
+        dist.all_reduce(torch.ones(3))
+        DESTROY
+
+    main()
+"""
 # Aborts where torch does: after the script, atexit and all, while the interpreter goes down.
 ABORT = """
     import os, sys
@@ -51,6 +70,23 @@ def test_four_ranks_without_destroy_succeed(script: str, tmp_path: Path) -> None
     write_script(tmp_path, script)
     ends = [run_rankwise(["--nproc-per-node", "4", "train.py"], tmp_path) for _ in range(RUNS)]
     assert [end.code for end in ends] == [0] * RUNS, ends[0].err
+
+
+@pytest.mark.parametrize("flags", [[], ["--cold"]], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        pytest.param('dist.init_process_group("gloo")', "dist.destroy_process_group()", id="torch"),
+        pytest.param('import rankwise; ctx = rankwise.init("gloo")', "ctx.close()", id="rankwise"),
+    ],
+)
+def test_a_model_that_outlives_its_group_does_not_hang(
+    flags: list[str], begin: str, end: str, tmp_path: Path
+) -> None:
+    """A DDP model that goes after destroy_process_group ends, though torch's thread has not dropped its last work by then."""
+    write_script(tmp_path, DEADLOCK.replace("INIT", begin).replace("DESTROY", end))
+    result = run_rankwise([*flags, "--nproc-per-node", "2", "train.py"], tmp_path, timeout_s=30)
+    assert result.code == 0, result.err
 
 
 def test_an_abort_after_the_script_is_a_success_with_a_note(tmp_path: Path) -> None:

@@ -227,35 +227,45 @@ def _write_error_file(facts: dict[str, Any]) -> None:
     os.replace(f"{path}.tmp", path)
 
 
-def let_threads_settle() -> None:
-    """Wait, at most 2 s, until the process group's threads have nothing left to do.
+def let_threads_settle(bound_s: float = 2.0) -> None:
+    """Wait until the process group's threads have nothing left to do: some milliseconds, and no longer than the bound.
 
-    A thread of ProcessGroupGloo that drops its last work while the interpreter goes down aborts the process
-    ("terminate called without an active exception", pytorch#190489): a script that has done its work then
-    looks like a failure. While we sleep here such a thread gets the interpreter's lock and finishes.
+    A thread of ProcessGroupGloo drops each work some time after those who waited for it have gone on, and needs the
+    interpreter's lock for the tensors in it. If the group goes just then, two things happen: whoever ends it waits for
+    that thread with the lock in hand (the Reducer of DistributedDataParallel does), and the process hangs for ever; or
+    the interpreter goes down, and the process aborts ("terminate called without an active exception",
+    pytorch#190489). While we sleep here such a thread gets the lock and finishes.
+
+    Args:
+        bound_s: Seconds after which a thread that is busy for other reasons is left alone.
     """
     if "torch.distributed.distributed_c10d" not in sys.modules:
         return
     if not os.path.isdir("/proc/self/task"):
         time.sleep(0.02)
         return
-    quiet, end = 0, time.monotonic() + 2.0
-    while quiet < 4 and time.monotonic() < end:
-        time.sleep(0.003)
-        quiet = 0 if _other_threads_run() else quiet + 1
+    quiet, end = 0, time.monotonic() + bound_s
+    while quiet < 3 and time.monotonic() < end:
+        time.sleep(0.002)
+        quiet = 0 if _group_threads_run() else quiet + 1
 
 
-def _other_threads_run() -> bool:
-    me = str(os.getpid())
-    for task in os.listdir("/proc/self/task"):
-        if task == me:
-            continue
+def _group_threads_run() -> bool:
+    """Whether a thread of a process group is at work; where torch gives them no name (2.8), one that has the process's."""
+    import threading
+
+    main, mine = str(os.getpid()), str(threading.get_native_id())
+    unnamed = b""
+    for task in [main, *os.listdir("/proc/self/task")]:
         try:
             with open(f"/proc/self/task/{task}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[0] == b"R":
-                    return True
+                head, _, tail = file.read().rpartition(b")")
         except OSError:
             continue
+        name = head.partition(b"(")[2]
+        unnamed = unnamed or name
+        if task not in {main, mine} and name in {unnamed, b"pt_gloo_runloop"} and tail.split()[0] == b"R":
+            return True
     return False
 
 

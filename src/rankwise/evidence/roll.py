@@ -4,7 +4,7 @@ It stands alone (standard library, and a store that is handed in): ``rankwise.in
 over scripts that call ``init_process_group`` themselves, in a Python that may have no rankwise.
 
 Keys, under a prefix of the job's own: ``seats`` counts those who came, ``seat/N`` is the record of the N-th, ``rank/R``
-counts those who claim rank R, ``verdict`` is what was found. A rank that comes needs four requests, however many ranks
+counts those who claim rank R, ``verdict`` is what was found, ``heard`` counts those who leave because of it. A rank that comes needs four requests, however many ranks
 there are; only the last one to come, or one that has waited in vain, reads them all.
 """
 
@@ -195,6 +195,10 @@ class Roll:
         except RuntimeError:  # DistStoreError is one
             return self.find_verdict()
         return dict(json.loads(self._store.get("verdict")))
+
+    def count_hearers(self, more: int) -> tuple[int, int]:
+        """Count ``more`` among those who have read a bad verdict; return how many have, and how many came."""
+        return int(self._store.add("heard", more)), int(self._store.add("seats", 0))
 
 
 def conclude(records: list[Record], waited_s: float | None, time_s: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, UsageError
+from rankwise.evidence.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.turns import take_turns
@@ -215,7 +216,9 @@ class RankContext:
         _open.remove(self)
 
         def destroy() -> None:
-            # A group goes when nobody holds it any more, and waits there for the work that is pending.
+            # A group goes when nobody holds it any more, and waits there for the work that is pending; that may be
+            # a DDP model that goes after us, and waits with the interpreter's lock in hand.
+            let_threads_settle()
             if dist.is_initialized() and dist.group.WORLD is self.group:
                 dist.destroy_process_group()
             self.control.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _NOTICE_S = 10.0
 #: Those that came later give the first so much longer to tell who is absent.
 _GRACE_S = 5.0
+#: Where this process serves the store, it stays so long for those that have not read the verdict yet.
+_FAREWELL_S = 3.0
 #: How often the first to come looks: a twentieth of what it has waited already, within these bounds.
 _MIN_POLL_S, _MAX_POLL_S = 0.0005, 0.1
 #: Clocks that differ by more make logs of two hosts hard to read, and torch's c10d rendezvous drop living nodes.
@@ -49,6 +52,7 @@ def shake_hands(
     *,
     timeout_s: float,
     strict: bool,
+    serves: bool,
     clock: Clock,
     notice: Callable[[str], None],
 ) -> Meeting:
@@ -59,6 +63,7 @@ def shake_hands(
         record: Who this rank is, from ``describe_process``.
         timeout_s: Seconds from the first rank's arrival to the last one's.
         strict: Whether other versions and other scripts on some ranks are errors; else they are doubts.
+        serves: Whether this process serves the store.
         clock: Where time comes from.
         notice: Told, on the first rank to come, for whom it waits when that takes long.
 
@@ -82,6 +87,7 @@ def shake_hands(
         verdict = _wait(roll, start + timeout_s, timeout_s, clock, notice)
     grave = [problem for problem in verdict["problems"] if strict or problem["kind"] != "different"]
     if grave:
+        _let_all_hear(roll, grave[0]["kind"], clock, serves=serves)
         raise HandshakeError(grave[0]["text"], rank=record["rank"], hint=grave[0]["hint"])
     skew_s = clock.time() - verdict["time_s"]
     return Meeting(
@@ -90,6 +96,19 @@ def shake_hands(
         clock_skew_s=skew_s if abs(skew_s) > _CLOCK_SKEW_S else None,
         doubts=tuple(problem["text"] for problem in verdict["problems"]),
     )
+
+
+def _let_all_hear(roll: Roll, kind: str, clock: Clock, *, serves: bool) -> None:
+    """Keep the store until the others have read the verdict too, those included that are just coming."""
+    with suppress(RuntimeError):  # the server may be gone for other reasons
+        num_heard, num_came = roll.count_hearers(1)
+        num_awaited = 0 if kind == "absent" else int(roll.record["world_size"])
+        end = clock.monotonic() + _FAREWELL_S
+        while serves and num_heard < max(num_came, num_awaited) and clock.monotonic() < end:
+            clock.sleep(_MAX_POLL_S / 10)
+            num_heard, num_came = roll.count_hearers(0)
+        if serves:
+            clock.sleep(_MAX_POLL_S)  # the last of them is still being answered
 
 
 def _wait(

@@ -161,8 +161,13 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
         rank=it.rank, world_size=it.world_size, local_rank=it.local_rank or 0, local_world_size=it.local_world_size or 1,
         node_rank=it.node_rank or 0, num_nodes=it.num_nodes or 1, device=device, backend=backend, timeout_s=timeout_s,
         group=dist.group.WORLD, control=Control(side, ranks=range(it.world_size), rank=it.rank, store=corner, timeout_s=timeout_s),
-        store=corner, source=it.source, opened_at=request.opened_at, serves=place.kind == "tcp" and not place.is_served and it.rank == 0,
+        store=corner, source=it.source, opened_at=request.opened_at, serves=_serves(it, place),
     )  # fmt: skip
+
+
+def _serves(it: Identity, place: Place) -> bool:
+    """Whether the store goes with this process."""
+    return place.kind == "tcp" and not place.is_served and it.rank == 0
 
 
 def _describe(it: Identity, backend: str, device: torch.device | None) -> Record:
@@ -218,7 +223,7 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
             bound_s + _GRACE_S,
             lambda: shake_hands(
                 dist.PrefixStore(MEETING_PREFIX, store), record, timeout_s=bound_s,
-                strict=get("RANKWISE_HANDSHAKE") != "lenient", clock=SYSTEM_CLOCK, notice=_say,
+                strict=get("RANKWISE_HANDSHAKE") != "lenient", serves=_serves(it, place), clock=SYSTEM_CLOCK, notice=_say,
             ),
         )  # fmt: skip
     except OverdueError:

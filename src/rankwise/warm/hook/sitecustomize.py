@@ -76,7 +76,9 @@ if _orders is not None:
             _recorder = _load("evidence", "recorder")
         _note = _recorder.arm(**_json.loads(_orders))
         if _note is not None:
-            _load("evidence", "init_watch").install(lambda: _load("evidence", "roll"), _note)
+            _load("evidence", "group_watch").install(
+                lambda: _load("evidence", "roll"), _note, _recorder.let_threads_settle
+            )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
 if _real is None:

@@ -1,7 +1,8 @@
-"""In a rank whose script calls ``init_process_group`` itself: who is absent, doubled or odd is named there too.
+"""In a rank whose script makes and destroys its process groups itself.
 
-Nothing waits for this. While torch connects the ranks, a thread writes this rank into the roll; it speaks only if torch
-is still waiting long after it could have been through. This file stands alone, as ``recorder.py`` does.
+Who is absent, doubled or odd is named there too, and nothing waits for this: while torch connects the ranks, a thread
+writes this rank into the roll; it speaks only if torch is still waiting long after it could have been through. At the
+other end, ``destroy_process_group`` is kept from a deadlock of torch's own. This file stands alone, as ``recorder.py`` does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _MODULE = "torch.distributed.distributed_c10d"
 #: Makes the default group and all others; private, so nothing depends on its being there (torch 2.8 to 2.13 have it).
 _FUNCTION = "_new_process_group_helper"
+#: Called by ``destroy_process_group`` before it lets go of the groups.
+_LETTING_GO = ("_unregister_all_process_groups", "_unregister_process_group")
+_SETTLE_S = 1.0
 #: A rank that is doubled, or of another world, and is stuck for so long will never get through.
 _STUCK_S = 5.0
 #: After so long the first rank to come says for whom torch waits; it goes on waiting as long as the script lets it.
@@ -30,21 +34,43 @@ _WAITED = ("timeout", "timed out", "wait ", "connect", "store")
 _CERTAIN = {"clash", "out of range", "world sizes", "gone", "address", "backends", "device"}
 
 
-def install(load_roll: Callable[[], Any], note: Callable[..., None]) -> None:
-    """Watch over the first process group that the script makes, now or when it imports torch.distributed.
+def install(load_roll: Callable[[], Any], note: Callable[..., None], settle: Callable[[float], None]) -> None:
+    """Watch over the process groups that the script makes, now or when it imports torch.distributed.
 
     Args:
         load_roll: Returns the module ``roll``.
         note: Writes into this rank's notes how it ends.
+        settle: Waits, so many seconds at most, until the groups' threads are at rest.
     """
-    if os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}:
-        return
     watch = _Watch(load_roll, note)
+    is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
+
+    def wrap(module: Any) -> None:
+        _let_settle_before_letting_go(module, settle)
+        if not is_off:
+            watch.wrap(module)
+
     module = sys.modules.get(_MODULE)
     if module is not None:
-        watch.wrap(module)
+        wrap(module)
     else:
-        _run_after_import(watch.wrap)
+        _run_after_import(wrap)
+
+
+def _let_settle_before_letting_go(module: Any, settle: Callable[[float], None]) -> None:
+    """Keep whoever drops a group last, often a model long after ``destroy_process_group``, from waiting for ever."""
+    for name in _LETTING_GO:
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, _settle_first(original, settle))
+
+
+def _settle_first(original: Callable[..., Any], settle: Callable[[float], None]) -> Callable[..., Any]:
+    def let_go(*args: Any) -> Any:
+        settle(_SETTLE_S)
+        return original(*args)
+
+    return let_go
 
 
 def _run_after_import(wrap: Callable[[Any], None]) -> None:
