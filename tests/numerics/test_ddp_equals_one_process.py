@@ -78,12 +78,15 @@ def train(
 
 
 def on_ranks(
-    world_size: int, micro_sizes: list[list[int]], bucket_view: bool, synced: bool = True
+    world_size: int, micro_sizes: list[list[int]], gradient_as_bucket_view: bool, synced: bool = True
 ) -> dict[str, Any]:
     with rankwise.init(device="cpu") as ctx:
         # Other weights on each rank: DDP must start from those of rank 0.
         ddp = apply_ddp(
-            build_model(ctx.rank), ctx=ctx, sync_batchnorm=synced, tuning=Tuning(bucket_view=bucket_view)
+            build_model(ctx.rank),
+            ctx=ctx,
+            sync_batchnorm=synced,
+            tuning=Tuning(gradient_as_bucket_view=gradient_as_bucket_view),
         )
         return train(world_size, ctx.rank, micro_sizes, ddp, ctx)
 
@@ -104,14 +107,16 @@ def assert_same(ours: dict[str, Any], expected: dict[str, Any]) -> None:
 UNEVEN = {1: [10], 3: [10, 5, 2]}
 
 
-@pytest.mark.parametrize("bucket_view", [True, False])
+@pytest.mark.parametrize("gradient_as_bucket_view", [True, False])
 @pytest.mark.parametrize("num_micro", [1, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_train_as_one_process_does(world_size: int, num_micro: int, bucket_view: bool) -> None:
+def test_ranks_train_as_one_process_does(
+    world_size: int, num_micro: int, gradient_as_bucket_view: bool
+) -> None:
     """With synced BatchNorm, accumulation and an uneven last step, W ranks end with the weights of one process."""
     micro_sizes = [split(number, world_size) for number in UNEVEN[num_micro]]
     expected = train(world_size, 0, micro_sizes, build_model(0), None)
-    for ours in run_ranks(on_ranks, world_size, world_size, micro_sizes, bucket_view):
+    for ours in run_ranks(on_ranks, world_size, world_size, micro_sizes, gradient_as_bucket_view):
         assert_same(ours, expected)
 
 

@@ -370,3 +370,42 @@ def test_an_accumulation_that_was_dropped_may_be_left() -> None:
 
     assert run_ranks(body, 2, True) == ["ok"] * 2
     assert run_ranks(body, 2, False) == ["refused"] * 2
+
+
+# ---------------------------------------------------------------- compiled
+
+
+def test_collectives_in_a_compiled_function_give_what_they_give_outside() -> None:
+    """torch.compile leaves the collectives out of its graphs: the same values and gradients, and the rest is compiled."""
+
+    def body() -> Any:
+        with join() as ctx:
+            graphs = []
+
+            def count(graph: Any, _inputs: Any) -> Any:
+                graphs.append(graph)
+                return graph.forward
+
+            def step(x: torch.Tensor) -> torch.Tensor:
+                y = x * 2
+                mean = collectives.all_reduce(y.detach(), "mean")
+                total = torch.ones(2)
+                collectives.all_reduce_(total)
+                collectives.broadcast_(total)
+                collectives.barrier()
+                return (mean * total[0] + 1).sum() + sum(
+                    part.sum() for part in collectives.all_gather_with_grad(y)
+                )
+
+            seen = []
+            for run in (step, torch.compile(step, backend=count)):
+                x = torch.full((3,), float(ctx.rank), requires_grad=True)
+                loss = run(x)
+                loss.backward()  # type: ignore[no-untyped-call]
+                assert x.grad is not None
+                seen.append((loss.item(), x.grad.tolist()))
+            return seen, len(graphs)
+
+    for (plain, compiled), num_graphs in run_ranks(body, 2):
+        assert compiled == plain
+        assert num_graphs >= 2

@@ -48,7 +48,7 @@ def relative_error(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> float
 # Half precision rounds each of two gradients and their sum once: 3 x 2**-11, and 3 x 2**-8 for bfloat16, at most.
 @pytest.mark.parametrize(("hook", "bound"), [("fp16", 3 * 2**-11), ("bf16", 3 * 2**-8)])
 @pytest.mark.parametrize(
-    "tuning", [None, Tuning(bucket_mb=0.001, bucket_view=False)], ids=["one bucket", "many"]
+    "tuning", [None, Tuning(bucket_cap_mb=0.001, gradient_as_bucket_view=False)], ids=["one bucket", "many"]
 )
 def test_half_precision_hooks_round_and_no_more(hook: str, bound: float, tuning: Tuning | None) -> None:
     """Gradients differ from float32's by the rounding that was asked for, and training goes on just as well."""
@@ -82,7 +82,7 @@ def test_it_is_torchs_own_class() -> None:
 
     def body() -> list[str]:
         with rankwise.init(device="cpu") as ctx:
-            ddp = apply_ddp(build_model(), tuning=Tuning(bucket_mb=1))
+            ddp = apply_ddp(build_model(), tuning=Tuning(bucket_cap_mb=1))
             assert isinstance(ddp, DistributedDataParallel)
             assert ddp.device_ids is None
             assert ddp.gradient_as_bucket_view

@@ -86,9 +86,11 @@ def test_another_order_is_told() -> None:
 
 
 def test_different_options_are_told() -> None:
-    """find_unused on one rank adds a collective there, which the others would never join."""
-    text = read_same_error(wrap(lambda _rank: nn.Linear(2, 2), lambda rank: {"find_unused": rank == 2}))
-    assert "find_unused is False on ranks 0, 1; True on rank 2" in text
+    """find_unused_parameters on one rank adds a collective there, which the others would never join."""
+    text = read_same_error(
+        wrap(lambda _rank: nn.Linear(2, 2), lambda rank: {"find_unused_parameters": rank == 2})
+    )
+    assert "find_unused_parameters is False on ranks 0, 1; True on rank 2" in text
 
 
 def test_a_rank_that_does_not_wrap_is_named() -> None:
@@ -170,7 +172,7 @@ def test_options_that_cannot_work_are_refused() -> None:
         for options in (
             {"comm_hook": "int8"},
             {"comm_hook": PowerSGD(plain_steps=1)},
-            {"tuning": Tuning(bucket_mb=0)},
+            {"tuning": Tuning(bucket_cap_mb=0)},
         ):
             with pytest.raises(UsageError):
                 apply_ddp(nn.Linear(2, 2), **options)  # type: ignore[arg-type]
@@ -206,7 +208,7 @@ def test_unused_parameters_are_named() -> None:
         assert text.startswith(
             f"[rank {rank}] 'aside.weight', 'aside.bias' were not used in the last loss"
         ), text
-        assert "find_unused=True" in text
+        assert "find_unused_parameters=True" in text
 
 
 def test_parameters_unused_on_one_rank_are_named_there() -> None:
@@ -228,7 +230,7 @@ def test_a_static_graph_that_changes_is_told() -> None:
 
 def test_find_unused_is_the_remedy() -> None:
     """What the error advises works: the branch that only rank 0 takes gets the average of its gradient and zero."""
-    first, second = try_ranks(take_steps, 2, lambda rank, _step: rank == 0, {"find_unused": True})
+    first, second = try_ranks(take_steps, 2, lambda rank, _step: rank == 0, {"find_unused_parameters": True})
     assert first.error is None, first.error
     for ours, theirs in zip(first.value, second.value, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -63,11 +63,11 @@ def test_parameters_that_ddp_ignores_are_no_news() -> None:
 
 
 def test_freezing_a_part_is_right_with_find_unused_or_in_evaluation() -> None:
-    """Torch copes with both; only in training without find_unused would the averaging wait for ever."""
+    """Torch copes with both; only in training without find_unused_parameters would the averaging wait for ever."""
 
     def body(finds: bool) -> list[str]:
         with rankwise.init(device="cpu"):
-            ddp = apply_ddp(build(), find_unused=finds)
+            ddp = apply_ddp(build(), find_unused_parameters=finds)
             step(ddp)
             ddp.module[2].requires_grad_(False)
             told = []

@@ -42,7 +42,7 @@ def accumulate(
     may have different numbers of micro-batches, unless BatchNorm is synced. A rank without samples takes one
     micro-batch of none (``inputs[:0]``), so that it has a backward too.
 
-    With ``find_unused=True``, a parameter that no rank uses in its last micro-batch is not averaged (pytorch#69031).
+    With ``find_unused_parameters=True``, a parameter that no rank uses in its last micro-batch is not averaged (pytorch#69031).
 
     Args:
         ddp: The wrapped model.

@@ -139,7 +139,7 @@ def _check_parameters(ddp: CheckedDDP, watch: Watch) -> None:
     frozen = [name for name, each, trained in watch.parameters if trained and not each.requires_grad]
     if len(frozen) == len(watch.trained) or ddp.find_unused_parameters or not ddp.training:
         # Frozen as a whole for a while, as in adversarial training, or in evaluation: there is no backward to wait for.
-        # With find_unused, DDP finds that they are not used.
+        # With find_unused_parameters, DDP finds that they are not used.
         frozen = []
     known = {id(each) for each in watch.listed}
     new = [
@@ -179,17 +179,17 @@ def _name_unused(error: RuntimeError, ddp: CheckedDDP) -> ModelError | None:
         return ModelError(
             f"{_quote(names)} not used in this loss but in the first one, and static_graph=True promises that nothing changes",
             rank=ddp.watch.rank,
-            hint="leave static_graph out; with a branch that some steps don't take, set find_unused=True",
+            hint="leave static_graph out; with a branch that some steps don't take, set find_unused_parameters=True",
         )
     if ddp.find_unused_parameters:
         hint = (
-            "find_unused=True sees only tensors in tuples, lists, dicts and dataclasses: return the outputs in these, and add"
+            "find_unused_parameters=True sees only tensors in tuples, lists, dicts and dataclasses: return the outputs in these, and add"
             " all to the loss"
         )
     else:
         hint = (
             "remove or freeze what is never used; add outputs that are left out to the loss; or, if a branch is taken only at"
-            " times, apply_ddp(..., find_unused=True)"
+            " times, apply_ddp(..., find_unused_parameters=True)"
         )
     return ModelError(
         f"{_quote(names)} not used in the last loss: without a gradient the ranks' average never ended",

@@ -33,14 +33,14 @@ class Tuning:
     """What seldom needs a change.
 
     Attributes:
-        bucket_view: Let gradients be views into the buckets that are sent: saves memory and a copy.
-        bucket_mb: Size of a bucket in MiB; None: torch's 25. Smaller starts to send earlier, larger sends faster.
+        gradient_as_bucket_view: Let gradients be views into the buckets that are sent: saves memory and a copy.
+        bucket_cap_mb: Size of a bucket in MiB; None: torch's 25. Smaller starts to send earlier, larger sends faster.
         broadcast_buffers: Give all ranks the buffers of rank 0 at each forward. Without, BatchNorm that is not synced
             keeps other statistics on each rank. At the wrap, buffers are rank 0's in any case.
     """
 
-    bucket_view: bool = True
-    bucket_mb: float | None = None
+    gradient_as_bucket_view: bool = True
+    bucket_cap_mb: float | None = None
     broadcast_buffers: bool = True
 
 
@@ -50,7 +50,7 @@ def apply_ddp(
     ctx: RankContext | None = None,
     sync_batchnorm: bool = False,
     static_graph: bool = False,
-    find_unused: bool = False,
+    find_unused_parameters: bool = False,
     comm_hook: CommHook | None = None,
     tuning: Tuning | None = None,
     wait_s: float | None = None,
@@ -64,7 +64,7 @@ def apply_ddp(
         ctx: Who the ranks are; None: the job that ``init()`` has joined.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; on the CPU too.
         static_graph: Promise that every step uses the same parameters in the same way; allows reentrant checkpoints.
-        find_unused: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
+        find_unused_parameters: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
         comm_hook: Send gradients in "fp16" or "bf16", or by "powersgd" (or ``PowerSGD(rank=..., ...)``).
         tuning: Buckets and buffers.
         wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
@@ -82,13 +82,13 @@ def apply_ddp(
     """
     ctx, tuning = ctx or current(), tuning or Tuning()
     check_comm_hook(comm_hook)
-    if tuning.bucket_mb is not None and not tuning.bucket_mb > 0:
+    if tuning.bucket_cap_mb is not None and not tuning.bucket_cap_mb > 0:
         raise UsageError(
-            f"bucket_mb={tuning.bucket_mb}: a bucket must have a size in MiB above 0", rank=ctx.rank
+            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket must have a size in MiB above 0", rank=ctx.rank
         )
     options = {
         "static_graph": static_graph,
-        "find_unused": find_unused,
+        "find_unused_parameters": find_unused_parameters,
         "sync_batchnorm": sync_batchnorm,
         "comm_hook": comm_hook,
     }
@@ -103,7 +103,7 @@ def apply_ddp(
     model.to(ctx.device)
     if sync_batchnorm:
         model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
-    ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused, static_graph=static_graph)
+    ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph)
     register_comm_hook(
         ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
     )
@@ -128,8 +128,8 @@ def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: tor
 def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -> CheckedDDP:
     arguments: dict[str, Any] = {
         **options,
-        "gradient_as_bucket_view": tuning.bucket_view,
-        "bucket_cap_mb": tuning.bucket_mb,
+        "gradient_as_bucket_view": tuning.gradient_as_bucket_view,
+        "bucket_cap_mb": tuning.bucket_cap_mb,
     }
     # torch 2.13 renamed broadcast_buffers; both shall share the buffers once, when the model is wrapped.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters

@@ -12,6 +12,7 @@ import torch
 
 from rankwise.base.errors import UsageError
 from rankwise.runtime.differentiable import all_gather_with_grad, all_reduce_with_grad
+from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, new_group, read_seconds, resolve_group
 from rankwise.runtime.movements import all_gather, broadcast, broadcast_, gather
 from rankwise.runtime.preallocated import all_gather_into, gather_into
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 
+@eager
 def barrier(
     name: str | None = None, *, timeout_s: float | timedelta | None = None, group: Group | None = None
 ) -> None:

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime import freight
+from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.nested import describe_leaf, find_unfit
 from rankwise.runtime.signature import agree, format_leaf, locate, naming, show_site
@@ -38,6 +39,7 @@ class _Call:
     scale: float = 1.0
 
 
+@eager
 def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | None = None) -> Tensor:
     """Join the ranks' tensors along dim 0; gradients flow back to the rank that each row came from.
 
@@ -63,6 +65,7 @@ def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | N
     return out
 
 
+@eager
 def all_reduce_with_grad(
     x: Tensor, op: Literal["sum", "mean"] = "sum", *, group: Group | None = None, name: str | None = None
 ) -> Tensor:

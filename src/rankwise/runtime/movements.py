@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime import freight
+from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.nested import (
     describe_leaf,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+@eager
 def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None) -> Any:
     """Give every rank the root's value, whatever it is.
 
@@ -71,6 +73,7 @@ def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str
     return tree if is_root else freight.unload(freight.to_bytes(manifest), buffers, members)
 
 
+@outside_graphs
 def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None) -> None:
     """Overwrite tensors with the root's; after an error they hold what they held.
 
@@ -87,7 +90,11 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(tree)
-    members, site = resolve_group(group), locate(name)
+    _broadcast_in_place(tree, temporary, root, resolve_group(group), locate(name))
+
+
+@eager
+def _broadcast_in_place(tree: Any, temporary: str | None, root: int, members: Group, site: str) -> None:
     tree, leaves, endless = open_tree(tree)
     # The root only gives: what it passes may well be a temporary.
     fault = find_target_fault(leaves, None if members.rank == root else temporary, "broadcast")
@@ -118,6 +125,7 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
                 target.copy_(value)
 
 
+@eager
 def all_gather(
     tree: Any, *, concat: bool = False, group: Group | None = None, name: str | None = None
 ) -> Any:
@@ -143,6 +151,7 @@ def all_gather(
     return _gather(tree, None, concat=concat, group=resolve_group(group), site=locate(name))
 
 
+@eager
 def gather(
     tree: Any, *, root: int = 0, concat: bool = False, group: Group | None = None, name: str | None = None
 ) -> Any:

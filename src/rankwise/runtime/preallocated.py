@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime import freight
+from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, open_tree
 from rankwise.runtime.reductions import check_root
@@ -24,6 +25,7 @@ _SMALL_BYTES = 1 << 20
 Pairs = list[tuple[str, Tensor, Tensor | None]]
 
 
+@outside_graphs
 def all_gather_into(out: Any, tree: Any, *, group: Group | None = None, name: str | None = None) -> None:
     """Fill tensors on every rank with the rows of all ranks, in the order of the ranks.
 
@@ -45,6 +47,7 @@ def all_gather_into(out: Any, tree: Any, *, group: Group | None = None, name: st
     _gather_into(out, tree, None, temporary, group=resolve_group(group), site=locate(name))
 
 
+@outside_graphs
 def gather_into(
     out: Any, tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None
 ) -> None:
@@ -67,6 +70,7 @@ def gather_into(
     _gather_into(out, tree, root, temporary, group=resolve_group(group), site=locate(name))
 
 
+@eager
 def _gather_into(
     out: Any, tree: Any, root: int | None, temporary: str | None, *, group: Group, site: str
 ) -> None:

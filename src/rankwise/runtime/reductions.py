@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
+from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, resolve_group
 from rankwise.runtime.nested import describe_leaf, describe_structure, flatten, kind_of, open_tree, unflatten
 from rankwise.runtime.signature import agree, format_ranks, locate, naming, show_site
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+@eager
 def all_reduce(
     tree: Any, op: Op = "sum", *, precise: bool = False, group: Group | None = None, name: str | None = None
 ) -> Any:
@@ -74,6 +76,7 @@ def all_reduce(
     return unflatten(tree, _put_nan(_reduce_leaves(members, what, leaves, op, precise=precise), masks))
 
 
+@outside_graphs
 def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: str | None = None) -> None:
     """Reduce tensors over the ranks in place.
 
@@ -94,7 +97,11 @@ def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: 
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(tree)
-    members, site, op = resolve_group(group), locate(name), read_op(op)
+    _all_reduce_in_place(tree, temporary, read_op(op), resolve_group(group), locate(name))
+
+
+@eager
+def _all_reduce_in_place(tree: Any, temporary: str | None, op: Any, members: Group, site: str) -> None:
     tree, leaves, endless = open_tree(tree)
     fault = endless or find_target_fault(leaves, temporary, "all_reduce") or find_cast(leaves, op)
     firsts, overlap = ([], False) if fault else find_shared(leaves)
@@ -116,6 +123,7 @@ def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: 
                 target.copy_(result)
 
 
+@eager
 def reduce(
     tree: Any,
     op: Op = "sum",
@@ -155,6 +163,7 @@ def reduce(
     return unflatten(tree, _put_nan(results, masks)) if members.rank == root else None
 
 
+@eager
 def reduce_scatter(
     slots: Sequence[Any] | Tensor,
     op: Op = "sum",

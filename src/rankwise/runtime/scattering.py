@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.runtime import freight
+from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.movements import copy_tree, find_unfit_leaf, load_or_tell
 from rankwise.runtime.reductions import check_root, cut_slots
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rankwise.base.errors import CollectiveError
 
 
+@eager
 def scatter(
     slots: Sequence[Any] | Tensor | None,
     *,
@@ -78,6 +80,7 @@ def scatter(
     return cut[members.position]
 
 
+@eager
 def all_to_all(
     slots: Sequence[Any] | Tensor, *, group: Group | None = None, name: str | None = None
 ) -> list[Any]:
