@@ -202,6 +202,8 @@ class Pool:
             is_sent = True
             answer = self._wait(job, writers, limit_s)
             if answer is not None:
+                if self._is_closed and (answer.get("verdict") or {}).get("stopped_by"):
+                    raise _make_closed_error()  # its last answer came before its end
                 return answer, False
             self._send({"job": job, "signal": int(signal.SIGTERM)})
             answer = self._wait(job, writers, SYSTEM_CLOCK.monotonic() + _STOP_S)
