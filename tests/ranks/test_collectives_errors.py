@@ -354,6 +354,26 @@ def test_a_rank_that_does_not_come_is_named(call: str) -> None:
     assert "rank 1" in text
 
 
+def exchange_alone() -> str:
+    ctx = rankwise.init(device="cpu", timeout_s=1)
+    if ctx.rank == 1:
+        ctx.store.wait(["told"])
+        return ""
+    try:
+        ctx.control.exchange("here", what="exchange", timeout_s=30)
+    except CollectiveTimeoutError as error:
+        return str(error)
+    finally:
+        ctx.store.set("told", "")
+    return "no error"
+
+
+def test_where_gloo_gives_up_before_us_the_absent_rank_is_named_too() -> None:
+    """Gloo has a limit of its own for each operation: when that comes first, the error is the same."""
+    text = run_ranks(exchange_alone, 2)[0]
+    assert "exchange: after 1 s not entered by rank 1" in text
+
+
 def test_barriers_of_different_names_raise() -> None:
     """A rank in another epoch's barrier is not let through."""
     expect(

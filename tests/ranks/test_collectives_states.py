@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, MutableMapping
 from datetime import timedelta
 from typing import Any
@@ -409,3 +410,30 @@ def test_collectives_in_a_compiled_function_give_what_they_give_outside() -> Non
     for (plain, compiled), num_graphs in run_ranks(body, 2):
         assert compiled == plain
         assert num_graphs >= 2
+
+
+def test_compiled_callers_are_not_warned_or_recompiled_for_our_sake() -> None:
+    """Other names, containers and targets at each call: no warning, no recompilation of ours, and living targets are written."""
+
+    def body() -> Any:
+        with join() as ctx:
+            import torch._dynamo
+
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+            def step(x: torch.Tensor, n: int) -> torch.Tensor:
+                t = x * 2
+                collectives.all_reduce_(t)
+                collectives.all_reduce_([t] * (n + 1), name=f"a{n}")
+                collectives.broadcast_({"t": t} if n % 2 else (t,), name=f"b{n}")
+                out = torch.empty(ctx.world_size, 3)
+                collectives.all_gather_into(out, t[None])
+                collectives.barrier(f"c{n}")
+                return collectives.all_reduce(t, "mean", name=f"d{n}") + out.sum()
+
+            compiled = torch.compile(step, backend="eager")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                return [compiled(torch.ones(3), n).tolist() for n in range(12)]
+
+    assert run_ranks(body, 2) == [[[56.0] * 3] * 12] * 2

@@ -66,9 +66,9 @@ def _let_settle_before_letting_go(module: Any, settle: Callable[[float], None]) 
 
 
 def _settle_first(original: Callable[..., Any], settle: Callable[[float], None]) -> Callable[..., Any]:
-    def let_go(*args: Any) -> Any:
+    def let_go(*args: Any, **kwargs: Any) -> Any:
         settle(_SETTLE_S)
-        return original(*args)
+        return original(*args, **kwargs)
 
     return let_go
 
@@ -164,7 +164,7 @@ class _Stay:
         self._load_roll, self._note, self._store, self._who = load_roll, note, store, who
         self._done, self._start = threading.Event(), time.monotonic()
         self._roll: Any = None
-        self._thread = threading.Thread(target=self._run, name="rankwise-init-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rankwise-group-watch", daemon=True)
         self._thread.start()
 
     def end(self) -> None:

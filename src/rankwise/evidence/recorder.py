@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+_UNNAMED_S = 0.25
 _TORCHS = {"torch", "torchgen", "sympy", "mpmath"}
 
 
@@ -228,13 +229,13 @@ def _write_error_file(facts: dict[str, Any]) -> None:
 
 
 def let_threads_settle(bound_s: float = 2.0) -> None:
-    """Wait until the process group's threads have nothing left to do: some milliseconds, and no longer than the bound.
+    """Wait until the threads of Gloo's process groups have nothing left to do: some milliseconds, and no longer than the bound.
 
-    A thread of ProcessGroupGloo drops each work some time after those who waited for it have gone on, and needs the
-    interpreter's lock for the tensors in it. If the group goes just then, two things happen: whoever ends it waits for
-    that thread with the lock in hand (the Reducer of DistributedDataParallel does), and the process hangs for ever; or
-    the interpreter goes down, and the process aborts ("terminate called without an active exception",
-    pytorch#190489). While we sleep here such a thread gets the lock and finishes.
+    Such a thread drops each work some time after those who waited for it have gone on, and needs the interpreter's lock
+    for the tensors in it. If the group goes just then, two things happen: whoever ends it waits for that thread with the
+    lock in hand (the Reducer of DistributedDataParallel does), and the process hangs for ever; or the interpreter goes
+    down, and the process aborts ("terminate called without an active exception", pytorch#190489). While we sleep here
+    such a thread gets the lock and finishes. Work that nobody has waited for may still be on its way; that is not seen.
 
     Args:
         bound_s: Seconds after which a thread that is busy for other reasons is left alone.
@@ -244,29 +245,41 @@ def let_threads_settle(bound_s: float = 2.0) -> None:
     if not os.path.isdir("/proc/self/task"):
         time.sleep(0.02)
         return
-    quiet, end = 0, time.monotonic() + bound_s
-    while quiet < 3 and time.monotonic() < end:
+    quiet, start = 0, time.monotonic()
+    while quiet < 3:
         time.sleep(0.002)
-        quiet = 0 if _group_threads_run() else quiet + 1
+        named, unnamed = _read_group_threads()
+        # Unnamed ones may be anybody's.
+        if time.monotonic() - start > (bound_s if named else min(bound_s, _UNNAMED_S)):
+            return
+        quiet = 0 if b"R" in (named or unnamed) else quiet + 1
 
 
-def _group_threads_run() -> bool:
-    """Whether a thread of a process group is at work; where torch gives them no name (2.8), one that has the process's."""
+def _read_group_threads() -> tuple[list[bytes], list[bytes]]:
+    """Return the states of Gloo's threads, and of those that may be: where torch names none (2.8), they have the process's name."""
     import threading
 
     main, mine = str(os.getpid()), str(threading.get_native_id())
-    unnamed = b""
-    for task in [main, *os.listdir("/proc/self/task")]:
+    named: list[bytes] = []
+    unnamed: list[bytes] = []
+    name_of_all = b""
+    try:
+        tasks = [main, *os.listdir("/proc/self/task")]
+    except OSError:
+        return named, unnamed
+    for task in tasks:
         try:
             with open(f"/proc/self/task/{task}/stat", "rb") as file:
                 head, _, tail = file.read().rpartition(b")")
         except OSError:
             continue
         name = head.partition(b"(")[2]
-        unnamed = unnamed or name
-        if task not in {main, mine} and name in {unnamed, b"pt_gloo_runloop"} and tail.split()[0] == b"R":
-            return True
-    return False
+        name_of_all = name_of_all or name
+        if name == b"pt_gloo_runloop":
+            named.append(tail.split()[0])
+        elif name == name_of_all and task not in {main, mine}:
+            unnamed.append(tail.split()[0])
+    return named, unnamed
 
 
 def _end_with(lifeline: int) -> None:

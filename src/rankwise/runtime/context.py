@@ -218,7 +218,7 @@ class RankContext:
         def destroy() -> None:
             # A group goes when nobody holds it any more, and waits there for the work that is pending; that may be
             # a DDP model that goes after us, and waits with the interpreter's lock in hand.
-            let_threads_settle()
+            let_threads_settle(bound_s / 4)
             if dist.is_initialized() and dist.group.WORLD is self.group:
                 dist.destroy_process_group()
             self.control.close()

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _PATIENCE_S = 1.0
 _STORE_TIMEOUT_S = 5.0
 _MOST_SHOWN = 4
-_TIMED_OUT = "Operation timed out"
+#: A wait of ours that is over, and may be taken up again; and Gloo's own, after which the work has failed.
+_TIMED_OUT, _FAILED_LATE = "Operation timed out", "imed out waiting"
 
 
 @final
@@ -124,7 +125,10 @@ class Control:
             seen = torch.tensor([digest, -digest])
             assert self._group is not None  # noqa: S101 - asked before
             self._num_calls += 1
-            pending = self._pending = _Pending(compared, what, seen, self._group.allreduce([seen], _max()))
+            longest_s = max(self.timeout_s, timeout_s or 0.0)
+            pending = self._pending = _Pending(
+                compared, what, seen, self._group.allreduce([seen], _max(longest_s))
+            )
         elif pending.work is None or pending.compared != compared:
             raise self._tell_pending(what, pending)
         assert pending.work is not None  # noqa: S101 - for the type checker
@@ -215,6 +219,10 @@ class Control:
             try:
                 work.wait(timedelta(seconds=max(0.001, min(left_s, patience_s) if not told else left_s)))
             except RuntimeError as error:
+                if _FAILED_LATE in str(error):
+                    self._pending = _Pending("", what, torch.empty(0), None)
+                    waited_s = bound_s - max(0.0, end - self._clock.monotonic())
+                    raise self._name_missing(what, waited_s) from None
                 if _TIMED_OUT not in str(error):
                     self._pending = None  # the connection is lost, and every call will say so
                     raise
@@ -266,7 +274,8 @@ class Control:
         )
 
 
-def _max() -> dist.AllreduceOptions:
+def _max(timeout_s: float) -> dist.AllreduceOptions:
     options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=timeout_s)
     options.reduceOp = dist.ReduceOp.MAX
     return options

@@ -100,9 +100,11 @@ def shake_hands(
 
 def _let_all_hear(roll: Roll, kind: str, clock: Clock, *, serves: bool) -> None:
     """Keep the store until the others have read the verdict too, those included that are just coming."""
-    with suppress(RuntimeError):  # the server may be gone for other reasons
+    with suppress(
+        Exception
+    ):  # the server may be gone, and stores have errors of their own: the verdict matters more
         num_heard, num_came = roll.count_hearers(1)
-        num_awaited = 0 if kind == "absent" else int(roll.record["world_size"])
+        num_awaited = 0 if kind in {"absent", "gone"} else int(roll.record["world_size"])
         end = clock.monotonic() + _FAREWELL_S
         while serves and num_heard < max(num_came, num_awaited) and clock.monotonic() < end:
             clock.sleep(_MAX_POLL_S / 10)

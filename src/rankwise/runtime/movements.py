@@ -90,11 +90,14 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(tree)
-    _broadcast_in_place(tree, temporary, root, resolve_group(group), locate(name))
+    _broadcast_in_place(tree, temporary, root, group, name)
 
 
 @eager
-def _broadcast_in_place(tree: Any, temporary: str | None, root: int, members: Group, site: str) -> None:
+def _broadcast_in_place(
+    tree: Any, temporary: str | None, root: int, group: Group | None, name: str | None
+) -> None:
+    members, site = resolve_group(group), locate(name)
     tree, leaves, endless = open_tree(tree)
     # The root only gives: what it passes may well be a temporary.
     fault = find_target_fault(leaves, None if members.rank == root else temporary, "broadcast")

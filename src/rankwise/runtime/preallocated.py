@@ -44,7 +44,7 @@ def all_gather_into(out: Any, tree: Any, *, group: Group | None = None, name: st
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(out)
-    _gather_into(out, tree, None, temporary, group=resolve_group(group), site=locate(name))
+    _gather_into(out, tree, None, temporary, group=group, name=name)
 
 
 @outside_graphs
@@ -67,18 +67,19 @@ def gather_into(
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(out)
-    _gather_into(out, tree, root, temporary, group=resolve_group(group), site=locate(name))
+    _gather_into(out, tree, root, temporary, group=group, name=name)
 
 
 @eager
 def _gather_into(
-    out: Any, tree: Any, root: int | None, temporary: str | None, *, group: Group, site: str
+    out: Any, tree: Any, root: int | None, temporary: str | None, *, group: Group | None, name: str | None
 ) -> None:
+    members, site = resolve_group(group), locate(name)
     call = "all_gather_into" if root is None else "gather_into"
-    holds = root is None or group.rank == root
+    holds = root is None or members.rank == root
     tree, leaves, endless = open_tree(tree)
     out, targets, endless_out = open_tree(out) if holds else (None, [], None)
-    fault = endless or endless_out or (None if root is None else check_root(root, group))
+    fault = endless or endless_out or (None if root is None else check_root(root, members))
     fault = fault or _find_source_fault(leaves)
     if fault is None and holds:
         fault = _find_fault(
@@ -93,18 +94,20 @@ def _gather_into(
     given = [None if target is None else target.shape[0] for _, _, target in pairs]
     # Told only if it does not fit equal rows: then equal calls have equal texts, and one comparison will do.
     odd = [
-        None if rows is None or rows == mine * group.size else rows
+        None if rows is None or rows == mine * members.size else rows
         for rows, mine in zip(given, own, strict=True)
     ]
     must = {"root": None if root is None else repr(root), "tree": describe_structure(tree)}
     must["leaves"] = [[path, _describe(leaf)] for path, leaf in leaves]  # type: ignore[assignment]
-    told = agree(group, call, site=site, must=must, may=[own, odd], fault=fault) or [[own, odd]] * group.size
-    _check_totals(call, site, [path for path, _, _ in pairs], told, root, group)
-    with naming(group, f"{call} at {show_site(site)}"):
+    told = (
+        agree(members, call, site=site, must=must, may=[own, odd], fault=fault) or [[own, odd]] * members.size
+    )
+    _check_totals(call, site, [path for path, _, _ in pairs], told, root, members)
+    with naming(members, f"{call} at {show_site(site)}"):
         if root is not None:
-            freight.connect(group)
+            freight.connect(members)
         for index, (_, leaf, target) in enumerate(pairs):
-            _move(leaf, target, [rows[index] for rows, _ in told], root, group)
+            _move(leaf, target, [rows[index] for rows, _ in told], root, members)
 
 
 def _same_containers(out: Any, tree: Any) -> bool:

@@ -97,11 +97,14 @@ def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: 
     Collective: every rank of the group must call this, in the same order.
     """
     temporary = find_temporary(tree)
-    _all_reduce_in_place(tree, temporary, read_op(op), resolve_group(group), locate(name))
+    _all_reduce_in_place(tree, temporary, op, group, name)
 
 
 @eager
-def _all_reduce_in_place(tree: Any, temporary: str | None, op: Any, members: Group, site: str) -> None:
+def _all_reduce_in_place(
+    tree: Any, temporary: str | None, op: Any, group: Group | None, name: str | None
+) -> None:
+    members, site, op = resolve_group(group), locate(name), read_op(op)
     tree, leaves, endless = open_tree(tree)
     fault = endless or find_target_fault(leaves, temporary, "all_reduce") or find_cast(leaves, op)
     firsts, overlap = ([], False) if fault else find_shared(leaves)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankwise.runtime.eager import is_called_compiled
 from rankwise.runtime.nested import list_children
 
 # torch has no public count of who shares a storage; without this one, nothing is ever called a temporary.
@@ -30,9 +31,10 @@ def find_temporary(tree: Any) -> str | None:
     """
     # Whoever watches or rewrites frames holds references of their own.
     if (
-        sys.gettrace()
+        torch.compiler.is_compiling()  # first: Dynamo then looks no further
+        or is_called_compiled()
+        or sys.gettrace()
         or sys.getprofile()
-        or torch.compiler.is_compiling()
         or (counts := _calibrate()) is None
     ):
         return None
