@@ -12,9 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
 import rankwise
 from rankwise import HandshakeError, RendezvousError, UsageError
+from rankwise.evidence.roll import Roll, describe_process
+from rankwise.runtime.handshake import shake_hands
 from rankwise.testing import RankOutcome, run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -500,3 +503,47 @@ def test_a_rank_that_dies_while_all_connect_is_named() -> None:
         text, again = outcomes[rank].value or (str(outcomes[rank].error), None)
         assert "rank 1 ended before all were connected" in text
         assert again == (0, 1, 0, 1)
+
+
+# ------------------------------------------------------------- the last word
+
+
+class MovedClock:
+    """A clock that only ``sleep`` moves; ``at`` some moment, something happens."""
+
+    def __init__(self, at_s: float, happen: Callable[[], object]) -> None:
+        self.now_s, self._at_s, self._happen = 0.0, at_s, happen
+
+    def monotonic(self) -> float:
+        """Return the seconds slept so far."""
+        return self.now_s
+
+    def time(self) -> float:
+        """Return the same."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move on."""
+        before, self.now_s = self.now_s, self.now_s + seconds
+        if before < self._at_s <= self.now_s:
+            self._happen()
+
+
+def meet_a_double(heard_at_s: float, *, serves: bool) -> float:
+    """Meet another rank 0, which reads the verdict at some moment; return when we left with the error."""
+    store, who = dist.HashStore(), {"rank": 0, "world_size": 2, "backend": "gloo", "local_rank": 0}
+    double = Roll(store, describe_process(**who))
+    double.enter()
+    clock = MovedClock(heard_at_s, lambda: double.count_hearers(1))
+    with pytest.raises(HandshakeError, match="2 processes claim rank 0"):
+        shake_hands(
+            store, describe_process(**who), timeout_s=9, strict=True, serves=serves, clock=clock, notice=print
+        )
+    return clock.now_s
+
+
+def test_whoever_serves_the_store_stays_until_the_others_have_read_the_verdict() -> None:
+    """Else these would read of a lost store; and the stay has a bound, where somebody never reads."""
+    assert 1.0 <= meet_a_double(1.0, serves=True) < 1.5
+    assert 3.0 <= meet_a_double(99.0, serves=True) < 3.5
+    assert meet_a_double(1.0, serves=False) == 0.0
