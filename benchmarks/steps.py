@@ -6,11 +6,11 @@ The jobs, each on `--ranks` ranks over Gloo on the CPU, with a model of four lay
 - `accumulation`: four micro-batches a step; `accumulate` and `no_sync` around all but the last;
 - `weighed`: a step whose loss is weighed by the samples of all ranks; `loss_scale` and an all_reduce of the number.
 
-Which of the two models is built first may make a difference, even between equals; so half of the
-rounds are of either order. A round is a block of steps by hand, two of ours, and one by hand, so that a drift of the machine falls on both. Of each
-round the ratio of ours to by hand is taken, of wall time and of the ranks' CPU time; printed are the medians, and the
-median ratio with its 95 % confidence bounds (order statistics of the rounds' ratios: no assumption of how they are
-spread). The aim: 1.01 at most.
+Which of the two models is built first may make a difference, even between equals; so half of the rounds are of either
+order. A round is a block of steps by hand, two of ours, and one by hand, so that a drift of the machine falls on both.
+Of each round the ratio of ours to by hand is taken, of wall time and of the ranks' CPU time; printed are the medians,
+and the median ratio with its 95 % confidence bounds (order statistics of the rounds' ratios: no assumption of how they
+are spread). The aim: 1.01 at most.
 
 Run it as `python benchmarks/steps.py [--rounds N] [--steps N] [--ranks N]`; the machine should be idle.
 """

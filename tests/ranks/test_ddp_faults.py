@@ -228,7 +228,7 @@ def test_a_static_graph_that_changes_is_told() -> None:
         )
 
 
-def test_find_unused_is_the_remedy() -> None:
+def test_find_unused_parameters_is_the_remedy() -> None:
     """What the error advises works: the branch that only rank 0 takes gets the average of its gradient and zero."""
     first, second = try_ranks(take_steps, 2, lambda rank, _step: rank == 0, {"find_unused_parameters": True})
     assert first.error is None, first.error

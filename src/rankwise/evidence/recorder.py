@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+#: Threads that are perhaps not Gloo's are waited for no longer.
 _UNNAMED_S = 0.25
 _TORCHS = {"torch", "torchgen", "sympy", "mpmath"}
 

@@ -61,7 +61,7 @@ def is_called_compiled() -> bool:
 
 
 def outside_graphs(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a compiled caller leave its graph before it calls; what an ``eager`` one holds is not counted here.
+    """Let a compiled caller leave its graph before it calls; unlike ``eager``, without a frame that holds the arguments.
 
     Args:
         function: What passes its arguments on to a function that is ``eager``, once it has looked who holds them.
