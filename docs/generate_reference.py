@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rankwise
+import rankwise.checkpoint
+import rankwise.data.metrics
 import rankwise.testing
 
 if TYPE_CHECKING:
@@ -28,19 +30,29 @@ GROUPS = {
     "DistributedDataParallel": [
         "apply_ddp", "accumulate", "loss_scale", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
     ],
+    "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate"],
+    "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],
+    "Checkpoints": [
+        "save", "Saving", "Keep", "PerRank", "check", "load", "read", "latest", "list_checkpoints", "verify", "export_safetensors",
+        "import_weights",
+    ],
     "Launching": ["launch", "RankEnv"],
     "Errors": [
         "RankwiseError", "UsageError", "LaunchError", "RankFailedError", "RendezvousError", "HandshakeError", "CollectiveError",
-        "CollectiveTimeoutError", "ModelError",
+        "CollectiveTimeoutError", "ModelError", "DataError", "CheckpointError",
     ],
     "Testing": ["run_ranks", "try_ranks", "RankOutcome"],
 }  # fmt: skip
 #: Users get these from calls, and don't make them.
-GIVEN = {"RankContext", "BatchPlan", "Group", "RankOutcome"}
+GIVEN = {"RankContext", "BatchPlan", "Group", "RankOutcome", "Saving", "Step", "Metric"}
+#: What every metric has is told once.
+METRIC = {name for name in vars(rankwise.data.metrics.Metric) if not name.startswith("_")}
+#: Groups whose names are not in `rankwise` itself.
+HOMES = {"Checkpoints": rankwise.checkpoint, "Metrics": rankwise.data.metrics, "Testing": rankwise.testing}
 _HEAD = """\
 # Public names
 
-This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
+This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
 
 *Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a time-out names those.
 """
@@ -163,7 +175,7 @@ def write_class(name: str, kind: type) -> Iterator[str]:
         yield from (*write_signature(name, kind.__init__ if "__init__" in vars(kind) else kind), "")
     yield from write_docstring(kind, name, types)
     for member, value in vars(kind).items():
-        if member.startswith("_"):
+        if member.startswith("_") or (name != "Metric" and member in METRIC):
             continue
         if isinstance(value, property):
             result = _name_type(inspect.signature(value.fget).return_annotation) if value.fget else ""
@@ -181,7 +193,10 @@ def write_class(name: str, kind: type) -> Iterator[str]:
 def check_groups() -> None:
     """Make sure that every public name stands in one group."""
     listed = sorted(name for names in GROUPS.values() for name in names)
-    public = sorted({*rankwise.__all__, *rankwise.testing.__all__} - {"__version__"})
+    public = sorted(
+        {*rankwise.__all__, *(name for home in HOMES.values() for name in home.__all__)}
+        - {"__version__", "checkpoint", "REQUEUE"}
+    )
     if listed != public:
         different = sorted(set(listed) ^ set(public)) or "a name stands in two groups"
         raise ValueError(f"GROUPS in {Path(__file__).name} and the public names differ: {different}")
@@ -199,7 +214,7 @@ def render() -> str:
     for title, names in GROUPS.items():
         lines += ["", f"## {title}"]
         for name in names:
-            value = getattr(rankwise.testing if title == "Testing" else rankwise, name)
+            value = getattr(HOMES.get(title, rankwise), name)
             write = write_class if inspect.isclass(value) else write_function
             lines += ["", f"### {name}", "", *write(name, value)]
             while not lines[-1]:

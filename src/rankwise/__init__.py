@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from rankwise import checkpoint as checkpoint
     from rankwise.base.environ import RankEnv as RankEnv
     from rankwise.base.errors import (
+        CheckpointError as CheckpointError,
         CollectiveError as CollectiveError,
         CollectiveTimeoutError as CollectiveTimeoutError,
+        DataError as DataError,
         HandshakeError as HandshakeError,
         LaunchError as LaunchError,
         ModelError as ModelError,
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
         RendezvousError as RendezvousError,
         UsageError as UsageError,
     )
+    from rankwise.base.requeue import REQUEUE as REQUEUE
+    from rankwise.data.distributed_sampler import DistributedSampler as DistributedSampler
+    from rankwise.data.evaluation import evaluate as evaluate
+    from rankwise.data.loader import DataLoader as DataLoader
+    from rankwise.data.sampler import GlobalBatchSampler as GlobalBatchSampler
+    from rankwise.data.steps import Step as Step
     from rankwise.launcher.function import launch as launch
     from rankwise.parallel.accumulation import accumulate as accumulate, loss_scale as loss_scale
     from rankwise.parallel.comm_hooks import PowerSGD as PowerSGD
@@ -57,7 +66,13 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "rankwise.base.environ": "RankEnv",
-    "rankwise.base.errors": "CollectiveError CollectiveTimeoutError HandshakeError LaunchError ModelError RankFailedError RankwiseError RendezvousError UsageError",
+    "rankwise.base.requeue": "REQUEUE",
+    "rankwise.base.errors": "CheckpointError CollectiveError CollectiveTimeoutError DataError HandshakeError LaunchError ModelError RankFailedError RankwiseError RendezvousError UsageError",
+    "rankwise.data.distributed_sampler": "DistributedSampler",
+    "rankwise.data.evaluation": "evaluate",
+    "rankwise.data.loader": "DataLoader",
+    "rankwise.data.sampler": "GlobalBatchSampler",
+    "rankwise.data.steps": "Step",
     "rankwise.launcher.function": "launch",
     "rankwise.parallel.accumulation": "accumulate loss_scale",
     "rankwise.parallel.comm_hooks": "PowerSGD",
@@ -69,9 +84,10 @@ _NAMES = {
     "rankwise.runtime.context": "RankContext current",
     "rankwise.runtime.joining": "init",
 }
+_ROOMS = ("checkpoint",)
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - strings all
+__all__ = [*_HOME, *_ROOMS, "__version__"]  # noqa: PLE0604 - strings all
 
 
 def __getattr__(name: str) -> object:
@@ -81,6 +97,10 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value  # asked for once
         return value
+    if name in _ROOMS:
+        from importlib import import_module
+
+        return import_module(f"rankwise.{name}")
     raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
 
 

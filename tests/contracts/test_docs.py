@@ -352,6 +352,7 @@ def class_ids_in_code() -> set[str]:
     return {
         node.value
         for path in SOURCE.rglob("*.py")
+        if path.name != "shard.py"  # has words of the same form for dtypes
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CLASS_ID.fullmatch(node.value)
     }

@@ -36,14 +36,15 @@ script = load_script()
 def public_calls() -> Iterator[tuple[str, Any]]:
     """Yield every public function and method with its name."""
     for title, names in script.GROUPS.items():
-        home = rankwise.testing if title == "Testing" else rankwise
+        home = script.HOMES.get(title, rankwise)
         for name in names:
             value = getattr(home, name)
             if not inspect.isclass(value):
                 yield name, value
                 continue
             for member, method in vars(value).items():
-                if inspect.isfunction(method) and not member.startswith("_"):
+                is_told = name != "Metric" and title == "Metrics" and member in script.METRIC
+                if inspect.isfunction(method) and not member.startswith("_") and not is_told:
                     yield f"{name}.{member}", method
 
 

@@ -8,7 +8,9 @@ RankwiseError
 │   └── HandshakeError   they met, and disagree about who they are
 ├── CollectiveError   the ranks did not call the same thing
 │   └── CollectiveTimeoutError   some of them did not call at all
-└── ModelError        a model can't be spread over the ranks as it is
+├── ModelError        a model can't be spread over the ranks as it is
+├── DataError         the data can't be dealt out to the ranks, or a sample can't be had
+└── CheckpointError   a checkpoint can't be written, found or read
 """
 
 from __future__ import annotations
@@ -71,6 +73,14 @@ class ModelError(RankwiseError):
     """A model can't be spread over the ranks as it is: it differs between them, or can't be trained there."""
 
 
+class DataError(RankwiseError):
+    """The data can't be dealt out to the ranks as asked, or a sample or batch can't be had."""
+
+
+class CheckpointError(RankwiseError):
+    """A checkpoint can't be written, found or read; names the file and the cause."""
+
+
 # Shown as users import them: rankwise.HandshakeError.
-for _error in (RankwiseError, UsageError, LaunchError, RankFailedError, RendezvousError, HandshakeError, CollectiveError, CollectiveTimeoutError, ModelError):  # fmt: skip
+for _error in (RankwiseError, UsageError, LaunchError, RankFailedError, RendezvousError, HandshakeError, CollectiveError, CollectiveTimeoutError, ModelError, DataError, CheckpointError):  # fmt: skip
     _error.__module__ = "rankwise"

@@ -6,6 +6,7 @@ Every function says what happens where the system lacks the thing, so that nobod
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -147,3 +148,25 @@ def copy_terminal_size(from_fd: int, to_fd: int) -> None:
         fcntl.ioctl(to_fd, termios.TIOCSWINSZ, size)
     except OSError:
         pass
+
+
+def try_lock_file(fd: int) -> bool | None:
+    """Lock a file for this process alone, children excluded; closing any descriptor of the file, or its end, unlocks it.
+
+    Returns:
+        Whether it is ours now; None where the system or the file system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        # Not flock: a forked child, such as a DataLoader's worker, would hold it on.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.EACCES, errno.EAGAIN}:
+            return False
+        if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}:
+            return None
+        raise
+    return True

@@ -16,6 +16,8 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
   rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
   rankwise run --help                             all flags
+  rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
+  rankwise checkpoint --help                      inspect, verify, export, import
   rankwise --version
 """
 
@@ -26,7 +28,13 @@ def _run(argv: Sequence[str]) -> int:
     return main(argv)
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run}
+def _checkpoint(argv: Sequence[str]) -> int:
+    from rankwise.cli.checkpoint import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run, "checkpoint": _checkpoint}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from rankwise.base.osdoor import IS_LINUX, fill_standard_streams, raise_file_lim
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
 from rankwise.launcher.job import Job, make_folder
+from rankwise.launcher.memory_folder import MemoryFolder, open_memory_folder
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.warm_start import Host, WarmStart
 from rankwise.verdict.exits import name_signal
@@ -41,6 +42,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     workers = open_workers(signals, clock)
     raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
     helper: Helper | None = None
+    memory: MemoryFolder | None = None
     try:
         interpreter = find_interpreter(needs_torch=spec.program.how != "program")
         if not interpreter.is_ours:
@@ -56,9 +58,11 @@ def launch(spec: LaunchSpec, console: Console) -> int:
 
         rendezvous = open_rendezvous(spec, host, helper, console)
         folder = make_folder(spec.logs, rendezvous.run_id)
+        memory = open_memory_folder()
         job = Job(
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
+            memory=memory.path if memory else None,
         )  # fmt: skip
         return run_attempts(job)
     except InterruptedByUser:
@@ -68,6 +72,8 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         raise
     finally:
         workers.close()
+        if memory is not None:
+            memory.drop()
         if helper is not None:
             helper.close()
         signals.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, make_memory_file
+from rankwise.base.requeue import END_SIGNAL
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import (
@@ -23,7 +24,9 @@ from rankwise.evidence.notes import (
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.left_behind import LeftBehindWatch
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
+from rankwise.launcher.processes import catches
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.requeue_watch import RequeueWatch
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
 from rankwise.launcher.workers import (
@@ -39,6 +42,7 @@ from rankwise.launcher.workers import (
 )
 from rankwise.verdict.case import Case, RankEnd, name_ranks
 from rankwise.verdict.exits import is_abort_at_exit
+from rankwise.verdict.requeue import is_requeue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +64,8 @@ _LAST_BREATH_S = 2.0
 _LAST_NOTE_S = 0.1
 #: The last words of a rank that has ended reach us within this.
 _LAST_WORDS_S = 0.5
+#: Ranks that take SIGTERM for a notice, and have nothing to save after a failure, get this long to end.
+_PARTING_S = 2.0
 _ORPHAN_GRACE_S = 5.0
 _KILL_TIMEOUT_S = 20.0
 
@@ -78,6 +84,7 @@ class _Rank:
     code: int | None = None
     ended_s: float = 0.0
     stopped_s: float | None = None
+    was_noticed: bool = False
     stack: Stack | None = None
     refusal: str = ""
 
@@ -132,6 +139,7 @@ class Attempt:
         self._keeper_lost = self._left_behind = self._regroup = self._hurry = False
         self._is_told_slow = False
         self._left_behind_watch = LeftBehindWatch(job.spec.hang_timeout_s or _LEFT_BEHIND_S, job.clock)
+        self._requeue = RequeueWatch(job.spec.shutdown_timeout_s, job.clock, is_on=job.serial is None)
 
     # ------------------------------------------------------------------ start
 
@@ -178,6 +186,8 @@ class Attempt:
                 error_file=error_file,
                 num_threads=job.num_threads,
             )
+            if job.memory is not None:
+                env["RANKWISE_MEMORY"] = str(job.memory)
             argv = (
                 *job.prefixes[rank.local_rank],
                 *build_argv(job.spec.program, job.python, rank.local_rank),
@@ -226,16 +236,23 @@ class Attempt:
             if not self._is_over() and self._is_left_behind():
                 self._left_behind = True
         clean = not self._is_over()
+        # Another node's agent may have been quicker to see who joins: then its notice has ended our ranks too.
+        if clean and self._requeue.has_begun and not self._job.spec.is_one_node:
+            self._regroup = self._job.rendezvous.nodes_waiting() > 0
         if not clean:
             if not self._regroup and not self._keeper_lost:
                 self._take_evidence()
+            # Those that have not followed by now had the time that others get after SIGTERM.
+            self._hurry |= self._is_overdue()
             self._stop(self._interrupted or signal.SIGTERM)
             self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
             self._take_signals()
         self._tee.finish()
         streams = self._pump.finish()
         case = self._to_case()
-        if not clean or self._job.serial is not None:
+        # Ranks of other nodes, on their way out as ours were, may still need the store.
+        is_needed = is_requeue(case) and not self._regroup
+        if not is_needed and (not clean or self._regroup or self._job.serial is not None):
             self._end_store()
         lasted_s = self._clock.monotonic() - self._started_s
         imported = parse_imported(read_all(self._ranks[0].notes_fd))
@@ -264,11 +281,16 @@ class Attempt:
         if self._interrupted is not None or self._keeper_lost or self._regroup or self._left_behind:
             return True
         alive = any(rank.is_alive for rank in self._ranks)
-        return (self._store_code is not None and alive) or any(self._has_failed(rank) for rank in self._ranks)
+        if alive and (self._store_code is not None or self._is_overdue()):
+            return True
+        return any(self._has_failed(rank) for rank in self._ranks)
+
+    def _is_overdue(self) -> bool:
+        return self._interrupted is None and self._requeue.is_overdue()
 
     def _has_failed(self, rank: _Rank) -> bool:
         if rank.code != -signal.SIGABRT:
-            return bool(rank.code)
+            return bool(rank.code) and not self._requeue.takes(rank.code)
         end = self._to_end(rank)
         # What it wrote last may still be on its way to us: without that nobody can tell an abort at exit.
         is_fresh = self._clock.monotonic() - rank.ended_s < _LAST_WORDS_S
@@ -285,7 +307,7 @@ class Attempt:
         self._take_signals()
         # A job that has just ended, well or not, is not started again because somebody knocks.
         can_regroup = not self._job.spec.is_one_node and self._living() and not self._is_over()
-        if can_regroup and self._job.rendezvous.nodes_waiting() > 0:
+        if can_regroup and not self._requeue.has_begun and self._job.rendezvous.nodes_waiting() > 0:
             self._regroup = True
 
     def _note(self, change: Change) -> None:
@@ -311,6 +333,7 @@ class Attempt:
     def _note_end(self, tag: str, code: int, at_s: float, refusal: str = "") -> None:
         if rank := self._by_tag.get(tag):
             rank.code, rank.ended_s, rank.refusal = code, at_s, refusal
+            self._requeue.note(code)
             self._job.events.write("rank.ended", rank=rank.rank, code=code)
         elif tag == self._store_tag:
             self._store_code = code
@@ -327,6 +350,8 @@ class Attempt:
                 self._workers.signal(rank.tag, number)
         elif self._interrupted is None:
             self._interrupted = number
+        elif number == signal.SIGTERM and any(catches(rank.pid, END_SIGNAL) for rank in self._living()):
+            return  # a scheduler repeats itself, and the ranks are saving
         else:
             self._hurry = True
             self._job.console.hurry()
@@ -340,6 +365,8 @@ class Attempt:
         # Ranks of other nodes may still be at work, and we don't see them.
         if not self._job.spec.watch or self._part.num_nodes > 1 or len(living) == len(self._ranks):
             return False
+        if self._requeue.has_begun:
+            return False  # they have a bound of their own
         return self._left_behind_watch.are_left_behind(
             {rank.rank: (rank.pid, rank.stacks_fd) for rank in living}
         )
@@ -369,13 +396,13 @@ class Attempt:
 
     def _stop(self, number: int) -> None:
         """End all living ranks: the signal, the user's time to save, SIGKILL for whole groups."""
+        bounds_s = [0.0]
         for rank in self._living():
-            rank.stopped_s = self._clock.monotonic()
-            self._workers.signal(rank.tag, number, tree=self._job.spec.program.how == "program")
+            bounds_s.append(self._send_stop(rank, number))
             if hasattr(signal, "SIGCONT"):
                 self._workers.signal(rank.tag, signal.SIGCONT)
         begin, told = self._clock.monotonic(), False
-        end = begin + self._job.spec.shutdown_timeout_s
+        end = begin + max(bounds_s)
         while self._living() and self._clock.monotonic() < end and not self._hurry:
             self._look(min(0.5, max(0.0, end - self._clock.monotonic())))
             if not told and self._clock.monotonic() - begin > _SILENCE_S:
@@ -383,10 +410,25 @@ class Attempt:
                 self._say_stopping(end)
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
         for rank in self._living():
+            rank.stopped_s = rank.stopped_s or self._clock.monotonic()
             self._job.events.write("rank.killed", rank=rank.rank)
             self._workers.signal(rank.tag, KILL_SIGNAL, tree=True)
         while self._living() and self._clock.monotonic() < end:
             self._look(0.1)
+
+    def _send_stop(self, rank: _Rank, number: int) -> float:
+        """Tell a rank to stop, and return how many seconds it may take."""
+        listens = catches(rank.pid, END_SIGNAL)
+        if listens and END_SIGNAL is not None and self._interrupted is None and not self._regroup:
+            # SIGTERM is a notice to it. With a rank that has failed it could never agree on a step to save at.
+            rank.stopped_s = self._clock.monotonic()
+            self._workers.signal(rank.tag, END_SIGNAL)
+            return min(_PARTING_S, self._job.spec.shutdown_timeout_s)
+        rank.was_noticed = listens and number == signal.SIGTERM
+        if not rank.was_noticed:
+            rank.stopped_s = self._clock.monotonic()
+        self._workers.signal(rank.tag, number, tree=self._job.spec.program.how == "program")
+        return self._job.spec.shutdown_timeout_s
 
     def _say_stopping(self, end: float) -> None:
         named = name_ranks([rank.rank for rank in self._living()])
@@ -426,6 +468,7 @@ class Attempt:
             code=rank.code,
             ended_s=rank.ended_s,
             stopped_s=rank.stopped_s,
+            was_noticed=rank.was_noticed,
             fault=fault,
             finished_s=finished_s,
             crash=crash,
@@ -464,4 +507,5 @@ class Attempt:
             store_code=self._store_code if store_failed else None,
             store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),
             keeper_lost=self._keeper_lost,
+            can_requeue=self._requeue.is_on,
         )

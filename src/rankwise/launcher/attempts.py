@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.launcher.attempt import Attempt, Outcome
+from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
 from rankwise.launcher.output import relay_in_background
 from rankwise.launcher.policy import Failure, GiveUp, decide
@@ -55,7 +57,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         publish: Takes the verdict on each attempt that ends the job, or that failed.
 
     Returns:
-        The exit code: 0, or the first cause's.
+        The exit code: 0, 75 for a requeue, or the first cause's.
     """
     failures: list[Failure] = []
     for index in itertools.count():
@@ -67,12 +69,11 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             raise
         outcome = _run_attempt(job, part, index=index, restarts=len(failures))
         verdict = judge(outcome.case)
-        if verdict.kind == "ok" and not outcome.regroup:
-            job.rendezvous.finish()
-            job.rendezvous.close()
+        if verdict.kind in {"ok", "requeue"} and not outcome.regroup:
+            _finish(job)
             publish(job, verdict, attempt=index)
-            _leave(job, outcome, restarts=len(failures))
-            return 0
+            _leave(job, outcome, verdict, restarts=len(failures))
+            return verdict.exit_code
         if outcome.regroup:
             job.console.say("rankwise: another node joins, all ranks start again")
             continue
@@ -85,7 +86,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         if isinstance(decision, GiveUp):
             job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
-            if verdict.stopped_by and not verdict.notes:
+            if verdict.stopped_by and not verdict.notes and not verdict.culprits:
                 drop_folder(job.spec.logs, job.folder)  # nothing failed: there is nothing to look at
             return verdict.exit_code
         again = f"restart {len(failures)} of {job.spec.max_restarts}"
@@ -93,15 +94,26 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
     raise AssertionError("the attempts of a job never run out by themselves")
 
 
-def _leave(job: Job, outcome: Outcome, *, restarts: int) -> None:
-    """Say good-bye after success."""
-    if hint := job.warm.find_hint(outcome.imported, job.num_ranks, restarts=restarts):
+def _finish(job: Job) -> None:
+    """Wait until the other nodes are through."""
+    # After a requeue the reason for it may come a second time, and the exit code must not change for that.
+    with suppress(InterruptedByUser):
+        job.rendezvous.finish()
+    job.rendezvous.close()
+
+
+def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> None:
+    """Say good-bye when all ranks have left by themselves."""
+    if verdict.kind == "ok" and (
+        hint := job.warm.find_hint(outcome.imported, job.num_ranks, restarts=restarts)
+    ):
         job.console.say(f"rankwise: hint: {hint}")
     if job.serial is not None:
         job.workers.sweep(_SWEEP_S)
     elif job.workers.leave():
         relay_in_background(outcome.open_streams)
-    drop_folder(job.spec.logs, job.folder)
+    if not verdict.casualties:
+        drop_folder(job.spec.logs, job.folder)
 
 
 def _place(verdict: Verdict) -> str | None:

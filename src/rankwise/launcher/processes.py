@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +36,18 @@ def list_descendants(root: int) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def catches(pid: int, number: int | None) -> bool:
+    """Tell whether a process has a handler for a signal; False where /proc is missing, or for no signal."""
+    if number is None:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def end_descendants(

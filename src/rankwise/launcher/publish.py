@@ -40,9 +40,11 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
     # The files first: a terminal that takes nothing must not cost them.
     if is_final and job.spec.report is not None:
         write_report(job.spec.report, verdict, attempt=attempt, console=console, reason=reason)
-    if is_final and verdict.kind != "ok":
+    if is_final and verdict.kind not in {"ok", "requeue"}:
         _write_own_error_file(verdict, console)
-    if verdict.kind != "ok":
+    if verdict.kind == "requeue":
+        console.say("\n".join(f"rankwise: {line}" for line in (verdict.message, *verdict.notes)))
+    elif verdict.kind != "ok":
         allowed = None if is_final else job.spec.max_restarts + 1
         console.say(render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour()))
     elif verdict.notes:

@@ -197,6 +197,33 @@ class Control:
         ]
         return [pickle.loads(one) for one in whole]  # noqa: S301
 
+    def broadcast(
+        self, data: torch.Tensor, *, sender: int, what: str, timeout_s: float | None = None
+    ) -> None:
+        """Give every rank the bytes of one, in place.
+
+        Args:
+            data: A tensor on the CPU, of the same shape and dtype on all ranks.
+            sender: Its global rank.
+            what: As for ``compare``.
+            timeout_s: As for ``compare``.
+
+        Raises:
+            CollectiveTimeoutError: Some rank did not come; names it.
+
+        Collective: as for ``compare``.
+        """
+        self._check_open()
+        if self._group is None:
+            return
+        if self._pending is not None:
+            raise self._tell_pending(what, self._pending)
+        self._num_calls += 1
+        self._pending = _Pending("", what, torch.empty(0), None)
+        options = dist.BroadcastOptions()
+        options.rootRank = self.ranks.index(sender)
+        self._wait(self._group.broadcast([data], options), what, timeout_s)
+
     def close(self) -> None:
         """Let go of the group; nothing can be compared afterwards."""
         self._group, self._is_closed = None, True

@@ -32,6 +32,8 @@ _FROM_ANYWHERE = {
     "barrier",
     "broadcast",
     "broadcast_",
+    "data loader",
+    "data loader step",
     "gather",
     "gather_into",
     "loss_scale",

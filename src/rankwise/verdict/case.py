@@ -11,9 +11,17 @@ if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.notes import Stack
 
-Kind = Literal["ok", "failure", "hang", "mismatch"]
+Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
 #: How a rank that is not to blame ended.
-Fate = Literal["finished", "lost its peer", "failed alike", "failed later", "stopped by us", "timed out"]
+Fate = Literal[
+    "finished",
+    "left for a requeue",
+    "lost its peer",
+    "failed alike",
+    "failed later",
+    "stopped by us",
+    "timed out",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,7 @@ class RankEnd:
         code: Exit code, or minus the signal that killed it; None if it was never started.
         ended_s: When it was gone, on the host's monotonic clock.
         stopped_s: When we told it to stop; None if it went by itself.
+        was_noticed: Whether we passed SIGTERM on to it, and it takes that for a notice: how it ends is its own doing.
         fault: The exception that ended it, if it was one.
         finished_s: When its script was through, if it was.
         crash: Its stack when it crashed.
@@ -38,6 +47,7 @@ class RankEnd:
     code: int | None = None
     ended_s: float = 0.0
     stopped_s: float | None = None
+    was_noticed: bool = False
     fault: FaultRecord | None = None
     finished_s: float | None = None
     crash: Stack | None = None
@@ -79,6 +89,7 @@ class Case:
         left_behind: Whether the ranks still living were waiting, idle, for those that had left.
         store_code: Exit code of the store's process, if it ended before the ranks; ``store_words``: what it said.
         keeper_lost: Whether the keeper was killed, and all ranks with it.
+        can_requeue: Whether exit code 75 says that a rank has stopped to be started again.
     """
 
     ranks: tuple[RankEnd, ...]
@@ -93,6 +104,7 @@ class Case:
     store_code: int | None = None
     store_words: str = ""
     keeper_lost: bool = False
+    can_requeue: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

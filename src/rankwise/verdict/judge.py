@@ -10,6 +10,7 @@ from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.case import Casualty, Verdict, Waiting, name_ranks
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal, strip_escapes
 from rankwise.verdict.meanings import Meaning, find_fix, find_meaning, find_missing
+from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,9 @@ def judge(case: Case) -> Verdict:
     )
     if not outside and all(end.code == 0 for end in case.ranks):
         return Verdict(kind="ok", message="all ranks finished", exits=exits, logs=logs, notes=notes)
+    if is_requeue(case):
+        verdict = judge_requeue(case)
+        return replace(verdict, notes=notes + verdict.notes)
     cause = _find_cause(case)
     first = cause.culprits[0] if cause.culprits else None
     blamed = {end.rank for end in cause.culprits}
@@ -71,7 +75,7 @@ def judge(case: Case) -> Verdict:
         fix=cause.fix,
         traceback=first.fault.callstack if first and first.fault else "",
         last_words=first.last_words if first else case.store_words if case.store_code is not None else "",
-        casualties=tuple(_casualty(end, first) for end in case.ranks if end.rank not in blamed),
+        casualties=tuple(_casualty(case, end, first) for end in case.ranks if end.rank not in blamed),
         exits=exits,
         logs=logs,
         exit_code=_exit_code(case, cause),
@@ -83,7 +87,9 @@ def judge(case: Case) -> Verdict:
 
 def _tell_what_came_before(case: Case) -> tuple[str, ...]:
     """Return the failure that was being dealt with when the user ended the job, if there was one."""
-    if case.interrupted is None or not any(_left_in_error(end) for end in case.ranks):
+    if case.interrupted is None or is_requeue(case) or _failed_on_notice(case):
+        return ()
+    if not any(_left_in_error(case, end) for end in case.ranks):
         return ()
     return (f"before that: {_find_cause(replace(case, interrupted=None)).message}",)
 
@@ -106,7 +112,7 @@ def _unwrap(end: RankEnd) -> RankEnd:
 
 
 def _find_cause(case: Case) -> _Cause:
-    if case.interrupted is not None:
+    if case.interrupted is not None and not _failed_on_notice(case):
         name = name_signal(case.interrupted)
         return _Cause(kind="failure", culprits=(), message=f"the launcher was told to stop by {name}")
     if case.keeper_lost:
@@ -116,7 +122,7 @@ def _find_cause(case: Case) -> _Cause:
             message="the launcher's own keeper process was killed, and the kernel ended all ranks with it",
             reason="somebody killed it, or the kernel did for memory",
         )
-    left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
+    left = sorted((end for end in case.ranks if _left_in_error(case, end)), key=_moment)
     if own := [end for end in left if _blame(end) in {"own", "mismatch"}]:
         return _judge_own(case, own)
     if waited := [end for end in left if _blame(end) == "timeout"]:
@@ -131,8 +137,13 @@ def _find_cause(case: Case) -> _Cause:
     return _judge_lost(case, left)
 
 
-def _left_in_error(end: RankEnd) -> bool:
-    if end.left_s is None:
+def _failed_on_notice(case: Case) -> bool:
+    """Tell whether a rank that had a notice, and time to save, failed over it."""
+    return any(end.was_noticed and _left_in_error(case, end) for end in case.ranks)
+
+
+def _left_in_error(case: Case, end: RankEnd) -> bool:
+    if end.left_s is None or leaves_for_requeue(case, end):
         return False
     return end.fault is not None or end.code not in {0, None}
 
@@ -354,11 +365,13 @@ def _waiting_stack(end: RankEnd) -> Stack | None:
     return parse_traceback(end.fault.callstack) if _blame(end) in {"peer", "timeout"} else None
 
 
-def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
+def _casualty(case: Case, end: RankEnd, first: RankEnd | None) -> Casualty:
     fate: Fate
-    if end.left_s is None or end.code is None:
+    if leaves_for_requeue(case, end):
+        fate = "left for a requeue"
+    elif end.left_s is None or end.code is None:
         fate = "stopped by us"
-    elif not _left_in_error(end):
+    elif not _left_in_error(case, end):
         fate = "finished"
     elif _blame(end) == "peer":
         fate = "lost its peer"
@@ -374,12 +387,12 @@ def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
 
 def _exit_code(case: Case, cause: _Cause) -> int:
     """Return the first cause's exit code; 128 + N for a signal, as shells do."""
-    if case.interrupted is not None:
+    if case.interrupted is not None and not cause.culprits:
         return 128 + case.interrupted
     if cause.culprits and cause.culprits[0].fault is not None and cause.culprits[0].stopped_s is not None:
         return 1  # it had raised, and we stopped it before it could say so by its own exit code
     for end in (*cause.culprits, *sorted(case.ranks, key=_moment)):
-        if end.code and end.stopped_s is None:
+        if end.code and end.stopped_s is None and not leaves_for_requeue(case, end):
             return end.code if end.code > 0 else 128 - end.code
     if case.store_code:
         return case.store_code if case.store_code > 0 else 128 - case.store_code

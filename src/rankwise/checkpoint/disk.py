@@ -1,0 +1,132 @@
+"""The few things that a checkpoint asks of a disk, behind a seam: tests kill, fill and lie at each of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, final
+
+from rankwise.base.errors import CheckpointError
+from rankwise.base.osdoor import IS_WINDOWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+#: Bytes of one write(2): large enough to cost nothing, small enough that a stop is noticed soon.
+BLOCK = 16 << 20
+
+_HINTS = {
+    errno.ENOSPC: "free some space, or keep fewer checkpoints: save(..., keep=Keep(last=2))",
+    errno.EDQUOT: "the quota is used up: delete something, or keep fewer checkpoints: save(..., keep=Keep(last=2))",
+    errno.EACCES: "this user may not write there",
+    errno.EROFS: "the file system is mounted read-only: after an error of the disk the kernel does that by itself",
+    errno.EIO: "the disk or the server behind it reports an error: see `dmesg` on this host",
+    errno.ESTALE: "the file server has forgotten the file: mount it anew, or see whether another job deletes there",
+}
+
+
+class Disk(Protocol):
+    """What writes, syncs and renames."""
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder that must not be there; folders above it are made as needed."""
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Write some of ``data``; return how many bytes."""
+
+    def sync(self, fd: int) -> None:
+        """Return when what was written would survive a loss of power."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Return when the names in a folder would survive a loss of power."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a folder another name, at once."""
+
+    def remove(self, path: Path) -> None:
+        """Delete a file or a folder with all that is in it."""
+
+
+@final
+class RealDisk:
+    """The system's own."""
+
+    def make_folder(self, path: Path) -> None:
+        """As ``Disk``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """As ``Disk``."""
+        return os.write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        """As ``Disk``."""
+        os.fsync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """As ``Disk``."""
+        if IS_WINDOWS:  # has no such thing: NTFS journals names by itself
+            return
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network and user-space file systems don't know fsync of a folder: their names are safe or not, we can't help it.
+            if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.EBADF}:
+                raise
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """As ``Disk``."""
+        source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        """As ``Disk``."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+REAL_DISK = RealDisk()
+
+
+def write_file(disk: Disk, path: Path, pieces: Iterable[bytes | memoryview]) -> int:
+    """Write a new file and sync it; return its size in bytes.
+
+    Raises:
+        CheckpointError: It can't be written; names the file and the cause.
+    """
+    size = 0
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                at = 0
+                while at < len(view):
+                    at += disk.write(fd, view[at : at + BLOCK])
+                size += len(view)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise tell(error, f"can't write {path} ({size} bytes of it are there)") from error
+    return size
+
+
+def remove_quietly(disk: Disk, path: Path) -> None:
+    """Delete what may be gone already, or may stay: it is a leftover, and is looked for again."""
+    with suppress(OSError):
+        disk.remove(path)
+
+
+def tell(error: OSError, what: str, *, rank: int | None = None) -> CheckpointError:
+    """Say what the system said, with what helps."""
+    cause = error.strerror or str(error) or type(error).__name__
+    return CheckpointError(f"{what}: {cause}", rank=rank, hint=_HINTS.get(error.errno or 0))

@@ -1,0 +1,206 @@
+"""Load a training state: all ranks agree on the latest checkpoint that is whole, whatever their number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.errors import CheckpointError, RankwiseError
+from rankwise.checkpoint.folder import latest, list_checkpoints, open_checkpoint, read_index
+from rankwise.checkpoint.manifest import MANIFEST
+from rankwise.checkpoint.parts import PerRank, name_parameters
+from rankwise.checkpoint.plan import plan_reads
+from rankwise.checkpoint.ranks import find_ranks
+from rankwise.checkpoint.reading import read_all, read_tensors, receive_all
+from rankwise.checkpoint.rng import RandomStates, reseed
+from rankwise.checkpoint.saving import RNG, finish_saves
+from rankwise.checkpoint.sources import Opened, choose, look, open_together
+from rankwise.checkpoint.targets import Loading, Part, make_part
+from rankwise.checkpoint.tree import decode
+from rankwise.checkpoint.writing import warn
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping, Sequence
+
+    from rankwise.checkpoint.ranks import Ranks
+
+
+def load(
+    folder: str | Path,
+    state: MutableMapping[str, Any],
+    *,
+    step: int | None = None,
+    strict: bool = True,
+    rng: bool = True,
+    pickle: bool = False,
+) -> int | None:
+    """Load the latest checkpoint that is whole into a state, at any world size.
+
+    All ranks load the same one; a copy in the hosts' memory counts like one on the disk. Modules, optimizers and what else has ``load_state_dict`` are given their state,
+    tensors and DTensors are filled where they are, and plain values are put into ``state``. A damaged checkpoint is told
+    and passed over for the one before it, unless a step is asked for. Where some ranks don't see the folder, rank 0
+    reads and sends.
+
+    Args:
+        folder: Where checkpoints are, or one of them.
+        state: The parts to load, by the names they were saved under; other parts stay unread.
+        step: The step to load; None: the latest.
+        strict: Whether a part that the checkpoint lacks is an error; else it stays as it is.
+        rng: Whether the random generators go on where they were; at another world size they are seeded anew from there.
+        pickle: Whether pickled objects may be loaded. Whoever wrote them can have any code executed by that.
+
+    Returns:
+        The step, or None if there is no checkpoint yet.
+
+    Raises:
+        CheckpointError: None is whole, the step is not there, or the state does not fit; the same on every rank.
+        CollectiveTimeoutError: Some rank did not call; names it.
+
+    Collective: every rank, with the same parts.
+    """
+    ranks, folder = find_ranks(), Path(folder)
+    finish_saves(folder)
+    failed: list[str] = []
+    before: object = None
+    while True:
+        views = ranks.control.exchange(look(folder, step), what="checkpoint.load")
+        # A job that saves there meanwhile may have deleted what we were about to read: then there are newer ones.
+        if views == before:
+            raise CheckpointError(f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}", rank=ranks.rank, hint="`rankwise checkpoint verify` reads every byte; take a backup")  # fmt: skip
+        before, failed = views, []
+        candidates = choose(folder, views, step)
+        if not candidates:
+            return None
+        if step is None and ranks.is_main:
+            for damage in views[0].problems:
+                warn(f"passed over a damaged checkpoint: {damage}")
+        for chosen in candidates:
+            opened = open_together(folder, ranks, views, chosen)
+            if isinstance(opened, str):
+                problem: str | None = opened
+            else:
+                problem = _Attempt(ranks, opened).load(state, strict=strict, rng=rng, can_pickle=pickle)
+            if problem is None:
+                return chosen.step
+            failed.append(problem)
+            if step is None and ranks.is_main:
+                warn(f"passed over step {chosen.step}: {problem}")
+
+
+@final
+class _Attempt:
+    """One checkpoint that all ranks try to load together."""
+
+    def __init__(self, ranks: Ranks, opened: Opened) -> None:
+        self.ranks, self.opened = ranks, opened
+
+    def load(
+        self, state: MutableMapping[str, Any], *, strict: bool, rng: bool, can_pickle: bool
+    ) -> str | None:
+        """Load it; return why it can't be read, or None.
+
+        Raises:
+            CheckpointError: It is whole and does not fit.
+        """
+        parts: list[Part] = []
+        error: Exception | None = None
+        try:
+            parts = self._make_parts(state, strict=strict, rng=rng, can_pickle=can_pickle)
+        except Exception as found:  # noqa: BLE001 - the user's state_dict may raise anything, and the others must know
+            error = found
+        self._settle(error)
+        problem = self._fill(parts)
+        if problem is None:
+            self._finish(parts)
+        return problem
+
+    def _make_parts(
+        self, state: MutableMapping[str, Any], *, strict: bool, rng: bool, can_pickle: bool
+    ) -> list[Part]:
+        manifest, index = self.opened.manifest, self.opened.index
+        wanted: dict[str, Any] = {}
+        rank, size, saved = self.ranks.rank, self.ranks.world_size, manifest.world_size
+        own = index.rank_trees.get(0, {}).get(RNG)
+        if "seed" not in ((own or {}).get("stateful") or ()):
+            own = None  # a part of the user's that has this name
+        if rng and own is not None and RNG not in state and saved == size:
+            wanted[RNG] = PerRank(RandomStates())
+        names = name_parameters(state)
+        loading = Loading(state, index, rank, size, saved, can_pickle, names)
+        there = {*index.trees, *(part for trees in index.rank_trees.values() for part in trees)}
+        parts = [make_part(loading, name) for name in state if strict or name in there]
+        parts += [
+            make_part(Loading(wanted, index, rank, size, saved, can_pickle, names), name) for name in wanted
+        ]
+        if rng and own is not None and RNG not in state and saved != size:
+            seed = {"seed": own["stateful"]["seed"]}
+            parts.append(Part(finish=lambda: reseed(seed, step=manifest.step, rank=rank, world_size=size)))
+        return parts
+
+    def _fill(self, parts: Sequence[Part]) -> str | None:
+        """Read all tensors; return what is damaged, on any rank."""
+        targets = {name: tensor for part in parts for name, tensor in part.targets.items()}
+        problem = None
+        try:
+            reads = plan_reads(targets, self.opened.index)
+            if self.opened.senders:
+                receive_all(self.ranks, self.opened, reads)
+            else:
+                read_all(self.opened, reads)
+        except CheckpointError as error:
+            problem = error.message
+        problems = self.ranks.control.exchange(problem, what="checkpoint.load (all read?)")
+        return next((one for one in problems if one), None)
+
+    def _finish(self, parts: Sequence[Part]) -> None:
+        error: Exception | None = None
+        try:
+            for part in parts:
+                part.finish()
+        except Exception as found:  # noqa: BLE001 - the user's load_state_dict may raise anything, and the others must know
+            error = found
+        self._settle(error)
+
+    def _settle(self, error: Exception | None) -> None:
+        """Raise on every rank what went wrong on any."""
+        word = None if error is None else (error.message if isinstance(error, RankwiseError) else f"{type(error).__name__}: {error}")  # fmt: skip
+        words = self.ranks.control.exchange(word, what="checkpoint.load (does it fit?)")
+        if error is not None:
+            raise error
+        rank = next((rank for rank, one in enumerate(words) if one), None)
+        if rank is not None:
+            raise CheckpointError(words[rank], rank=rank, hint="the error on that rank says more")
+
+
+def read(folder: str | Path, *, step: int | None = None, pickle: bool = False) -> dict[str, Any]:
+    """Read a whole checkpoint into host memory, on this process alone: to look at it, or to take parts of it.
+
+    Args:
+        folder: Where checkpoints are, or one of them.
+        step: The step; None: the latest.
+        pickle: As for ``load``.
+
+    Returns:
+        The parts by name: a module's and an optimizer's as their state dicts; of what each rank has its own, a dict by rank.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    folder = Path(folder)
+    path = folder if (folder / MANIFEST).exists() else latest(folder) if step is None else next((one.path for one in list_checkpoints(folder) if one.step == step), None)  # fmt: skip
+    if path is None:
+        raise CheckpointError(f"{folder} has no checkpoint" + ("" if step is None else f" of step {step}"))
+    one = open_checkpoint(path)
+    if one.manifest is None or one.problem:
+        raise CheckpointError(one.problem or f"{path} can't be read")
+    index = read_index(path, one.manifest)
+    tensors = read_tensors(path, index)
+
+    def put_together(tree: Any) -> Any:
+        return decode(next(iter(tree.values())), tensors.__getitem__, can_pickle=pickle)
+
+    found = {name: put_together(tree) for name, tree in index.trees.items()}
+    for rank, trees in sorted(index.rank_trees.items()):
+        for name, tree in trees.items():
+            found.setdefault(name, {})[rank] = put_together(tree)
+    return found

@@ -1,0 +1,85 @@
+"""One job at a time writes into a folder of checkpoints: a second one is told who is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import CheckpointError
+from rankwise.base.osdoor import try_lock_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+LOCK = ".writer"
+
+#: Held until the process ends; the kernel lets go of them then, however it ends.
+_held: dict[Path, int] = {}
+
+
+def take(folder: Path, says: Mapping[str, object] | None = None) -> bool:
+    """Hold a folder for this process until it ends; once held, nothing more happens.
+
+    Args:
+        folder: The folder, which must be there.
+        says: What a second job is told besides the host and the process.
+
+    Returns:
+        Whether it is held; False on a file system that knows no locks.
+
+    Raises:
+        CheckpointError: Another job holds it; says which.
+        OSError: The lock file can't be opened.
+    """
+    folder = folder.resolve()
+    if folder in _held and os.fstat(_held[folder]).st_nlink:
+        return True
+    let_go(folder)  # somebody has deleted the folder that we held, and made it anew
+    path = folder / LOCK
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        got = try_lock_file(fd)
+        if got:
+            os.ftruncate(fd, 0)
+            os.pwrite(
+                fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), **(says or {})}).encode(), 0
+            )
+            _held[folder] = fd
+            return True
+    except BaseException:
+        os.close(fd)
+        raise
+    other = os.pread(fd, 4096, 0).decode(errors="replace")
+    os.close(fd)
+    if got is None:
+        return False
+    with suppress(ValueError, TypeError, KeyError):
+        told = json.loads(other)
+        other = f"process {told['pid']} on host {told['host']}"
+    raise CheckpointError(
+        f"another job writes checkpoints into {folder}: {other}",
+        hint="give each job a folder of its own, or end the other one first",
+    )
+
+
+def let_go(folder: Path) -> None:
+    """Stop holding a folder."""
+    fd = _held.pop(folder.resolve(), None)
+    if fd is not None:
+        os.close(fd)
+
+
+def _forget() -> None:
+    # The lock belongs to the parent. Closing the file here is harmless: locks of this kind are a process's own.
+    for fd in _held.values():
+        with suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,178 @@
+"""The parts of a training state: what of each is saved, and how it comes back into the living object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwise.base.errors import CheckpointError
+from rankwise.checkpoint.tree import Encoder, list_tensors, rename_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: What wrappers put into the names of parameters.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """A part of the state that each rank has its own of: ``{"buffer": PerRank(replay_buffer)}``.
+
+    Attributes:
+        value: What could stand there without it: an object with ``state_dict()``, tensors, containers, numbers.
+        at_other_size: At another world size nobody knows whose part is whose: ``load`` refuses, or keeps what is there.
+    """
+
+    value: Any
+    at_other_size: Literal["refuse", "keep"] = "refuse"
+
+
+@final
+@dataclass(slots=True)
+class Flat:
+    """A state taken apart.
+
+    Attributes:
+        tensors: By name; names begin with the part's.
+        trees: For each part all else.
+        rank_trees: For each part that this rank has its own of, all else.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    trees: dict[str, Any] = field(default_factory=dict)
+    rank_trees: dict[str, Any] = field(default_factory=dict)
+
+
+def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) -> Flat:
+    """Take a state apart.
+
+    Args:
+        state: The parts by name.
+        rank: Whose it is.
+        can_pickle: Whether objects that are not plain data may be pickled.
+
+    Raises:
+        CheckpointError: A part can't be saved; names the place.
+    """
+    flat, names = Flat(), name_parameters(state)
+    for part, held in state.items():
+        _check_name(part)
+        is_own = isinstance(held, PerRank)
+        value = held.value if isinstance(held, PerRank) else held
+        encoder = Encoder(f"{part}@{rank}" if is_own else part, can_pickle=can_pickle)
+        tree = _take_apart(value, encoder, names)
+        (flat.rank_trees if is_own else flat.trees)[part] = tree
+        flat.tensors.update(encoder.tensors)
+    return flat
+
+
+def make_own(flat: Flat, part: str, rank: int) -> None:
+    """Make a part that was taken for common a rank's own; of one that is no module or optimizer the tensors too."""
+    tree = flat.trees.pop(part)
+    kind, held = next(iter(tree.items()))
+    if kind in {"stateful", "value"}:
+        names = {name: f"{part}@{rank}{name[len(part) :]}" for name in list_tensors(held)}
+        if not any(isinstance(flat.tensors[name], DTensor) for name in names):
+            flat.tensors.update({own: flat.tensors.pop(name) for name, own in names.items()})
+            tree = {kind: rename_tensors(held, names)}
+    flat.rank_trees[part] = tree
+
+
+def _check_name(part: object) -> None:
+    if not isinstance(part, str) or not part or "@" in part:
+        raise CheckpointError(
+            f"a part of the state is named {part!r}", hint="names are texts without '@': {'model': model}"
+        )
+
+
+def _take_apart(value: Any, encoder: Encoder, names: Mapping[int, str]) -> dict[str, Any]:
+    if isinstance(value, torch.nn.Module):
+        return {"module": encoder.encode(unwrap(value).state_dict())}
+    if isinstance(value, torch.optim.Optimizer):
+        parameters = [names.get(id(parameter)) for parameter in list_parameters(value)]
+        return {
+            "optimizer": encoder.encode(value.state_dict()),
+            "names": parameters if all(parameters) else None,
+        }
+    if is_stateful(value):
+        return {"stateful": encoder.encode(value.state_dict())}
+    return {"value": encoder.encode(value)}
+
+
+# ------------------------------------------------------- what things are
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether an object gives and takes its state."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the user's module inside of DDP and torch.compile: names don't depend on how it was wrapped."""
+    while True:
+        if isinstance(module, (DistributedDataParallel, torch.nn.DataParallel)):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def list_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return an optimizer's parameters in the order of its state's numbers."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def name_parameters(state: Mapping[str, Any]) -> dict[int, str]:
+    """Name the parameters of all modules in a state, by ``id``: optimizers know them by numbers only."""
+    names: dict[int, str] = {}
+    for part, held in state.items():
+        value = held.value if isinstance(held, PerRank) else held
+        if isinstance(value, torch.nn.Module):
+            for name, parameter in unwrap(value).named_parameters():
+                names.setdefault(id(parameter), f"{part}.{clean(name)}")
+    return names
+
+
+def clean(name: str) -> str:
+    """Take what wrappers have put into a parameter's name out of it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def match_names(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
+    """Say which saved name each of a module's own has; ``module.`` and other wrappers' words don't matter.
+
+    Args:
+        own: As the module has them.
+        saved: As they were saved.
+
+    Returns:
+        The saved name for each own one that has one.
+    """
+    if set(own) == set(saved):
+        return {name: name for name in own}
+    of_saved = {_bare(name, saved): name for name in saved}
+    return {name: of_saved[_bare(name, own)] for name in own if _bare(name, own) in of_saved}
+
+
+def strip_names(names: Sequence[str]) -> list[str]:
+    """Take ``module.`` out of parameters' names where a part has it in all of them: ``model.module.weight``."""
+    inner: dict[str, list[str]] = {}
+    for name in names:
+        inner.setdefault(name.partition(".")[0], []).append(name.partition(".")[2])
+    return [f"{part}.{_bare(rest, inner[part])}" for part, _, rest in (name.partition(".") for name in names)]
+
+
+def _bare(name: str, all_names: Sequence[str]) -> str:
+    name = clean(name)
+    return (
+        name.removeprefix("module.") if all(clean(one).startswith("module.") for one in all_names) else name
+    )

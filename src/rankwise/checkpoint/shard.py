@@ -1,0 +1,131 @@
+"""One rank's tensors as a file: the layout of safetensors, so that any program can read it.
+
+Eight bytes say how long the head is; the head is JSON; then the tensors lie one behind the other.
+(https://github.com/huggingface/safetensors#format)
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.errors import CheckpointError
+from rankwise.checkpoint.disk import tell, write_file
+from rankwise.checkpoint.manifest import File
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rankwise.checkpoint.disk import Disk
+    from rankwise.checkpoint.manifest import Chunk
+
+#: What safetensors calls torch's dtypes. Others lie there as plain bytes, and the index says what they are.
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "complex64": "C64",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+_ALIGN = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A box of a tensor that a rank writes.
+
+    Attributes:
+        name: Of the tensor, with the box's place in it where it is not all of it.
+        dtype: As torch writes it, without ``torch.``.
+        shape: Of the box.
+        start: First byte among the tensors' bytes.
+        size: How many bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+def make_head(items: Sequence[Item]) -> bytes:
+    """Return all that stands in front of the tensors; a multiple of 64 bytes, so that they can be mapped into memory."""
+    content: dict[str, object] = {"__metadata__": {"format": "pt", "made_by": "rankwise"}}
+    for item in items:
+        known = DTYPES.get(item.dtype)
+        content[item.name] = {
+            "dtype": known or "U8",
+            "shape": item.shape if known else [item.size],
+            "data_offsets": [item.start, item.start + item.size],
+        }
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGN)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_shard(disk: Disk, path: Path, items: Sequence[Item], data: memoryview) -> tuple[File, list[int]]:
+    """Write a shard and sync it.
+
+    Args:
+        disk: What writes.
+        path: The file, which must not be there.
+        items: What lies where in ``data``, in order and without gaps.
+        data: The tensors' bytes.
+
+    Returns:
+        The file, and a checksum for each item.
+
+    Raises:
+        CheckpointError: It can't be written.
+    """
+    head = make_head(items)
+    crcs: list[int] = []
+
+    def sum_up() -> None:
+        crcs.extend(zlib.crc32(data[item.start : item.start + item.size]) for item in items)
+
+    # zlib lets go of the interpreter's lock, so summing up costs no time beside the disk. A plain thread: when the
+    # interpreter goes down, pools take no more work, and a last save in the background is still to be written.
+    beside = threading.Thread(target=sum_up, name="rankwise-checksum")
+    beside.start()
+    try:
+        size = write_file(disk, path, [head, data])
+    finally:
+        beside.join()
+    return File(name=path.name, size=size, head=len(head), crc32=zlib.crc32(head)), crcs
+
+
+def read_chunk(path: Path, chunk: Chunk, into: memoryview, name: str) -> None:
+    """Read the bytes of a box, and compare their checksum.
+
+    Args:
+        path: The file.
+        chunk: Where it lies.
+        into: ``chunk.size`` bytes to read into. Not by mapping the file: where it shrinks, a read tells it, and a map kills.
+        name: Of the tensor, for the error.
+
+    Raises:
+        CheckpointError: It can't be read, or is damaged.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(chunk.start)
+            at = 0
+            while at < chunk.size:
+                got = file.readinto(into[at:])
+                if not got:
+                    raise CheckpointError(f"{path} ends at byte {chunk.start + at}, inside of {name}")
+                at += got
+    except OSError as error:
+        raise tell(error, f"can't read {name} from {path}") from error
+    found = zlib.crc32(into)
+    if found != chunk.crc32:
+        raise CheckpointError(
+            f"{path}: {name} is damaged (bytes {chunk.start} to {chunk.start + chunk.size}: checksum {found:08x}, not {chunk.crc32:08x})",
+            hint="the disk or a copy changed it: take an earlier checkpoint, or a backup",
+        )

@@ -1,0 +1,73 @@
+"""Host memory that a rank's tensors are copied into, so that training goes on while they are written.
+
+The copies lie as they will in the file. The memory is kept between saves: memory that is new costs more than the copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from rankwise.checkpoint.plan import find_box
+from rankwise.checkpoint.shard import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rankwise.checkpoint.plan import Box
+
+
+@final
+class Staging:
+    """The memory of one rank for one folder."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, boxes: Sequence[Box], tensors: Mapping[str, torch.Tensor]) -> memoryview:
+        """Copy boxes, one behind the other; valid until the next call.
+
+        Args:
+            boxes: In the order of ``lay_out``.
+            tensors: Where their values are, on any device.
+        """
+        sources = [find_box(tensors, box) for box in boxes]
+        size = sum(box.size for box in boxes)
+        devices = {source.device for source in sources if source.device.type != "cpu"}
+        if self._buffer.numel() < size or (
+            devices and torch.cuda.is_available() and not self._buffer.is_pinned()
+        ):
+            # From pinned memory a GPU copies by itself, several times faster, while the next copy is already prepared.
+            is_pinned = any(device.type == "cuda" for device in devices)
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
+        at = 0
+        for box, source in zip(boxes, sources, strict=True):
+            target = self._buffer[at : at + box.size].view(source.dtype).view(box.shape) if box.size else None
+            if target is not None:
+                target.copy_(source.detach(), non_blocking=True)
+            at += box.size
+        for device in devices:
+            torch.accelerator.synchronize(device)
+        return view_bytes(self._buffer[:size])
+
+
+def lay_out(boxes: Sequence[Box]) -> tuple[list[Box], list[Item]]:
+    """Return boxes in the order of a file, and where each lies.
+
+    Those of large elements come first, so that each begins at a multiple of its own element's size.
+    """
+    ordered = sorted(boxes, key=lambda box: (-getattr(torch, box.dtype).itemsize, box.tensor, box.offsets))
+    items, at = [], 0
+    for box in ordered:
+        items.append(Item(box.name, box.dtype, box.shape, at, box.size))
+        at += box.size
+    return ordered, items
+
+
+def view_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return a flat tensor of bytes as memory; the tensor must outlive it. Not by numpy(): torch may be without NumPy."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())).cast("B")

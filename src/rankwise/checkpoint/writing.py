@@ -1,0 +1,343 @@
+"""What happens to a checkpoint once its values are in host memory: shards, then the index, then the commit.
+
+Every rank runs this, in a thread if the save is in the background. The ranks talk over the job's store and the folder
+only, never by collectives, which belong to the training loop.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import zlib
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from rankwise import __version__
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import CheckpointError
+from rankwise.checkpoint.disk import remove_quietly, tell, write_file
+from rankwise.checkpoint.folder import commit, delete, list_checkpoints
+from rankwise.checkpoint.manifest import (
+    INDEX,
+    MANIFEST,
+    Chunk,
+    File,
+    Index,
+    Manifest,
+    TensorEntry,
+    dump,
+    dump_index,
+    dump_manifest,
+    parse,
+)
+from rankwise.checkpoint.retention import plan_removal
+from rankwise.checkpoint.shard import write_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rankwise.checkpoint.disk import Disk
+    from rankwise.checkpoint.plan import Box
+    from rankwise.checkpoint.ranks import Ranks
+    from rankwise.checkpoint.retention import Keep
+    from rankwise.checkpoint.shard import Item
+    from rankwise.runtime.stop_vote import StopVote
+
+_POLL_S, _LONGEST_POLL_S = 0.002, 0.1
+#: A file that another host has closed may take so long to be seen here: NFS asks the server again after some seconds.
+_VISIBLE_S = 30.0
+#: Rank 0 may serve the store: it stays until the others have read how the save ended, or so long.
+_FAREWELL_S = 5.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that a rank needs to write its share.
+
+    Attributes:
+        ranks: Who saves.
+        disk: What writes.
+        temporary: The folder to write into, which is there.
+        manifest: What the checkpoint will say of itself, without its files.
+        boxes: What this rank writes, in the file's order.
+        items: Where each lies.
+        data: The bytes.
+        trees: All that is not a tensor; on rank 0.
+        rank_trees: What this rank has its own of.
+        keep: What happens to older checkpoints.
+        number: Of this save, among those of the job.
+    """
+
+    ranks: Ranks
+    disk: Disk
+    temporary: Path
+    manifest: Manifest
+    boxes: Sequence[Box]
+    items: Sequence[Item]
+    data: memoryview
+    trees: Mapping[str, Any]
+    rank_trees: Mapping[str, Any]
+    keep: Keep | None
+    number: int
+
+
+def carry_out(order: Order) -> Path:
+    """Write this rank's share, and wait until rank 0 has committed the whole.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: Some rank could not write; the same on every rank, and nothing is left behind.
+    """
+    try:
+        part: dict[str, Any] = _write_share(order)
+    except CheckpointError as error:
+        part = {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        part = {"error": tell(error, f"can't write into {order.temporary}").message, "hint": None}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for us
+        part = {"error": f"{type(error).__name__}: {error}", "hint": None}
+    ranks = order.ranks
+    if ranks.store is None:
+        outcomes = [_finish(order, {ranks.rank: part})]
+    else:
+        if ranks.is_main:
+            _tell(order, f"outcome/{ranks.rank}", _finish_together(order, part))
+        else:
+            _tell(
+                order, f"part/{ranks.rank}", {name: part[name] for name in ("error", "hint") if name in part}
+            )
+        outcomes = _wait_words(order, [f"{order.number}/outcome/{rank}" for rank in ranks.mains])
+    for outcome in outcomes:
+        if "error" in outcome:
+            raise CheckpointError(outcome["error"], rank=outcome.get("rank"), hint=outcome.get("hint"))
+    return order.temporary.with_name(outcomes[ranks.mains.index(ranks.main)]["name"])
+
+
+def _finish_together(order: Order, part: Mapping[str, Any]) -> dict[str, Any]:
+    others = order.ranks.members[1:]
+    try:
+        words = _wait_words(order, [f"{order.number}/part/{rank}" for rank in others])
+    except CheckpointError as error:
+        # Told like any other end: whoever is only slow must not wait for us as long again.
+        remove_quietly(order.disk, order.temporary)
+        return {"error": error.message, "hint": error.hint, "rank": order.ranks.rank}
+    return _finish(order, {order.ranks.rank: part, **dict(zip(others, words, strict=True))})
+
+
+def agree_on_call(order: Order, vote: StopVote) -> None:
+    """Settle with the other ranks at which call of ``check()`` all raise what went wrong.
+
+    They know it at different moments: one that raised at once would be a step apart from the others, which would wait for it.
+    """
+    store, number = order.ranks.store, order.number
+    try:
+        if store is not None:
+            store.set(f"{number}/call/{order.ranks.rank}", str(vote.answer()))
+            words = _wait_words(order, [f"{number}/call/{rank}" for rank in range(order.ranks.world_size)])
+            vote.settle(max(int(word) for word in words))
+    except (CheckpointError, RuntimeError):
+        return  # the store is gone or a rank is: the job ends anyway, and each rank raises by itself
+    finally:
+        vote.give_up()
+
+
+def part_with_others(order: Order) -> None:
+    """On rank 0, stay until the others know how the save ended; then forget what was said."""
+    store, number = order.ranks.store, order.number
+    if store is None:
+        return
+    ranks = range(order.ranks.world_size)
+    heard = [f"{number}/heard/{rank}" for rank in ranks[1:]]
+    try:
+        if order.ranks.rank:
+            store.set(f"{number}/heard/{order.ranks.rank}", "")
+            return
+        end = SYSTEM_CLOCK.monotonic() + _FAREWELL_S
+        while not store.check(heard) and SYSTEM_CLOCK.monotonic() < end:
+            SYSTEM_CLOCK.sleep(_LONGEST_POLL_S / 10)
+        said = [f"{number}/{what}/{rank}" for what in ("part", "outcome", "call") for rank in ranks]
+        for key in (*heard, *said):
+            store.delete_key(key)
+    except RuntimeError:
+        return  # the store is gone, and with it what was said
+
+
+# ------------------------------------------------------------ every rank
+
+
+def name_shard(rank: int) -> str:
+    """Return the name of a rank's shard."""
+    return f"shard-{rank:05d}.safetensors"
+
+
+def _name_part(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def _write_share(order: Order) -> dict[str, Any]:
+    rank = order.ranks.rank
+    part: dict[str, Any] = {"rank_trees": dict(order.rank_trees), "file": None, "chunks": []}
+    if order.boxes:
+        file, crcs = write_shard(order.disk, order.temporary / name_shard(rank), order.items, order.data)
+        part["file"] = [file.name, file.size, file.head, file.crc32]
+        part["chunks"] = [
+            [box.tensor, box.dtype, box.whole, file.head + item.start, item.size, crc, box.offsets, box.shape]
+            for box, item, crc in zip(order.boxes, order.items, crcs, strict=True)
+        ]
+    if order.ranks.is_main:
+        return part
+    # Through the folder and not the store: if rank 0 can't see it, neither could a resumed job.
+    write_file(order.disk, order.temporary / _name_part(rank), [dump(part, indent=None)])
+    return {}
+
+
+# -------------------------------------------------- the first of the members
+
+
+def _finish(order: Order, words: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Commit if all members have written, else clean up; return what the others are told."""
+    failed = {rank: word for rank, word in words.items() if "error" in word}
+    try:
+        if failed:
+            rank, word = next(iter(failed.items()))
+            more = f" (and {len(failed) - 1} other ranks failed too)" if len(failed) > 1 else ""
+            raise CheckpointError(word["error"] + more, rank=rank, hint=word.get("hint"))  # noqa: TRY301 - one way out
+        parts = {
+            rank: word if rank == order.ranks.rank else _read_part(order, rank)
+            for rank, word in words.items()
+        }
+        path = _commit(order, parts)
+    except CheckpointError as error:
+        remove_quietly(order.disk, order.temporary)
+        return {"error": f"step {order.manifest.step} was not saved: {error.message}", "hint": error.hint, "rank": order.ranks.rank if error.rank is None else error.rank}  # fmt: skip
+    except OSError as error:
+        remove_quietly(order.disk, order.temporary)
+        told = tell(error, f"step {order.manifest.step} was not saved in {order.temporary.parent}")
+        return {"error": told.message, "hint": told.hint, "rank": order.ranks.rank}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for us
+        remove_quietly(order.disk, order.temporary)
+        return {"error": f"step {order.manifest.step} was not saved: {type(error).__name__}: {error}", "hint": None, "rank": order.ranks.rank}  # fmt: skip
+    _retire(order)
+    return {"name": path.name}
+
+
+def _read_part(order: Order, rank: int) -> dict[str, Any]:
+    path = order.temporary / _name_part(rank)
+    end, wait_s = SYSTEM_CLOCK.monotonic() + _VISIBLE_S, _POLL_S
+    while True:
+        try:
+            part = parse(path.read_bytes(), path)
+            name, size, _, _ = part["file"] or (None, 0, 0, 0)
+            found = (order.temporary / name).stat().st_size if name else 0
+            if found == size:
+                return part
+            problem = f"rank {rank} wrote {size} bytes into {name}, and {found} of them are seen here"
+        except FileNotFoundError as error:
+            problem = (
+                f"rank {rank} wrote {error.filename}, and it is not seen on rank {order.ranks.rank}'s host"
+            )
+        except CheckpointError as error:
+            problem = error.message  # a network file system may show a file before all that is in it
+        if SYSTEM_CLOCK.monotonic() > end:
+            raise CheckpointError(problem, rank=order.ranks.rank, hint="all hosts must share the folder: give a path on a network file system")  # fmt: skip
+        SYSTEM_CLOCK.sleep(wait_s)
+        wait_s = min(1.0, 2 * wait_s)
+
+
+def _commit(order: Order, parts: Mapping[int, Mapping[str, Any]]) -> Path:
+    files: list[File] = []
+    tensors: dict[str, tuple[str, tuple[int, ...], list[Chunk]]] = {}
+    for part in parts.values():
+        if part["file"] is None:
+            continue
+        name, size, head, crc32 = part["file"]
+        files.append(File(name=name, size=size, head=head, crc32=crc32))
+        for tensor, dtype, whole, start, length, crc, offsets, shape in part["chunks"]:
+            chunk = Chunk(name, start, length, crc, tuple(offsets), tuple(shape))
+            entry = tensors.setdefault(tensor, (dtype, tuple(whole), []))
+            entry[2].append(chunk)
+    index = Index(
+        {name: TensorEntry(dtype, whole, tuple(sorted(chunks, key=lambda chunk: chunk.offsets))) for name, (dtype, whole, chunks) in sorted(tensors.items())},
+        order.trees,
+        {rank: part["rank_trees"] for rank, part in parts.items() if part["rank_trees"]},
+    )  # fmt: skip
+    data = dump_index(index)
+    size = write_file(order.disk, order.temporary / INDEX, [data])
+    first = File(name=INDEX, size=size, head=size, crc32=zlib.crc32(data))
+    manifest = replace(order.manifest, files=(first, *files), versions=_versions(), saved_at=_now())
+    for rank in parts.keys() - {order.ranks.rank}:
+        order.disk.remove(order.temporary / _name_part(rank))
+    write_file(order.disk, order.temporary / MANIFEST, [dump_manifest(manifest)])
+    return commit(order.disk, order.temporary, order.manifest.step)
+
+
+def _retire(order: Order) -> None:
+    """Delete what need not be kept. The new checkpoint is safe, so that trouble here is no failure of it."""
+    found = {one.manifest.serial: one for one in list_checkpoints(order.temporary.parent) if one.manifest and not one.problem}  # fmt: skip
+    for manifest in plan_removal([one.manifest for one in found.values() if one.manifest], order.keep):
+        try:
+            delete(order.disk, found[manifest.serial].path)
+        except OSError as error:
+            warn(f"can't delete the old checkpoint {found[manifest.serial].path}: {error.strerror}")
+
+
+def warn(text: str) -> None:
+    """Say something that is no error, once, where people look."""
+    sys.stderr.write(f"rankwise: warning: {text}\n")
+
+
+def _versions() -> dict[str, str]:
+    return {"rankwise": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(SYSTEM_CLOCK.time(), tz=timezone.utc).isoformat(timespec="seconds")
+
+
+# ------------------------------------------------------------- the store
+
+
+def _tell(order: Order, key: str, word: Mapping[str, Any]) -> None:
+    assert order.ranks.store is not None  # noqa: S101 - asked before
+    try:
+        order.ranks.store.set(f"{order.number}/{key}", json.dumps(word))
+    except RuntimeError as error:
+        raise _lost(order, error) from error
+
+
+def _wait_words(order: Order, keys: Sequence[str]) -> list[Any]:
+    """Wait for what others say. Short looks, not a wait: a wait would keep the store's connection to itself."""
+    store, wait_s = order.ranks.store, _POLL_S
+    assert store is not None  # noqa: S101 - asked before
+    end = SYSTEM_CLOCK.monotonic() + order.ranks.timeout_s
+    try:
+        while not store.check(list(keys)):
+            if SYSTEM_CLOCK.monotonic() > end:
+                absent = [key.rpartition("/")[2] for key in keys if not store.check([key])]
+                who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(absent)}"
+                raise CheckpointError(
+                    f"step {order.manifest.step} was not saved: after {order.ranks.timeout_s:.0f} s {who} had not told how it went",
+                    hint="look at that rank's host: its disk may hang",
+                )
+            SYSTEM_CLOCK.sleep(wait_s)
+            wait_s = min(_LONGEST_POLL_S, 1.5 * wait_s)
+        return [json.loads(store.get(key)) for key in keys]
+    except RuntimeError as error:
+        raise _lost(order, error) from error
+
+
+def _lost(order: Order, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"step {order.manifest.step} was not saved, or is not known to be: the job's store is gone ({error})".splitlines()[
+            0
+        ],
+        hint="the job is ending: whoever resumes it finds the latest whole checkpoint",
+    )

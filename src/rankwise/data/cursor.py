@@ -1,0 +1,148 @@
+"""Where the job stands in its data: epoch and samples consumed, the same two numbers on every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from rankwise.data.orders import Order
+    from rankwise.data.schedule import Schedule
+
+_VERSION = 1
+#: Whoever has got fewer steps of a pass only looked: at a shape, or whether the loader works.
+_ENOUGH_STEPS = 2
+
+
+@final
+class Cursor:
+    """Counts what was delivered, and decides where the next pass begins.
+
+    Args:
+        schedule: How the epoch is cut into steps.
+        order: In which order it shows its samples.
+        seed: The seed of that order.
+
+    Attributes:
+        epoch: The epoch.
+        consumed: Samples of it that were delivered, over all ranks.
+        serial: Grows whenever the cursor is moved otherwise than by ``advance``: an older pass has no say any more.
+    """
+
+    def __init__(self, schedule: Schedule, order: Order, seed: int) -> None:
+        self._schedule, self._order, self._seed = schedule, order, seed
+        self.epoch = self.consumed = self.serial = 0
+        self._num_delivered = 0
+        #: Where the pass that is under way began; None: there is none.
+        self._pass_start: int | None = None
+        #: Where a loaded state has put us; None once its pass is really under way.
+        self._resumed_at: int | None = None
+
+    def begin_pass(self) -> tuple[int, int]:
+        """Begin a pass: where the cursor is, or after what the pass before has left.
+
+        Returns:
+            Epoch and consumed samples at which it begins.
+        """
+        if self._pass_start is not None:
+            if self._num_delivered >= _ENOUGH_STEPS or not self._schedule.count_steps(self.consumed):
+                self.end_pass()
+            else:
+                self.consumed = self._pass_start
+        self._pass_start, self._num_delivered = self.consumed, 0
+        self.serial += 1
+        return self.epoch, self.consumed
+
+    def advance(self, global_samples: int) -> None:
+        """Count a step as consumed.
+
+        Args:
+            global_samples: Its samples over all ranks.
+
+        Raises:
+            UsageError: The epoch has not so many samples left.
+        """
+        left = self._schedule.num_samples - self.consumed
+        if not 0 < global_samples <= left:
+            raise UsageError(
+                f"a step of {global_samples} samples was delivered, and epoch {self.epoch} has {left} left",
+                rank=self._schedule.rank,
+                hint="advance once a step, by its plan's global_samples",
+            )
+        self.consumed += global_samples
+        self._num_delivered += 1
+        if self._num_delivered >= _ENOUGH_STEPS:
+            self._resumed_at = None
+
+    def end_pass(self) -> None:
+        """Go to the start of the next epoch."""
+        self._go_to(self.epoch + 1, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the epoch that was loaded last goes on where it was.
+
+        Args:
+            epoch: Which epoch, from 0.
+        """
+        resumed_at = self._resumed_at if epoch == self.epoch else None
+        self._go_to(epoch, resumed_at or 0)
+        self._resumed_at = resumed_at
+
+    def _go_to(self, epoch: int, consumed: int) -> None:
+        self.epoch, self.consumed = epoch, consumed
+        self._pass_start = self._resumed_at = None
+        self.serial += 1
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the cursor, and what must be the same where it is loaded: a few numbers and words that go into JSON."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+            "global_batch": self._schedule.global_batch,
+            "num_samples": self._schedule.num_samples,
+            "seed": self._seed,
+            "order": self._order.name,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved place.
+
+        Args:
+            state: What ``state_dict`` has returned.
+
+        Raises:
+            DataError: The state belongs to other data or another order, or is damaged; the cursor stays where it was.
+        """
+        self._check(state)
+        self._go_to(state["epoch"], state["consumed"])
+        self._resumed_at = self.consumed
+
+    def _check(self, state: Any) -> None:
+        rank, size = self._schedule.rank, self._schedule.num_samples
+        if not isinstance(state, dict) or state.get("version") != _VERSION:
+            told = state.get("version") if isinstance(state, dict) else type(state).__name__
+            raise DataError(
+                f"this is no state of a sampler that can be read here: version {told!r}, and {_VERSION} is wanted",
+                rank=rank,
+                hint="load what state_dict() has returned, with the rankwise that saved it",
+            )
+        for name, own, hint in (
+            ("num_samples", size, "take the same data set, or begin an epoch anew with set_epoch"),
+            ("seed", self._seed, "give the sampler the seed of the state"),
+            ("order", self._order.name, "give the sampler the shuffle, weights, lengths of the state, and with lengths its global batch"),
+        ):  # fmt: skip
+            if state.get(name) != own:
+                raise DataError(
+                    f"the state was saved with {name} {state.get(name)!r}, and this sampler has {own!r}",
+                    rank=rank,
+                    hint=hint,
+                )
+        epoch, consumed = state.get("epoch"), state.get("consumed")
+        if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed <= size:
+            raise DataError(
+                f"the state says epoch {epoch!r} and {consumed!r} of {size} samples consumed",
+                rank=rank,
+                hint="the state is damaged: load an older one",
+            )

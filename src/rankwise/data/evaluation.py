@@ -1,0 +1,167 @@
+"""Evaluates a model on all ranks: every sample is counted once, and no rank waits for another that has no batch left.
+
+torch's DistributedSampler repeats samples until the ranks have equally many, and a metric then counts these twice. Here the ranks
+share what is there: they run the same number of batches, some of them smaller or empty, and add up sums.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwise.base.errors import RankwiseError, UsageError
+from rankwise.data.loader import DataLoader
+from rankwise.data.splitting import find_own_splitting, is_stream
+from rankwise.data.tally import Tally
+from rankwise.data.world import find_world
+from rankwise.runtime.context import find_current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from rankwise.runtime.context import RankContext
+
+
+def evaluate(  # noqa: PLR0913 - most calls give four
+    model: nn.Module,
+    dataset: Any,
+    metrics: Mapping[str, Any],
+    *,
+    batch_size: int,
+    predict: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    device: str | torch.device | None = None,
+    ctx: RankContext | None = None,
+) -> dict[str, float]:
+    """Run a model over a data set on all ranks, and return metrics as if one process had seen every sample once.
+
+    The model is taken out of DistributedDataParallel and put into evaluation mode, without gradients; afterwards all is as before.
+    A rank whose samples have run out skips its forward passes, unless the model's parameters are sharded over the ranks:
+    then its forwards are collectives, and it takes batches of none.
+
+    Args:
+        model: The same on all ranks.
+        dataset: As for ``DataLoader``. One that can only be iterated is read by every rank, and shared out.
+        metrics: By name: those of ``rankwise.data.metrics``, one of your own, or of torchmetrics.
+        batch_size: Samples of one forward pass of a rank.
+        predict: Takes the model and a batch; returns outputs and targets for the metrics. None: a batch is a pair of
+            inputs and targets, and the model takes the inputs.
+        collate_fn: Makes a batch of a list of samples.
+        num_workers: Processes that load, for each rank.
+        device: Where batches go; None: where the model is.
+        ctx: Who the ranks are; None: the job that ``init()`` has joined, or none.
+
+    Returns:
+        A number for each metric, equal on all ranks; of a metric with several results, one for each ``"name/result"``.
+
+    Raises:
+        DataError: There is no sample at all, or a sample or batch is None.
+        UsageError: Outputs, targets or arguments that a metric can't work with; says what they are.
+        CollectiveError: The ranks evaluate different data or metrics.
+
+    Collective: every rank, with the same data set and metrics. The sums take one all-reduce at the end; a minimum or a
+    maximum one more, and torchmetrics what it takes.
+    """
+    ctx = ctx or find_current()
+    bare = unwrap(model)
+    where = torch.device(device) if device is not None else _find_device(bare, ctx)
+    loader = _make_loader(
+        dataset, batch_size, ctx, collate_fn=collate_fn, num_workers=num_workers, device=where
+    )
+    tally, is_sharded = Tally(metrics, where, ctx), _is_sharded(bare)
+    predict = predict or _predict_pair
+    try:
+        with _evaluating(bare):
+            for step in loader.steps():
+                for batch in step:
+                    if step.num_samples or is_sharded:
+                        outputs, targets = _unpack(predict(bare, batch))
+                        if step.num_samples:
+                            tally.add(outputs, targets, step.num_samples)
+        return tally.conclude()
+    except RankwiseError as error:
+        if error.rank is None and ctx is not None:
+            error.rank = ctx.rank
+        raise
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel, compiled or not: its forward would exchange buffers."""
+    inner = getattr(model, "_orig_mod", model)
+    while isinstance(inner, DistributedDataParallel):
+        model = inner = inner.module
+    return model
+
+
+def _make_loader(dataset: Any, batch_size: int, ctx: RankContext | None, **options: Any) -> DataLoader:
+    if type(batch_size) is not int or batch_size < 1:
+        raise UsageError(f"batch_size={batch_size!r}", hint="batch_size is a whole number, 1 or more")
+    world_size = ctx.world_size if ctx is not None else find_world()[0]
+    if ctx is None and world_size > 1:
+        raise UsageError(
+            f"evaluate: {world_size} ranks that rankwise has not brought together can't add up their sums here",
+            hint="call `rankwise.init()` in the place of init_process_group()",
+        )
+    if not is_stream(dataset):
+        return DataLoader(dataset, global_batch=batch_size * world_size, shuffle=False, ctx=ctx, **options)
+    asked = find_own_splitting(dataset, by_rank=True)
+    if asked is not None:
+        raise UsageError(
+            f"{type(dataset).__name__} asks for {asked} in its __iter__, as if to give each rank another part: then ranks can't share it out",
+            hint="evaluate a data set that is the same on every rank",
+        )
+    return DataLoader(dataset, global_batch=batch_size * world_size, split="stride", ctx=ctx, **options)
+
+
+def _find_device(model: nn.Module, ctx: RankContext | None) -> torch.device:
+    first = next(model.parameters(), None)
+    if first is not None:
+        return torch.device(first.device)
+    return ctx.device if ctx is not None else torch.device("cpu")
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Tell whether a forward pass is a collective: FSDP2 and tensor parallel have DTensors, FSDP1 wraps modules."""
+    return any(hasattr(one, "full_tensor") and hasattr(one, "to_local") for one in model.parameters()) or any(
+        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and each module's own mode again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        # Not inference_mode: what a module keeps from it, a table of positions say, could never be trained with again.
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def _predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
+        raise UsageError(
+            f"evaluate: a batch is a {type(batch).__name__}{size}, and not a pair of inputs and targets",
+            hint="pass predict=lambda model, batch: (outputs, targets)",
+        )
+    inputs, targets = batch
+    return model(inputs), targets
+
+
+def _unpack(given: Any) -> tuple[Any, Any]:
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise UsageError(
+            f"evaluate: predict returned a {type(given).__name__}, and not a pair of outputs and targets",
+            hint="return (outputs, targets)",
+        )
+    outputs, targets = given
+    return outputs, targets

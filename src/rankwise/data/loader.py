@@ -1,0 +1,246 @@
+"""Loads the batches of each rank so that a job gives the same samples at every step, at any number of ranks and workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.utils.data import default_collate
+
+from rankwise.base.errors import UsageError
+from rankwise.data.batches import Packing
+from rankwise.data.map_passes import MapPasses
+from rankwise.data.map_reader import MapReader
+from rankwise.data.peers import Peers
+from rankwise.data.pipeline import Pipeline
+from rankwise.data.sampler import GlobalBatchSampler
+from rankwise.data.splitting import check_map_options, check_stream_options, choose_split, is_stream
+from rankwise.data.stream_cursor import StreamCursor
+from rankwise.data.stream_passes import StreamPasses
+from rankwise.data.stream_reader import Dealing, StreamReader
+from rankwise.data.world import find_world
+from rankwise.runtime.context import find_current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rankwise.data.steps import Step
+    from rankwise.data.stream_reader import Split
+    from rankwise.runtime.context import RankContext
+
+
+@final
+class DataLoader:
+    """Iterates over this rank's batches, on its device; ``steps()`` groups them into optimizer steps.
+
+    Step k of an epoch holds the same samples at any number of ranks, workers and micro-batches, and every sample comes
+    once. All ranks have the same number of batches: where a short last step has fewer samples than ranks, some get a
+    batch of none, with tensors of size 0, so that they take part in every collective.
+
+    With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each sample is
+    read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as they
+    were. A data set's ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only.
+
+    A data set that can only be iterated is split as ``split`` says. ``"stride"``, the default: every worker of every rank reads
+    the whole stream, and keeps its share; the same order at any number of ranks. ``"shard"``: each worker reads
+    ``dataset.shard(num_shards=..., index=...)``. ``"dataset"``: the data set gives each worker a part by itself. With the last two, ranks
+    agree before each step whether any has samples left.
+
+    Args:
+        dataset: With ``__getitem__`` and ``__len__``, or with ``__iter__``. Its ``set_epoch`` is called, if it has one.
+        global_batch: Samples of one optimizer step over all ranks.
+        micro_batch: Most samples of one forward pass of a rank; None: all that it has of a step.
+        shuffle: Shuffle anew in each epoch; None: yes, unless the data set can only be iterated.
+        seed: Seed of order and samples, the same on all ranks.
+        drop_last: Leave out the last step of an epoch if it is not full.
+        drop_none: Leave out samples that are None. The ranks then tell each other at each step how many are left.
+        weights: As for ``GlobalBatchSampler``, and so are the three that follow.
+        num_samples: With weights: samples of an epoch.
+        replacement: With weights: whether a sample may come twice in an epoch.
+        lengths: Put samples of like length into the same step.
+        num_workers: Processes that load; 0: the training process itself. SIGTERM and SIGUSR1 from outside end none of them.
+        collate_fn: Makes a batch of a list of samples.
+        device: Where batches go; None: the job's device.
+        pin_memory: Whether workers' batches go through pinned memory; None: if the device is CUDA.
+        prefetch_factor: Batches that each worker loads ahead; None: 2.
+        persistent_workers: Keep the workers from epoch to epoch.
+        multiprocessing_context: How workers are started: "fork", "spawn", "forkserver".
+        worker_init_fn: Called in each worker with its number.
+        timeout_s: Seconds to wait for a batch from a worker; 0: without end.
+        sample_seeds: Seed each sample.
+        split: Who reads what of a data set that can only be iterated: "stride", "shard", "dataset".
+        ctx: Who the ranks are; None: the job that ``init()`` has joined, or none.
+
+    Attributes:
+        sampler: Which sample is where, and the cursor; None for a data set that can only be iterated.
+        device: Where batches go.
+
+    Raises:
+        UsageError: Arguments that can't be meant so; says what to do.
+        DataError: While iterating: a sample or batch is None, or ranks don't read the same stream.
+        CollectiveError: While iterating: the ranks hold different data, seeds or places; says who holds what.
+
+    Collective: every rank iterates, the same number of batches: each pass begins with a small exchange.
+    """
+
+    def __init__(  # noqa: PLR0913 - torch's names, and most users give three
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        micro_batch: int | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        drop_none: bool = False,
+        weights: Any = None,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        lengths: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        device: str | torch.device | None = None,
+        pin_memory: bool | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        timeout_s: float = 0,
+        sample_seeds: bool = True,
+        split: Split | None = None,
+        ctx: RankContext | None = None,
+    ) -> None:
+        ctx = ctx or find_current()
+        world_size, rank = (ctx.world_size, ctx.rank) if ctx is not None else find_world()
+        self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)
+        self.device = torch.device(device or (ctx.device if ctx is not None else "cpu"))
+        self.sampler: GlobalBatchSampler | None = None
+        packing = Packing(collate=collate_fn or default_collate, drops_none=drop_none)
+        load = partial(
+            Pipeline, device=self.device, rank=rank, seed=seed, num_workers=num_workers, pin_memory=pin_memory,
+            worker_init_fn=worker_init_fn, timeout=timeout_s, multiprocessing_context=multiprocessing_context,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+        )  # fmt: skip
+        drawn = {"weights": weights, "num_samples": num_samples, "lengths": lengths}
+        self._passes: MapPasses | StreamPasses
+        if is_stream(dataset):
+            chosen = choose_split(dataset, split, num_workers=num_workers)
+            check_stream_options(chosen, drop_last=drop_last, shuffle=shuffle, **drawn)
+            self._check_reach(f"split={chosen!r}", is_needed=chosen != "stride")
+            dealing = Dealing(
+                split=chosen, rank=rank, world_size=world_size, num_shards=max(1, num_workers),
+                global_batch=global_batch, micro_batch=micro_batch, drops_last=drop_last,
+                # One stream for all must draw the same everywhere, whether the user cares for seeds or not.
+                seed=seed if sample_seeds or chosen == "stride" else None,
+            )  # fmt: skip
+            pipeline = load(StreamReader(dataset, packing, dealing))
+            self._passes = StreamPasses(StreamCursor(dealing, seed), dealing, pipeline, self._peers, dataset)
+        else:
+            check_map_options(split=split)
+            self._check_reach("drop_none=True", is_needed=drop_none)
+            self.sampler = GlobalBatchSampler(
+                dataset, global_batch=global_batch, micro_batch=micro_batch, shuffle=shuffle is not False,
+                seed=seed, drop_last=drop_last, replacement=replacement, num_replicas=world_size, rank=rank, **drawn,
+            )  # fmt: skip
+            pipeline = load(MapReader(dataset, packing, seed=seed if sample_seeds else None))
+            self._passes = MapPasses(
+                self.sampler, pipeline, self._peers, drops_none=drop_none, draws_twice=weights is not None
+            )
+
+    def _check_reach(self, what: str, *, is_needed: bool) -> None:
+        if is_needed and self._peers.world_size > 1 and not self._peers.are_reached:
+            raise UsageError(
+                f"{what} with {self._peers.world_size} ranks: they must tell each other how many samples they have",
+                rank=self._peers.rank,
+                hint="call `rankwise.init()` before you make the loader",
+            )
+
+    # ------------------------------------------------------------------------ iterating
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass and yield this rank's batches; those of several micro-batches one after the other."""
+        for step in self.steps():
+            yield from step
+
+    def steps(self) -> Iterator[Step]:
+        """Begin a pass and yield its optimizer steps, each with its micro-batches.
+
+        A pass begins where a loaded state says, else at the start of the epoch, and its end goes on to the next epoch. A
+        pass that was left early is over, unless at most one step had been delivered.
+
+        Returns:
+            An iterator over the steps of this rank.
+
+        Collective: every rank, and all of them the same way.
+        """
+        return self._passes.steps()
+
+    def __len__(self) -> int:
+        """Return how many batches a whole epoch has, the same on every rank.
+
+        Raises:
+            TypeError: The data set can only be iterated.
+        """
+        number = self._passes.count_batches()
+        if number is None:
+            raise TypeError(
+                f"a {type(self.dataset).__name__} can only be iterated, and nobody knows how many batches it gives"
+            )
+        return number
+
+    # --------------------------------------------------------------------------- epochs
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._passes.epoch
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Yield the epochs that are left, from the current one on: ``for epoch in loader.epochs(10)``.
+
+        Args:
+            num_epochs: How many the whole training has.
+
+        Yields:
+            The number of the epoch; what the loop's body iterates belongs to it.
+        """
+        while self.epoch < num_epochs:
+            epoch = self.epoch
+            self.set_epoch(epoch)
+            yield epoch
+            if self.epoch == epoch:  # the body left its pass early, or made none
+                self._passes.end_pass()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the epoch of a state that was just loaded goes on where it was.
+
+        Nobody needs to call it: passes follow each other by themselves.
+
+        Args:
+            epoch: Which epoch, from 0.
+        """
+        self._passes.set_epoch(epoch)
+
+    # ---------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the batch that the loop has got last; what workers have read ahead does not count.
+
+        A step of several micro-batches counts with its last one. The state is the same on all ranks; with
+        ``split="shard"`` or ``"dataset"`` each rank has its own.
+        """
+        return self._passes.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a saved place, with any number of ranks and workers.
+
+        With ``split="shard"`` or ``"dataset"``: with the same numbers, each rank with its own state.
+
+        Args:
+            state: What ``state_dict`` has returned.
+
+        Raises:
+            DataError: It was saved for other data, another seed or order, or other numbers where these must be the same.
+        """
+        self._passes.load_state_dict(state)

@@ -1,0 +1,117 @@
+"""Reads the samples of one micro-batch from a data set with ``__getitem__``; stands in each worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from torch.utils.data import get_worker_info
+
+from rankwise.base.errors import DataError
+from rankwise.data.batches import Packing, Parcel, leave_note
+from rankwise.data.seeding import kept_generators, seed_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: To make a batch of none, a sample is needed; so many are tried before it is said that there is none.
+_MOST_TRIED = 100
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapTicket:
+    """A micro-batch to read.
+
+    Attributes:
+        epoch: Of which epoch.
+        indices: Its samples; perhaps none.
+        places: Where each stands in the epoch, if a sample may come twice; else None.
+        other: A sample of the same step that some rank has: an empty batch is made after it.
+    """
+
+    epoch: int
+    indices: list[int]
+    places: tuple[int, ...] | None = None
+    other: int | None = None
+
+
+@final
+class MapReader:
+    """The data set as torch's DataLoader sees it: one request, one parcel.
+
+    Args:
+        dataset: The user's.
+        packing: How samples become a batch.
+        seed: Seeds each sample by (seed, epoch, index); None: not at all.
+    """
+
+    def __init__(self, dataset: Any, packing: Packing, *, seed: int | None) -> None:
+        self._dataset, self._packing, self._seed = dataset, packing, seed
+        self._epoch: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, ticket: MapTicket) -> Parcel:
+        """Read one micro-batch; torch calls this by its own protocol for reading several samples at once."""
+        try:
+            if self._seed is None or get_worker_info() is not None:
+                return self._read(ticket)
+            with kept_generators():
+                return self._read(ticket)
+        except DataError as error:
+            # By hand: torch would wrap it into text, and nobody could read hint and rank from it.
+            return Parcel([], [], fault=(error.message, error.hint or ""))
+
+    def _read(self, ticket: MapTicket) -> Parcel:
+        if ticket.epoch != self._epoch:
+            self._epoch = ticket.epoch
+            tell_epoch(self._dataset, ticket.epoch)
+        samples = self._packing.sift(self._fetch(ticket), ticket.indices)
+        if samples:
+            return Parcel([self._packing.pack(samples, ticket.indices)], [len(samples)])
+        return Parcel([self._packing.pack_empty(self._find_any(ticket))], [0])
+
+    def _fetch(self, ticket: MapTicket) -> Sequence[Any]:
+        indices = ticket.indices
+        if self._seed is None and indices and getattr(self._dataset, "__getitems__", None):
+            try:
+                several: Sequence[Any] = self._dataset.__getitems__(indices)
+            except Exception as error:
+                leave_note(error, f"while reading samples {indices} of the data set, in epoch {ticket.epoch}")
+                raise
+            return several
+        places: Sequence[int | None] = ticket.places or [None] * len(indices)
+        return [self._fetch_one(ticket.epoch, *pair) for pair in zip(indices, places, strict=True)]
+
+    def _fetch_one(self, epoch: int, index: int, place: int | None) -> Any:
+        if self._seed is not None:
+            # A sample that weights draw several times in an epoch is augmented in several ways.
+            path = (epoch, index) if place is None else (epoch, index, place)
+            seed_for(self._seed, "sample", *path)
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            leave_note(error, f"while reading sample {index} of the data set, in epoch {epoch}")
+            raise
+
+    def _find_any(self, ticket: MapTicket) -> Any:
+        first = ticket.indices[0] if ticket.other is None else ticket.other
+        size = len(self._dataset)
+        tried = [(first + step) % size for step in range(min(size, _MOST_TRIED))]
+        for index in tried:
+            sample = self._fetch_one(ticket.epoch, index, None)
+            if sample is not None:
+                return sample
+        raise DataError(
+            f"all of the {len(tried)} samples from {first} on are None, and an empty batch must look like some sample",
+            hint="look why the data set drops everything there",
+        )
+
+
+def tell_epoch(dataset: Any, epoch: int) -> None:
+    """Call the data set's own ``set_epoch`` if it has one."""
+    told = getattr(dataset, "set_epoch", None)
+    if callable(told):
+        told(epoch)

@@ -1,0 +1,115 @@
+"""torch's DataLoader, as the engine below ours: tickets go in, parcels come out in the same order, on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+from rankwise.base.errors import DataError, UsageError
+from rankwise.data.prefetch import bring
+from rankwise.data.workers import make_start
+from rankwise.runtime.rng import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rankwise.data.batches import Parcel
+
+
+@final
+class Pipeline:
+    """Workers, pinned memory and the way to the device.
+
+    Args:
+        reader: What makes a parcel of a ticket; a data set in torch's eyes.
+        device: Where batches go.
+        rank: This rank.
+        seed: The loader's.
+        num_workers: As in torch.
+        pin_memory: As in torch; None: if the device is CUDA.
+        worker_init_fn: As in torch.
+        multiprocessing_context: As in torch.
+        **options: More of torch's.
+
+    Raises:
+        UsageError: torch refuses the options.
+    """
+
+    def __init__(
+        self,
+        reader: Any,
+        *,
+        device: torch.device,
+        rank: int,
+        seed: int,
+        num_workers: int,
+        pin_memory: bool | None,
+        worker_init_fn: Callable[[int], Any] | None,
+        multiprocessing_context: Any,
+        **options: Any,
+    ) -> None:
+        self.device, self._rank, self._seed = device, rank, seed
+        self._tickets = _Tickets()
+        # Workers' seeds come from here and not from the training process's generator: dropout would change with it.
+        self._generator = torch.Generator()
+        start = None
+        try:
+            if num_workers > 0:
+                start = make_start(self, worker_init_fn, multiprocessing_context)
+            self._loader = TorchLoader(
+                reader,
+                batch_sampler=self._tickets,
+                collate_fn=_as_it_is,
+                num_workers=num_workers,
+                pin_memory=device.type == "cuda" if pin_memory is None else pin_memory,
+                worker_init_fn=start,
+                multiprocessing_context=multiprocessing_context,
+                generator=self._generator,
+                **options,
+            )
+        except ValueError as error:
+            raise UsageError(f"DataLoader: {error}", rank=rank) from None
+
+    def start(self, make_tickets: Callable[[], Iterator[Any]], epoch: int) -> Iterator[Parcel]:
+        """Begin a pass.
+
+        Args:
+            make_tickets: Gives what to read, in order; may be endless. It must hold nothing that holds this pipeline:
+                torch's iterator ends its workers at once if its last reference goes, but takes 5 s for each if the
+                garbage collector finds it, which has closed the queues to the workers before.
+            epoch: Which epoch, for the workers' seeds.
+
+        Returns:
+            A parcel for each ticket; workers read ahead.
+
+        Raises:
+            DataError: While iterating: what a reader has found wrong.
+        """
+        self._tickets.make = make_tickets
+        self._generator.manual_seed(derive_seed(self._seed, "workers", epoch, self._rank))
+        return bring(self._check(iter(self._loader)), self.device)
+
+    def _check(self, parcels: Iterator[Parcel]) -> Iterator[Parcel]:
+        for parcel in parcels:
+            if parcel.fault is not None:
+                message, hint = parcel.fault
+                raise DataError(message, rank=self._rank, hint=hint or None)
+            yield parcel
+
+
+@final
+class _Tickets:
+    """Stands where torch wants a batch sampler: what it yields is handed to a reader as it is."""
+
+    def __init__(self) -> None:
+        self.make: Callable[[], Iterator[Any]] = lambda: iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make()
+
+
+def _as_it_is(parcel: Parcel) -> Parcel:
+    """Stand where torch wants a collate function; the reader has called the user's."""
+    return parcel

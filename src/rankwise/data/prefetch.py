@@ -1,0 +1,80 @@
+"""Copies the next batch to the device while the model works on this one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rankwise.runtime.nested import flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rankwise.data.batches import Parcel
+
+
+def bring(parcels: Iterable[Parcel], device: torch.device) -> Iterator[Parcel]:
+    """Yield the parcels with their batches on the device.
+
+    Args:
+        parcels: From the workers; on CUDA best in pinned memory, from which a copy needs nobody to wait.
+        device: Where to; nothing is copied to the CPU.
+
+    Yields:
+        Each parcel, one behind what was read.
+    """
+    if device.type == "cpu":
+        yield from parcels
+    elif device.type == "cuda":
+        yield from _bring_beside(parcels, device)
+    else:
+        for parcel in parcels:
+            yield move(parcel, device)
+
+
+def _bring_beside(parcels: Iterable[Parcel], device: torch.device) -> Iterator[Parcel]:
+    """Copy on a stream of its own, one parcel ahead."""
+    beside = torch.cuda.Stream(device)
+    waiting: tuple[Parcel, torch.cuda.Event] | None = None
+    for parcel in parcels:
+        with torch.cuda.stream(beside):
+            copied = move(parcel, device)
+            done = beside.record_event()
+        if waiting is not None:
+            yield _take_over(*waiting, device)
+        waiting = copied, done
+    if waiting is not None:
+        yield _take_over(*waiting, device)
+
+
+def _take_over(parcel: Parcel, done: torch.cuda.Event, device: torch.device) -> Parcel:
+    """Let the current stream wait for the copy, and the memory's owner know that it is used there."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(done)
+    for _, leaf in flatten([parcel.batches, parcel.empty]):
+        if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
+            # Else the allocator may give it to the next copy as soon as Python lets go of it, while kernels still read.
+            leaf.record_stream(current)
+    return parcel
+
+
+def move(parcel: Parcel, device: torch.device) -> Parcel:
+    """Return the parcel with the tensors of its batches on the device."""
+    batches, empty = move_tree([parcel.batches, parcel.empty], device)
+    return parcel._replace(batches=batches, empty=empty)
+
+
+def move_tree(tree: Any, device: torch.device) -> Any:
+    """Return nested containers with their tensors on the device; what has a ``to`` of its own is asked to go."""
+    leaves = [leaf for _, leaf in flatten(tree)]
+    return unflatten(tree, [_send(leaf, device) for leaf in leaves])
+
+
+def _send(leaf: Any, device: torch.device) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.to(device, non_blocking=True)
+    if hasattr(leaf, "to") and callable(leaf.to):
+        return leaf.to(device)
+    return leaf

@@ -1,0 +1,391 @@
+"""Deal the samples of an epoch out to the ranks, a global batch at a time, from one cursor that all ranks share.
+
+Step k holds the samples at positions kB to (k+1)B of the epoch's order, whatever the number of ranks, of workers or of
+micro-batches; these only decide who computes which of them. So the cursor is two numbers, epoch and samples consumed,
+and a job may go on from it with another number of ranks.
+
+A batch counts as consumed when the training loop has got it, not when a worker has been told to load it:
+
+- iterating the sampler itself counts what it hands out;
+- ``track(loader)`` counts what comes out of a torch DataLoader that has this sampler as ``batch_sampler``;
+- whoever draws ahead by other means takes ``draw`` or ``draw_steps``, which count nothing, and calls ``advance``.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.utils.data import Sampler
+
+from rankwise.base.errors import DataError, UsageError
+from rankwise.data.cursor import Cursor
+from rankwise.data.orders import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
+from rankwise.data.schedule import Schedule, StepPlan
+from rankwise.data.world import find_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sized
+
+#: Indices are computed in blocks: the first is small, as someone waits for it; later ones make each step cheap, and stay
+#: below what torch gives to several threads, which would disturb the training more than they help.
+_FIRST_BLOCK, _LAST_BLOCK = 1 << 10, 3 << 13
+
+
+@final
+class GlobalBatchSampler(Sampler):  # type: ignore[misc]
+    """Yields the indices of this rank's batches; step k holds the same samples at any number of ranks.
+
+    Every sample comes once an epoch (with weights: as drawn), also when neither the number of ranks nor the global batch
+    divides the number of samples. Every rank yields the same number of lists; where a step has fewer samples than ranks,
+    some of these are empty. Each pass is an epoch, and the next one follows by itself; ``set_epoch`` may be called too.
+
+    A pass that was left early is over, and the next begins the next epoch, unless at most one step had been
+    delivered: then someone only looked, and the next begins where that one did.
+
+    Args:
+        dataset: The data set, or the number of its samples.
+        global_batch: Samples of one optimizer step over all ranks.
+        micro_batch: Most samples of one forward pass of a rank; None: all that it has of a step.
+        shuffle: Shuffle anew in each epoch.
+        seed: The order's seed, the same on all ranks.
+        drop_last: Leave out the last step of an epoch if it is not full.
+        weights: Draw by chance, each sample in proportion to its weight; it replaces ``shuffle``.
+        num_samples: With weights: samples of an epoch; None: as many as the data set has.
+        replacement: With weights: whether a sample may come twice in an epoch.
+        lengths: Put samples of like length into the same step; each rank gets its part of the short and the long ones.
+        num_replicas: Ranks that share the data; None: the job's.
+        rank: Which of them this is; None: the job's.
+
+    Attributes:
+        schedule: How an epoch is cut into steps.
+        order: In which order it shows its samples.
+        seed: The order's seed.
+
+    Raises:
+        UsageError: The arguments can't be meant so, or the environment tells of several ranks and no job was joined.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a fact of its own, and most users give two
+        self,
+        dataset: Sized | int,
+        *,
+        global_batch: int,
+        micro_batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        weights: Any = None,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        lengths: Any = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self.num_replicas, self.rank = find_world(num_replicas, rank)
+        self.global_batch = _check_number("global_batch", global_batch)
+        self.micro_batch = None if micro_batch is None else _check_number("micro_batch", micro_batch)
+        self.drop_last, self.seed = drop_last, _check_number("seed", seed, least=None)
+        size = count_samples(dataset)
+        self.order: Order
+        if weights is not None:
+            _refuse("weights", lengths=lengths is not None)
+            _check_one_each("weights", weights, size)
+            wanted = size if num_samples is None else _check_number("num_samples", num_samples)
+            self.order = WeightedOrder(weights, wanted, self.seed, replacement=replacement)
+        else:
+            _refuse("no weights", num_samples=num_samples is not None, replacement=not replacement)
+            self.order = ShuffledOrder(size, self.seed) if shuffle else SequentialOrder(size)
+        if lengths is not None:
+            _refuse("lengths", shuffle=not shuffle)
+            _check_one_each("lengths", lengths, size)
+            self.order = LengthGroupedOrder(lengths, self.global_batch, self.seed)
+        self.num_samples = self.order.num_samples
+        if drop_last and 0 < self.num_samples < self.global_batch:
+            raise UsageError(
+                f"drop_last with {self.num_samples} samples and a global batch of {self.global_batch}: no step is left",
+                rank=self.rank,
+                hint="take a smaller global batch, or drop_last=False",
+            )
+        self.schedule = Schedule(
+            num_samples=self.num_samples,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            drop_last=drop_last,
+            num_replicas=self.num_replicas,
+            rank=self.rank,
+        )
+        self._cursor = Cursor(self.schedule, self.order, self.seed)
+        self._is_tracked = False
+
+    # ------------------------------------------------------------- what an epoch holds
+
+    @property
+    def num_steps(self) -> int:
+        """Global steps of a whole epoch."""
+        return self.schedule.count_steps()
+
+    def __len__(self) -> int:
+        """Return how many lists a whole epoch yields on each rank."""
+        return self.schedule.count_micro_batches()
+
+    def count_steps(self, consumed: int = 0) -> int:
+        """Return how many global steps an epoch still has.
+
+        Args:
+            consumed: Samples of it that are done, over all ranks.
+        """
+        return self.schedule.count_steps(consumed)
+
+    def plan(self, step: int, *, consumed: int = 0) -> StepPlan:
+        """Say what a step holds, without computing which samples these are.
+
+        Args:
+            step: Which step, counted from ``consumed``.
+            consumed: Where the counting begins, in samples of the epoch.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: There is no such step.
+        """
+        return self.schedule.plan(step, consumed)
+
+    # ------------------------------------------------------------------------- drawing
+
+    def draw(self, epoch: int, consumed: int = 0) -> Iterator[list[int]]:
+        """Yield the lists of this rank from any place of any epoch, and leave the cursor where it is.
+
+        Args:
+            epoch: Which epoch.
+            consumed: Samples of it to leave out, over all ranks.
+
+        Yields:
+            Indices of one micro-batch, or of the whole step without ``micro_batch``; perhaps none.
+        """
+        for _, micro_batches in self.draw_steps(epoch, consumed):
+            yield from micro_batches
+
+    def draw_steps(self, epoch: int, consumed: int = 0) -> Iterator[tuple[StepPlan, list[list[int]]]]:
+        """Yield step by step what ``draw`` yields flat, each with its plan.
+
+        Args:
+            epoch: Which epoch.
+            consumed: Samples of it to leave out, over all ranks.
+
+        Yields:
+            The plan, and the lists of this rank's micro-batches.
+        """
+        num_steps, num_full = self.count_steps(consumed), (self.num_samples - consumed) // self.global_batch
+        step, size = 0, _FIRST_BLOCK
+        while step < num_steps:
+            first = self.plan(step, consumed=consumed)
+            fitting = max(1, size // max(1, first.num_samples))
+            rows = self._take(epoch, first, num_steps=min(fitting, num_full - step) if step < num_full else 1)
+            for number, indices in enumerate(rows):
+                plan = self.plan(step + number, consumed=consumed) if number else first
+                yield plan, _cut(indices, plan.micro_sizes)
+            step, size = step + len(rows), min(2 * size, _LAST_BLOCK)
+
+    def _take(self, epoch: int, first: StepPlan, *, num_steps: int) -> list[list[int]]:
+        """Return this rank's indices in each of some steps of the same size."""
+        starts = first.start + self.global_batch * torch.arange(num_steps, device="cpu")
+        # Every num_replicas-th sample: where they are sorted by length, each rank has its part of all lengths.
+        inside = torch.arange(first.global_samples, device="cpu")[self.rank :: self.num_replicas]
+        positions = (starts[:, None] + inside).flatten()
+        rows: list[list[int]] = self.order.take(epoch, positions).view(num_steps, len(inside)).tolist()
+        return rows
+
+    # -------------------------------------------------------------------------- passes
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the cursor is."""
+        return self._cursor.epoch
+
+    @property
+    def consumed(self) -> int:
+        """Samples of the epoch that were delivered, over all ranks."""
+        return self._cursor.consumed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch, as the usual loop does before each pass.
+
+        Right after ``load_state_dict`` the loaded epoch goes on where it was, so that
+        ``for epoch in range(sampler.epoch, num_epochs)`` loses nothing.
+
+        Args:
+            epoch: Which epoch, from 0.
+
+        Raises:
+            UsageError: It is no number of an epoch.
+        """
+        self._cursor.set_epoch(_check_number("epoch", epoch, least=0))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Begin a pass; its lists count as consumed when they are handed out."""
+        if self._is_tracked:
+            return self.draw(self.epoch, self.consumed)
+        epoch, consumed = self.begin_pass()
+        return self._count(self.draw(epoch, consumed), consumed)
+
+    def track(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Begin a pass over a torch DataLoader whose ``batch_sampler`` this is, and count what comes out of it.
+
+        Its workers draw ahead: without this the cursor would count what they have been told to load.
+
+        Args:
+            loader: The DataLoader.
+
+        Returns:
+            An iterator over the loader's batches.
+
+        Raises:
+            UsageError: The loader has another batch sampler.
+            DataError: While iterating: it gave more or fewer batches than the sampler has lists.
+        """
+        theirs: object = getattr(loader, "batch_sampler", None)
+        if theirs is not self:
+            raise UsageError(
+                f"this {type(loader).__name__} has another batch_sampler: its batches can't be counted here",
+                rank=self.rank,
+                hint="make it with DataLoader(dataset, batch_sampler=sampler)",
+            )
+        _, consumed = self.begin_pass()
+        self._is_tracked = True
+        try:
+            batches: Iterator[Any] = iter(loader)
+        finally:
+            self._is_tracked = False
+        return self._count(batches, consumed)
+
+    def _count(self, batches: Iterator[Any], consumed: int) -> Iterator[Any]:
+        """Return an iterator over a pass that moves the cursor with what it hands out."""
+        serial = self._cursor.serial
+
+        def run() -> Iterator[Any]:
+            for step in range(self.count_steps(consumed)):
+                plan = self.plan(step, consumed=consumed)
+                for left in reversed(range(len(plan.micro_sizes))):
+                    batch = next(batches, self)
+                    if batch is self:
+                        raise self._miscounted("has ended", plan)
+                    # A pass that another one has replaced must not move the other's cursor.
+                    if left == 0 and serial == self._cursor.serial:
+                        self.advance(plan.global_samples)
+                    yield batch
+            # Asked once more, a loader ends, and with it its workers.
+            if next(batches, self) is not self:
+                raise self._miscounted("goes on", None)
+            if serial == self._cursor.serial:
+                self.end_pass()
+
+        return run()
+
+    def _miscounted(self, what: str, plan: StepPlan | None) -> DataError:
+        where = "after its last step" if plan is None else f"before step {plan.index} was whole"
+        return DataError(
+            f"the loader {what} {where}: an epoch has {len(self)} batches of this rank",
+            rank=self.rank,
+            hint="it must yield one batch for each list of the sampler: make it with DataLoader(dataset, batch_sampler=sampler)",
+        )
+
+    def begin_pass(self) -> tuple[int, int]:
+        """Begin a pass: where the cursor is, or after what the pass before has left.
+
+        Returns:
+            Epoch and consumed samples at which it begins.
+        """
+        return self._cursor.begin_pass()
+
+    def advance(self, global_samples: int) -> None:
+        """Count a step as consumed: the training loop has got the last batch of it.
+
+        Args:
+            global_samples: Its samples over all ranks.
+
+        Raises:
+            UsageError: The epoch has not so many samples left.
+        """
+        self._cursor.advance(global_samples)
+
+    def end_pass(self) -> None:
+        """Go to the start of the next epoch: the loop has asked for more than there was."""
+        self._cursor.end_pass()
+
+    # --------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the cursor: a few numbers that are the same on all ranks and go into JSON.
+
+        In the loop's body the batch at hand counts as consumed; of a step of several micro-batches, only the last counts.
+        """
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a saved cursor was, with any number of ranks, workers and micro-batches.
+
+        Another global batch is fine too: steps then begin at the first sample that is not consumed. Only an order by
+        length depends on it.
+
+        Args:
+            state: What ``state_dict`` has returned.
+
+        Raises:
+            DataError: The state belongs to other data or another order, or is damaged; the cursor stays where it was.
+        """
+        self._cursor.load_state_dict(state)
+
+
+def count_samples(dataset: Sized | int) -> int:
+    """Return how many samples a data set has.
+
+    Args:
+        dataset: The data set, or the number itself.
+
+    Raises:
+        UsageError: It does not tell.
+    """
+    if isinstance(dataset, int):
+        return _check_number("dataset", dataset, least=0)
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise UsageError(
+            f"a {type(dataset).__name__} does not tell how many samples it has: {error}",
+            hint="give it __len__, or give the number itself; an iterable data set has no sampler",
+        ) from None
+
+
+def _check_number(name: str, value: Any, *, least: int | None = 1) -> int:
+    """Return an argument as a whole number, 1 or more unless ``least`` says otherwise."""
+    bound = "" if least is None else f", {least} or more"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        raise UsageError(f"{name}={value!r}", hint=f"{name} is a whole number{bound}")
+    return number
+
+
+def _check_one_each(name: str, values: Any, size: int) -> None:
+    number = len(values) if hasattr(values, "__len__") else f"a {type(values).__name__} as"
+    if number != size:
+        raise UsageError(
+            f"{number} {name} for {size} samples",
+            hint=f"give a list, array or tensor of {name}, one for each sample",
+        )
+
+
+def _refuse(what: str, **given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{name}= can't go together with {what}", hint="leave one of them out")
+
+
+def _cut(indices: list[int], sizes: tuple[int, ...]) -> list[list[int]]:
+    return [indices[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]

@@ -1,0 +1,103 @@
+"""How an epoch is cut into steps, ranks' shares and micro-batches: arithmetic that needs no sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from rankwise.base.errors import UsageError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one global step holds, known without computing which samples these are.
+
+    Attributes:
+        index: Which step of the epoch, from 0.
+        start: Samples of the epoch that come before it, over all ranks.
+        global_samples: Its samples over all ranks.
+        num_samples: Its samples on this rank.
+        micro_sizes: Samples of each micro-batch of this rank; as many micro-batches on every rank, some may be empty.
+    """
+
+    index: int
+    start: int
+    global_samples: int
+    num_samples: int
+    micro_sizes: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The steps of an epoch, for one rank.
+
+    Attributes:
+        num_samples: Samples of the epoch.
+        global_batch: Samples of one step over all ranks.
+        micro_batch: Most samples of one forward pass of a rank; None: all that it has of a step.
+        drop_last: Whether the last step is left out if it is not full.
+        num_replicas: How many ranks.
+        rank: Which of them.
+    """
+
+    num_samples: int
+    global_batch: int
+    micro_batch: int | None
+    drop_last: bool
+    num_replicas: int
+    rank: int
+
+    def count_steps(self, consumed: int = 0) -> int:
+        """Return how many steps the epoch still has.
+
+        Args:
+            consumed: Samples of it that are done.
+        """
+        left = self.num_samples - consumed
+        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+
+    def count_micro_batches(self) -> int:
+        """Return how many micro-batches a whole epoch has on each rank."""
+        num_full, rest = divmod(self.num_samples, self.global_batch)
+        number = num_full * self._count_micro(self.global_batch)
+        return number + (self._count_micro(rest) if rest and not self.drop_last else 0)
+
+    def plan(self, step: int, consumed: int = 0) -> StepPlan:
+        """Say what a step holds.
+
+        Args:
+            step: Which step, counted from ``consumed``.
+            consumed: Where the counting begins, in samples of the epoch.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: There is no such step.
+        """
+        num_steps = self.count_steps(consumed)
+        if not 0 <= step < num_steps:
+            raise UsageError(
+                f"step {step} was asked for, and {num_steps} steps follow the first {consumed} of {self.num_samples} samples",
+                rank=self.rank,
+                hint="ask for 0 to count_steps(consumed) - 1",
+            )
+        start = consumed + step * self.global_batch
+        global_samples = min(self.global_batch, self.num_samples - start)
+        num_samples = len(range(self.rank, global_samples, self.num_replicas))
+        num_micro = self._count_micro(global_samples)
+        base, extra = divmod(num_samples, num_micro)
+        return StepPlan(
+            # After a change of the global batch the counting may begin inside a step: numbers still grow by one.
+            index=-(-consumed // self.global_batch) + step,
+            start=start,
+            global_samples=global_samples,
+            num_samples=num_samples,
+            micro_sizes=(base + 1,) * extra + (base,) * (num_micro - extra),
+        )
+
+    def _count_micro(self, global_samples: int) -> int:
+        largest = -(-global_samples // self.num_replicas)
+        return -(-largest // self.micro_batch) if self.micro_batch else 1

@@ -1,0 +1,141 @@
+"""Decides who reads what of a data set that can only be iterated, and refuses what can't be right."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, get_args
+
+from torch.utils.data import IterableDataset
+
+from rankwise.base.errors import UsageError
+from rankwise.data.stream_reader import Split
+
+#: What a data set asks for to split itself: by worker, by rank.
+_BY_RANK = "get_rank|get_world_size|RANK|LOCAL_RANK|WORLD_SIZE"
+_ASKED = re.compile(rf"\b(get_worker_info|{_BY_RANK})\b")
+_ASKED_BY_RANK = re.compile(rf"\b({_BY_RANK})\b")
+
+
+def is_stream(dataset: Any) -> bool:
+    """Tell whether a data set can only be iterated.
+
+    Raises:
+        UsageError: It can neither be indexed nor iterated.
+    """
+    if (
+        not isinstance(dataset, IterableDataset)
+        and hasattr(dataset, "__getitem__")
+        and hasattr(dataset, "__len__")
+    ):
+        return False
+    if hasattr(dataset, "__iter__"):
+        return True
+    raise UsageError(
+        f"a {type(dataset).__name__} is no data set: it can neither be indexed nor iterated",
+        hint="give it __getitem__ and __len__, or __iter__",
+    )
+
+
+def is_one_shot(dataset: Any) -> bool:
+    """Tell whether a stream can be read once only: a generator, an open file."""
+    return hasattr(dataset, "__next__")
+
+
+def choose_split(dataset: Any, split: str | None, *, num_workers: int) -> Split:
+    """Return who reads what of a stream.
+
+    Args:
+        dataset: The stream.
+        split: What the user has said, or None.
+        num_workers: The loader's.
+
+    Raises:
+        UsageError: It can't be guessed, or what is said can't work.
+    """
+    name = type(dataset).__name__
+    if is_one_shot(dataset) and (num_workers > 0 or split not in {None, "stride"}):
+        raise UsageError(
+            f"a {name} can be read once, by one process, and there are {num_workers} workers (split={split!r})",
+            hint="give a data set whose __iter__ begins anew each time, or num_workers=0",
+        )
+    can_shard = callable(getattr(dataset, "shard", None))
+    if split is None:
+        asked = find_own_splitting(dataset)
+        if asked is None and not can_shard:
+            return "stride"
+        does = (
+            "can be cut by shard()"
+            if can_shard
+            else f"asks for {asked} in its __iter__, as if to split itself"
+        )
+        own = (
+            "'shard': each worker gets a part of its own"
+            if can_shard
+            else "'dataset': it gives each worker a part"
+        )
+        raise UsageError(
+            f"{name} {does}: who reads what must be said",
+            hint=f"split={own}; or split='stride': every worker reads all of it and keeps its share, in the same order at any number of ranks",
+        )
+    if split not in get_args(Split):
+        raise UsageError(f"split={split!r}", hint=f"one of {', '.join(map(repr, get_args(Split)))}")
+    if split == "shard" and not can_shard:
+        raise UsageError(
+            f"split='shard', and {name} has no shard(num_shards, index)",
+            hint="split='dataset' if it splits itself in __iter__, else 'stride'",
+        )
+    return split  # type: ignore[return-value]
+
+
+def find_own_splitting(dataset: Any, *, by_rank: bool = False) -> str | None:
+    """Return what the data set's ``__iter__`` asks for to split itself, as far as its source tells; else None.
+
+    Args:
+        dataset: The stream.
+        by_rank: Look for splitting by ranks only: where all ranks read one stream, workers are hidden from it.
+    """
+    try:
+        source = inspect.getsource(type(dataset).__iter__)
+    except (OSError, TypeError):  # built in, or made in a notebook that is gone
+        return None
+    found = (_ASKED_BY_RANK if by_rank else _ASKED).search(source)
+    return found[1] if found else None
+
+
+def check_stream_options(split: Split, *, drop_last: bool, shuffle: bool | None, **drawn: Any) -> None:
+    """Refuse what a stream can't do.
+
+    Args:
+        split: Who reads what.
+        drop_last: The loader's.
+        shuffle: The loader's.
+        **drawn: The loader's arguments that choose samples by their index; None where not given.
+
+    Raises:
+        UsageError: One was given.
+    """
+    given = ["shuffle=True"] * bool(shuffle) + [name for name, value in drawn.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"{given[0]} with a data set that can only be iterated: its order is its own",
+            hint="shuffle inside it, as Hugging Face's .shuffle(buffer_size=...) does, or leave the argument out",
+        )
+    if drop_last and split != "stride":
+        raise UsageError(
+            f"drop_last=True with split={split!r}: each worker's part ends by itself, and what is left would be lost",
+            hint="drop_last=False: ranks whose part has ended get empty batches",
+        )
+
+
+def check_map_options(*, split: str | None) -> None:
+    """Refuse what makes no sense for a data set with an index.
+
+    Raises:
+        UsageError: Such a thing was given.
+    """
+    if split is not None:
+        raise UsageError(
+            f"split={split!r} with a data set that has an index",
+            hint="leave it out: its samples are dealt out by their index",
+        )

@@ -1,0 +1,51 @@
+"""One optimizer step as the loader gives it: the micro-batches of this rank, and what the loss must be multiplied with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@final
+class Step:
+    """The micro-batches of one step, to be iterated once: ``for micro in rankwise.accumulate(ddp, step)``.
+
+    Attributes:
+        index: Which step of the epoch, from 0.
+        num_samples: Samples of it on this rank; may be 0.
+        global_samples: Samples of it over all ranks.
+        scale: What a sum-reduced loss must be multiplied with, so that DDP's average over the ranks is the mean over all
+            samples: ``loss_scale(num_samples)`` without asking the ranks.
+    """
+
+    def __init__(
+        self,
+        micro_batches: Iterator[Any],
+        *,
+        index: int,
+        num_micro_batches: int,
+        num_samples: int,
+        global_samples: int,
+        world_size: int,
+    ) -> None:
+        self._micro_batches, self._num_micro_batches = micro_batches, num_micro_batches
+        self.index, self.num_samples, self.global_samples = index, num_samples, global_samples
+        self.scale = world_size / global_samples
+
+    def __len__(self) -> int:
+        """Return how many micro-batches each rank has."""
+        return self._num_micro_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them; the step counts as consumed when the last one is handed out."""
+        return self._micro_batches
+
+    def __repr__(self) -> str:
+        return f"Step(index={self.index}, num_samples={self.num_samples}, global_samples={self.global_samples}, micro_batches={len(self)})"
+
+    def drain(self) -> None:
+        """Take what the loop has left: the next step comes behind it."""
+        for _ in self._micro_batches:
+            pass

@@ -1,0 +1,246 @@
+"""A pass over a data set that can only be iterated: nobody knows its end before, so the ranks agree at each step."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.errors import DataError, UsageError
+from rankwise.data.batches import count_micro_batches
+from rankwise.data.prefetch import move_tree
+from rankwise.data.schedule import Schedule
+from rankwise.data.splitting import is_one_shot
+from rankwise.data.steps import Step
+from rankwise.data.stream_cursor import describe_dealing
+from rankwise.data.stream_reader import Opening, StreamTicket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.data.batches import Parcel
+    from rankwise.data.peers import Peers
+    from rankwise.data.pipeline import Pipeline
+    from rankwise.data.stream_cursor import StreamCursor
+    from rankwise.data.stream_reader import Dealing
+
+
+@final
+class StreamPasses:
+    """The passes of one loader.
+
+    Args:
+        cursor: Where the job stands.
+        dealing: How the elements are dealt out.
+        pipeline: What loads.
+        peers: The ranks.
+        dataset: The user's; nothing is read from it here.
+    """
+
+    def __init__(
+        self,
+        cursor: StreamCursor,
+        dealing: Dealing,
+        pipeline: Pipeline,
+        peers: Peers,
+        dataset: Any,
+    ) -> None:
+        self._cursor, self._dealing, self._pipeline, self._peers = cursor, dealing, pipeline, peers
+        self._dataset, self._number = dataset, 0
+        self._empty: Any = None
+        # The words of a cursor.
+        self.set_epoch, self.end_pass = cursor.set_epoch, cursor.end_pass
+        self.state_dict, self.load_state_dict = cursor.state_dict, cursor.load_state_dict
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the cursor."""
+        return self._cursor.epoch
+
+    def count_batches(self) -> int | None:
+        """Return how many micro-batches a whole epoch has; None if nobody knows."""
+        dealing = self._dealing
+        if dealing.split != "stride" or not hasattr(self._dataset, "__len__"):
+            return None
+        return Schedule(
+            num_samples=len(self._dataset), global_batch=dealing.global_batch, micro_batch=dealing.micro_batch,
+            drop_last=dealing.drops_last, num_replicas=dealing.world_size, rank=dealing.rank,
+        ).count_micro_batches()  # fmt: skip
+
+    def steps(self) -> Iterator[Step]:
+        """Begin a pass and yield its steps."""
+        cursor = self._cursor
+        cursor.begin_pass()
+        self._number += 1
+        if self._number > 1 and is_one_shot(self._dataset):
+            raise self._peers.error(
+                "the data set is a one-shot iterator, and has been read",
+                "give a data set whose __iter__ begins anew each time",
+            )
+        own = {} if self._dealing.split != "stride" else {"consumed": cursor.consumed}
+        self._peers.agree({**describe_dealing(self._dealing), "epoch": cursor.epoch, **own})
+        number, epoch = self._number, cursor.epoch
+        start = cursor.consumed if self._dealing.split == "stride" else None
+        tickets = partial(
+            draw_tickets,
+            self._dealing,
+            list(cursor.openings),
+            number=number,
+            epoch=epoch,
+            turn=cursor.turn,
+            start=start,
+        )
+        parcels = self._pipeline.start(tickets, epoch)
+        for step in self._stride(parcels) if start is not None else self._shard(parcels):
+            yield step
+            step.drain()
+        if (self._number, cursor.epoch) == (number, epoch):
+            cursor.end_pass()
+
+    # ------------------------------------------------------------------------ one stream for all
+
+    def _stride(self, parcels: Iterator[Parcel]) -> Iterator[Step]:
+        cursor = self._cursor
+        for parcel in parcels:
+            own = [parcel.global_samples, parcel.is_last, parcel.num_read]
+            told = self._peers.tell(own)
+            if any(one != told[0] for one in told):
+                raise self._tell_difference(told)
+            if parcel.global_samples:
+                yield self._make(
+                    parcel, list(parcel.batches), parcel.global_samples, self._follow_stride(parcel)
+                )
+            elif parcel.num_read > cursor.consumed and not parcel.is_last:  # all of them were None
+                self._follow_stride(parcel)()
+            if parcel.is_last:
+                return
+
+    def _follow_stride(self, parcel: Parcel) -> Any:
+        def advance() -> None:
+            cursor, opening = self._cursor, Opening(num_read=parcel.num_read, state=parcel.state)
+            openings = dict.fromkeys(range(self._dealing.num_shards), opening)
+            cursor.advance(parcel.num_read - cursor.consumed, openings, 0)
+
+        return advance
+
+    def _tell_difference(self, told: list[Any]) -> DataError:
+        shown = "; ".join(
+            f"rank {rank} has {samples} samples at element {place}{', and its stream has ended' if ended else ''}"
+            for rank, (samples, ended, place) in enumerate(told)
+        )
+        return self._peers.error(
+            f"the ranks don't read the same stream: {shown}",
+            "with split='stride' every rank must read the same elements in the same order: look for files that differ between hosts,"
+            " or a data set that splits itself (split='dataset')",
+        )
+
+    # ------------------------------------------------------------------ a stream for each worker
+
+    def _shard(self, parcels: Iterator[Parcel]) -> Iterator[Step]:
+        cursor, dealing = self._cursor, self._dealing
+        ended: set[int] = set()
+        for _ in range(cursor.turn):
+            next(parcels)
+        turn = cursor.turn
+        while True:
+            parcel, openings, num_taken = self._find_samples(parcels, ended, turn)
+            turn = (turn + num_taken) % dealing.num_shards
+            own = 0 if parcel is None else sum(parcel.counts)
+            told = self._peers.tell([own, self._empty is not None])
+            total = sum(one[0] for one in told)
+            if total == 0:
+                return
+            if not all(has_empty for _, has_empty in told):
+                first = next(rank for rank, one in enumerate(told) if one[1])
+                given = self._peers.give(
+                    self._empty if first == self._peers.rank else None, "data loader's empty batch"
+                )
+                self._empty = given[first]
+            yield self._make(parcel, self._fill(parcel), total, self._follow_shard(own, openings, turn))
+
+    def _find_samples(
+        self, parcels: Iterator[Parcel], ended: set[int], turn: int
+    ) -> tuple[Parcel | None, dict[int, Opening], int]:
+        """Take parcels until one has samples, or all streams of this rank have ended."""
+        openings: dict[int, Opening] = {}
+        num_taken = 0
+        while len(ended) < self._dealing.num_shards:
+            parcel, shard = next(parcels), (turn + num_taken) % self._dealing.num_shards
+            num_taken += 1
+            openings[shard] = Opening(num_read=parcel.num_read, state=parcel.state)
+            if parcel.is_last:
+                ended.add(shard)
+            if self._empty is None:
+                self._empty = parcel.empty
+            if any(parcel.counts):
+                return parcel, openings, num_taken
+        return None, openings, num_taken
+
+    def _fill(self, parcel: Parcel | None) -> list[Any]:
+        dealing = self._dealing
+        number = count_micro_batches(dealing.global_batch, dealing.world_size, dealing.micro_batch)
+        batches = [None] * number if parcel is None else parcel.batches
+        return [
+            move_tree(self._empty, self._pipeline.device) if batch is None else batch for batch in batches
+        ]
+
+    def _follow_shard(self, own: int, openings: dict[int, Opening], turn: int) -> Any:
+        return lambda: self._cursor.advance(own, openings, turn)
+
+    # ---------------------------------------------------------------------------------- both
+
+    def _make(self, parcel: Parcel | None, batches: list[Any], total: int, advance: Any) -> Step:
+        cursor, number, epoch, done = self._cursor, self._number, self._cursor.epoch, self._cursor.num_steps
+
+        def hand_out() -> Iterator[Any]:
+            for place, batch in enumerate(batches):
+                if (self._number, cursor.epoch, cursor.num_steps) != (number, epoch, done):
+                    raise UsageError(
+                        f"this loop stands at step {done} of epoch {epoch}, and the loader has been moved to step {cursor.num_steps} of epoch {cursor.epoch}",
+                        rank=self._peers.rank,
+                        hint="one loop at a time: leave it before set_epoch(), load_state_dict() or another loop over this loader",
+                    )
+                if place == len(batches) - 1:
+                    advance()
+                yield batch
+
+        return Step(
+            hand_out(),
+            index=done,
+            num_micro_batches=len(batches),
+            num_samples=0 if parcel is None else sum(parcel.counts),
+            global_samples=total,
+            world_size=self._peers.world_size,
+        )
+
+
+def draw_tickets(
+    dealing: Dealing, openings: list[Opening], *, number: int, epoch: int, turn: int, start: int | None
+) -> Iterator[StreamTicket]:
+    """Yield tickets without end; torch gives them to the workers in turn.
+
+    Args:
+        dealing: How the elements are dealt out.
+        openings: Where each stream of this rank begins.
+        number: Which pass.
+        epoch: Of which epoch.
+        turn: Which stream comes first.
+        start: At which element the first step begins, if there is one stream for all.
+
+    Yields:
+        What to read, in order.
+    """
+    if start is not None:
+        turn = 0
+    # Each worker keeps its part after a resume: those before the one whose turn it is get a blank.
+    for shard in range(turn):
+        yield StreamTicket(number=number, epoch=epoch, shard=shard, is_blank=True)
+    for step in count(turn):
+        shard = step % dealing.num_shards
+        yield StreamTicket(
+            number=number,
+            epoch=epoch,
+            shard=shard,
+            start=None if start is None else start + step * dealing.global_batch,
+            opening=openings[shard] if step < turn + dealing.num_shards else None,
+        )

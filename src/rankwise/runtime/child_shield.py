@@ -1,0 +1,154 @@
+"""Keep a stop notice from ending the rank's children first: its data-loading workers, above all.
+
+A scheduler often signals every process of a job. The rank takes the signal as a notice and works on for a step or two;
+a worker that dies of it takes the rank with it ("DataLoader worker is killed by signal: Terminated"). So children that
+are forked while the rank listens ignore the rank's notices. Python does not tell a handler who has sent a signal, and
+``terminate()`` of multiprocessing must still work: the parent notes in shared memory whom it ends, before it does.
+
+A handler is used, and not ``SIG_IGN`` or a blocked signal: those two would be inherited by the programs that a worker starts.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import time
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+#: Pids go round: two that are ended in one moment are no multiple of this apart.
+_NUM_SLOTS = 1 << 13
+_ENTRY = struct.Struct("qq")
+
+
+@final
+class _DeathRow:
+    """Whom their parents have told to end, and when, in memory that a rank shares with all that it forks."""
+
+    def __init__(self) -> None:
+        self._entries = mmap.mmap(-1, _NUM_SLOTS * _ENTRY.size)
+
+    def note(self, pid: int) -> None:
+        _ENTRY.pack_into(self._entries, pid % _NUM_SLOTS * _ENTRY.size, pid, time.monotonic_ns())
+
+    def holds(self, pid: int, born_ns: int) -> bool:
+        """Whether this process was told to end, and not an earlier one with its number."""
+        noted, at_ns = _ENTRY.unpack_from(self._entries, pid % _NUM_SLOTS * _ENTRY.size)
+        return bool(noted == pid and at_ns >= born_ns)
+
+
+@final
+class ChildShield:
+    """What children forked from now on do with the rank's notices: ignore them, unless the notice is meant for them.
+
+    Args:
+        numbers: The signals that are notices.
+    """
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._numbers, self._row = numbers, _DeathRow()
+        self._parent, self._fork_ns = 0, 0
+
+    def note_fork(self) -> None:
+        """Before a fork: remember when it was."""
+        self._fork_ns = time.monotonic_ns()
+
+    def cover_child(self) -> None:
+        """In a child: listen as a child does."""
+        self._parent = os.getppid()
+        for number in self._numbers:
+            # Calls in the kernel must be cut short by it (no siginterrupt(False)): a child that is in a read() would
+            # else hear of its end after that read.
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if os.getppid() == self._parent and not self._row.holds(os.getpid(), self._fork_ns):
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def note_end_of(self, pid: int) -> None:
+        """Before a child is told to end: it must believe it."""
+        self._row.note(pid)
+
+
+_active: list[ChildShield] = []
+_latest: list[ChildShield] = []
+
+
+def open_shield(numbers: tuple[int, ...]) -> None:
+    """Shield the children that this process forks from now on.
+
+    Args:
+        numbers: The signals that are notices to the rank, and nothing to its children.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    _hook_once()
+    _active[:] = _latest[:] = [ChildShield(numbers)]
+
+
+def close_shield() -> None:
+    """Leave the children that are forked from now on alone; those that are there can still be ended."""
+    _active.clear()
+
+
+def _note_fork() -> None:
+    if _active:
+        _active[-1].note_fork()
+
+
+def _cover() -> None:
+    if _active:
+        _active[-1].cover_child()
+
+
+def _hook_once() -> None:
+    if _hooked:
+        return
+    _hooked.append(True)
+    # Runs in the child before whatever multiprocessing starts there.
+    os.register_at_fork(before=_note_fork, after_in_child=_cover)
+    _wrap_terminate()
+    _wrap_worker_signals()
+
+
+_hooked: list[bool] = []
+
+
+def _wrap_terminate() -> None:
+    """Let multiprocessing's ``terminate()`` (and its exit, and the DataLoader's) note whom it ends."""
+    from multiprocessing import popen_fork  # noqa: PLC0415 - not there on Windows
+
+    send: Callable[[Any, int], None] | None = getattr(popen_fork.Popen, "_send_signal", None)
+    if send is None:
+        return
+
+    def send_noted(popen: Any, number: int) -> None:
+        if _latest and number == signal.SIGTERM and popen.returncode is None:
+            _latest[-1].note_end_of(popen.pid)
+        send(popen, number)
+
+    popen_fork.Popen._send_signal = send_noted  # type: ignore[attr-defined]
+
+
+def _wrap_worker_signals() -> None:
+    """A DataLoader's worker puts a handler of torch's in our place, which lets it die of a notice: come back after it."""
+    from torch.utils.data._utils import signal_handling  # noqa: PLC0415 - only where it is used
+
+    install: Callable[[], None] | None = getattr(signal_handling, "_set_worker_signal_handlers", None)
+    if install is None:
+        return
+    rank_pid = os.getpid()
+
+    def install_below_ours() -> None:
+        install()
+        if os.getpid() != rank_pid:
+            _cover()
+
+    signal_handling._set_worker_signal_handlers = install_below_ours

@@ -1,0 +1,279 @@
+"""Stop early, all ranks at one step: on a scheduler's notice (SIGTERM, SIGUSR1), or before a deadline.
+
+A signal reaches some ranks, and each at another moment; ranks that acted on it at once would be at different steps, and wait
+for each other. So a handler only leaves a note. A thread in each rank asks the job's store now and then whether another
+rank has had a notice, and settles with the other threads at which call of ``should_stop()`` all stop (runtime/stop_vote.py).
+A step costs a lock and a comparison, and no message.
+
+What may go wrong, and what happens then:
+
+- A rank has ended before: its thread has answered for it, when it left.
+- A rank is dead or frozen, or never calls ``should_stop()``: the others' calls wait, as in a collective, and name it in the end.
+- The store is gone: a rank without a notice works on; one with a notice says that it can't tell the others.
+- Threads hear of another rank's notice within half a second; with thousands of ranks they ask less often.
+- More signals after the first change nothing: what ends a job that takes too long is the SIGKILL of whoever asked.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.base.requeue import END_SIGNAL
+from rankwise.runtime.child_shield import close_shield, open_shield
+from rankwise.runtime.stop_vote import StopVote
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import torch.distributed as dist
+
+    from rankwise.base.clock import Clock
+    from rankwise.runtime.stop_deadline import Deadline
+
+#: What schedulers send before they end a job: Slurm and Kubernetes SIGTERM; SIGUSR1 by ``#SBATCH --signal=USR1@90``.
+NOTICES = ("SIGTERM", "SIGUSR1")
+_GLANCE_S = 0.5
+#: So many questions a second are nothing to the store.
+_MOST_GLANCES_PER_S = 2000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+_STORE_S, _GOODBYE_S = 5.0, 5.0
+
+
+@final
+class StopWatch:
+    """One rank's ear for notices, and its part in the agreement.
+
+    Args:
+        rank: Ours.
+        world_size: How many ranks must agree.
+        store: The job's, in a corner of this watch's own.
+        timeout_s: Seconds that a call may wait for the others' answers.
+        deadline: When to stop without a signal; None for never.
+        signals: Names of the signals that are notices.
+        clock: Where time comes from.
+    """
+
+    def __init__(
+        self, *, rank: int, world_size: int, store: dist.Store, timeout_s: float, deadline: Deadline | None,
+        signals: tuple[str, ...], clock: Clock,
+    ) -> None:  # fmt: skip
+        self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
+        self._store, self._deadline, self._clock = store, deadline, clock
+        #: Why should_stop() has returned True; None before.
+        self.reason: str | None = None
+        self._vote = StopVote()
+        # Unlike an Event's, its put() may be interrupted by a handler that calls it too.
+        self._came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._has_notice = False
+        self._request, self._trouble = "", ""
+        self._before: dict[int, signal._HANDLER] = {}
+        self._listen(signals)
+        self._thread: threading.Thread | None = None
+        if world_size > 1:
+            self._thread = threading.Thread(target=self._settle_or_tell, name="rankwise-stop", daemon=True)
+            self._thread.start()
+
+    # ------------------------------------------------------------ in the rank
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other ranks can still be told."""
+        return not self._trouble
+
+    def should_stop(self) -> bool:
+        """Count a call, and tell whether this is the agreed one, or a later one.
+
+        Raises:
+            CollectiveError: There is a notice, and the others can't be told.
+            CollectiveTimeoutError: Some rank did not answer.
+        """
+        if self.reason is not None:
+            return True
+        if self._thread is None:
+            self.reason = self._find_reason()
+            return self.reason is not None
+        told = self._vote.begin_call()
+        if self._trouble and (self._has_notice or self._is_late()):
+            raise self._tell_trouble()
+        if told is None:
+            told = self._vote.wait_settled(self._timeout_s)
+        if told is None:
+            raise self._tell_trouble() if self._trouble else self._name_silent()
+        if told:
+            self.reason = self._request
+        return told
+
+    def close(self) -> None:
+        """Stop listening. After a notice the handlers stay: the rank is leaving, and a second signal must not end it."""
+        self._closing.set()
+        self._came.put(None)
+        if self._thread is not None:
+            self._thread.join(_GOODBYE_S)
+        close_shield()
+        if self.reason is not None or self._has_notice or not _is_main_thread():
+            return
+        for number, handler in self._before.items():
+            if getattr(signal.getsignal(number), "__self__", None) is self:
+                signal.signal(number, handler)
+
+    # --------------------------------------------------------------- signals
+
+    def _listen(self, signals: tuple[str, ...]) -> None:
+        if not _is_main_thread():
+            sys.stderr.write(
+                f"rankwise: warning: [rank {self._rank}] only the main thread can take signals, and this is another one: "
+                "call ctx.listen_for_stop() there, before the first should_stop()\n"
+            )
+            return
+        numbers = tuple(getattr(signal, name) for name in signals if hasattr(signal, name))
+        taken = [
+            number for number in numbers if number != signal.SIGTERM and _is_caught_by_native_code(number)
+        ]
+        for number in taken:
+            sys.stderr.write(
+                f"rankwise: warning: [rank {self._rank}] {signal.Signals(number).name} has a handler in native code "
+                "(faulthandler.register?), so it is no notice to stop here\n"
+            )
+        numbers = tuple(number for number in numbers if number not in taken)
+        open_shield(numbers)
+        for number in numbers:
+            before = signal.getsignal(number)
+            # None: set by native code before Python came, and not to be had back.
+            self._before[number] = signal.SIG_DFL if before is None else before
+            signal.signal(number, self._note)
+        # Who has a handler of his own for SIGTERM wants to hear it from a launcher whose job has failed, too.
+        if END_SIGNAL is not None and self._before.get(signal.SIGTERM) == signal.SIG_DFL:
+            self._before[END_SIGNAL] = signal.SIG_DFL
+            signal.signal(END_SIGNAL, self._end)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        """Leave a note; runs between any two instructions of the main thread, in the middle of a backward too."""
+        self._has_notice = True
+        self._came.put(number)
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        """The job has failed, says the launcher, and nothing is left to save: end as SIGTERM ends whoever does not listen."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _find_reason(self, wait_s: float = 0.0) -> str | None:
+        """Return why this rank itself wants to stop, waiting a little for a reason."""
+        with suppress(queue.Empty):
+            number = self._came.get(block=wait_s > 0, timeout=wait_s or None)
+            if number is not None:
+                return f"{signal.Signals(number).name} on rank {self._rank}"
+        return (
+            f"{self._deadline.reason}, on rank {self._rank}" if self._deadline and self._is_late() else None
+        )
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and self._clock.monotonic() >= self._deadline.at_s
+
+    # ------------------------------------------------------------ in the thread
+
+    def _settle_or_tell(self) -> None:
+        try:
+            # A connection of its own: the main thread may be waiting for an answer in the other.
+            with suppress(RuntimeError, AttributeError):
+                self._store = self._store.clone()
+            self._settle()
+        except RuntimeError as error:
+            self._trouble = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self._vote.give_up()
+
+    def _settle(self) -> None:
+        self._store.set(f"here/{self._rank}", "1")
+        if not self._wait_request():
+            self._post(0)  # we leave: whatever the others agree on later, don't wait for us
+            return
+        self._post(self._vote.answer())
+        pause_s = _FIRST_PAUSE_S
+        while not self._store.check(["agreed"]):
+            if self._closing.wait(pause_s):
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._vote.settle(int(self._store.get("agreed")))
+
+    def _wait_request(self) -> bool:
+        """Wait for a notice of ours or of another rank; False when we leave before there is one."""
+        glance_s = max(_GLANCE_S, self._world_size / _MOST_GLANCES_PER_S)
+        while not self._closing.is_set():
+            left_s = glance_s if self._deadline is None else self._deadline.at_s - self._clock.monotonic()
+            reason = self._find_reason(max(0.001, min(glance_s, left_s)))
+            if reason is not None:
+                # Of several notices the first one is told on all ranks.
+                self._request = self._store.compare_set("request", "", reason).decode()
+                return True
+            if not self._closing.is_set() and self._store.check(["request"]):
+                self._request = self._store.get("request").decode()
+                return True
+        return False
+
+    def _post(self, answer: int) -> None:
+        """Give our answer; the last one to do so works out the greatest."""
+        self._store.set(f"answer/{self._rank}", str(answer))
+        if self._store.add("num_answers", 1) == self._world_size:
+            answers = [int(self._store.get(f"answer/{rank}")) for rank in range(self._world_size)]
+            self._store.set("agreed", str(max(answers)))
+
+    # ------------------------------------------------------------------ errors
+
+    def _tell_trouble(self) -> CollectiveError:
+        return CollectiveError(
+            f"should_stop: there is a notice to stop, and the job's store is gone ({self._trouble})",
+            rank=self._rank,
+            hint="the process that serves it (rank 0, or the launcher) has ended: look at its output",
+        )
+
+    def _name_silent(self) -> CollectiveTimeoutError:
+        def find_silent() -> tuple[list[int], list[int]]:
+            silent = [rank for rank in range(self._world_size) if not self._store.check([f"answer/{rank}"])]
+            return silent, [rank for rank in silent if not self._store.check([f"here/{rank}"])]
+
+        said = f"should_stop: {self._request}, and after {self._timeout_s:g} s"
+        try:
+            silent, absent = call_within(_STORE_S, find_silent)
+        except (OverdueError, RuntimeError):
+            silent, absent = [], []
+        if not silent:
+            return CollectiveTimeoutError(
+                f"{said} there was no agreement, and the store does not tell who is missing",
+                rank=self._rank,
+                hint="look whether the process that serves it (rank 0, or the launcher) still runs",
+            )
+        never = f"; ranks {absent} have never called it" if absent else ""
+        return CollectiveTimeoutError(
+            f"{said} ranks {silent} had not answered{never}",
+            rank=self._rank,
+            hint="every rank must call should_stop() once a step; a rank that has called it is dead, stopped or frozen",
+        )
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _is_caught_by_native_code(number: int) -> bool:
+    """Whether a signal that Python does not handle is caught all the same."""
+    if signal.getsignal(number) not in {signal.SIG_DFL, None}:
+        return False
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

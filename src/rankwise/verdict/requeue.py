@@ -1,0 +1,50 @@
+"""The verdict on a job that has stopped by itself, to be started again: nothing failed, and it is not through."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.base.requeue import REQUEUE
+from rankwise.verdict.case import Casualty, Verdict, name_ranks
+from rankwise.verdict.exits import name_signal
+
+if TYPE_CHECKING:
+    from rankwise.verdict.case import Case, RankEnd
+
+
+def is_requeue(case: Case) -> bool:
+    """Tell whether all ranks left with 75 or 0, at least one with 75; those that we had to kill in the end don't count."""
+    if not case.can_requeue or case.keeper_lost or case.left_behind or case.store_code is not None:
+        return False
+    codes = {end.code for end in case.ranks if not _was_killed(end)}
+    return REQUEUE in codes and codes <= {REQUEUE, 0}
+
+
+def leaves_for_requeue(case: Case, end: RankEnd) -> bool:
+    """Tell whether one rank left so, whatever the others did."""
+    return case.can_requeue and end.code == REQUEUE and end.fault is None
+
+
+def judge_requeue(case: Case) -> Verdict:
+    """Return the verdict on such a job."""
+    killed = [end.rank for end in case.ranks if _was_killed(end)]
+    stopped_by = None if case.interrupted is None else name_signal(case.interrupted)
+    told = f" after {stopped_by}" if stopped_by else ""
+    notes = (f"{name_ranks(killed)} had not left in time and was killed" if len(killed) == 1 else
+             f"{name_ranks(killed)} had not left in time and were killed",) if killed else ()  # fmt: skip
+    return Verdict(
+        kind="requeue",
+        message=f"stopped for a requeue{told}: start the same command again to go on (exit code {REQUEUE})",
+        casualties=tuple(Casualty(rank=rank, fate="stopped by us") for rank in killed),
+        exits={end.rank: end.code for end in case.ranks},
+        logs={end.rank: end.log for end in case.ranks if end.log},
+        exit_code=REQUEUE,
+        notes=notes,
+        stopped_by=stopped_by,
+    )
+
+
+def _was_killed(end: RankEnd) -> bool:
+    return end.stopped_s is not None and end.code in {-KILL_SIGNAL, -signal.SIGTERM}
