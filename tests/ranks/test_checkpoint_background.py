@@ -90,13 +90,13 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
             saving.DISK = disk = HeldDisk()  # type: ignore[assignment]
             first = checkpoint.save(tmp_path, {"t": torch.full((100,), 1.0)}, step=1, background=True)
             was_done: list[bool] = []
-            agree = saving._agree
+            agree = saving.agree
 
             def look(*args: Any, **options: Any) -> Any:
                 was_done.append(first.is_done)
                 return agree(*args, **options)
 
-            saving._agree = look
+            saving.agree = look
             threading.Timer(0.05, disk.may_go_on.set).start()
             second = checkpoint.save(tmp_path, {"t": torch.full((100,), 2.0)}, step=2, background=True)
             assert was_done == [True]

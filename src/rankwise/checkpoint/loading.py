@@ -9,7 +9,7 @@ from rankwise.base.errors import CheckpointError, RankwiseError
 from rankwise.checkpoint.folder import latest, list_checkpoints, open_checkpoint, read_index
 from rankwise.checkpoint.manifest import MANIFEST
 from rankwise.checkpoint.parts import PerRank, name_parameters
-from rankwise.checkpoint.plan import plan_reads
+from rankwise.checkpoint.plan import Reads, plan_reads
 from rankwise.checkpoint.ranks import find_ranks
 from rankwise.checkpoint.reading import read_all, read_tensors, receive_all
 from rankwise.checkpoint.rng import RandomStates, reseed
@@ -143,7 +143,7 @@ class _Attempt:
         problem = None
         try:
             reads = plan_reads(targets, self.opened.index)
-            if self.opened.senders:
+            if self._must_send(reads):
                 receive_all(self.ranks, self.opened, reads)
             else:
                 read_all(self.opened, reads)
@@ -151,6 +151,13 @@ class _Attempt:
             problem = error.message
         problems = self.ranks.control.exchange(problem, what="checkpoint.load (all read?)")
         return next((one for one in problems if one), None)
+
+    def _must_send(self, reads: Reads) -> bool:
+        """Whether some rank needs what it can't read by itself; the same on every rank."""
+        if not self.opened.senders:
+            return False
+        is_short = not reads.by_chunk.keys() <= self.opened.here.keys()
+        return any(self.ranks.control.exchange(is_short, what="checkpoint.load (is all here?)"))
 
     def _finish(self, parts: Sequence[Part]) -> None:
         error: Exception | None = None

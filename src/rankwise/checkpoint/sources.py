@@ -58,7 +58,7 @@ class Opened:
         manifest: What it says of itself.
         index: What it holds.
         here: Files that this rank can read, by chunk.
-        senders: The ranks that read for the others, by chunk; empty if every rank can read all by itself.
+        senders: A rank that can read it, by chunk; empty if every rank can read all by itself.
     """
 
     where: str

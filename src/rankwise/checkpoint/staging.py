@@ -6,6 +6,7 @@ The copies lie as they will in the file. The memory is kept between saves: memor
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankwise.checkpoint.plan import Box
+
+
+#: Memory comes in lines of so many bytes; a piece is what one thread copies at a time; more threads don't copy faster.
+_LINE, _PIECE, _MOST_THREADS = 64, 4 << 20, 8
 
 
 @final
@@ -33,7 +38,7 @@ class Staging:
             boxes: In the order of ``lay_out``.
             tensors: Where their values are, on any device.
         """
-        sources = [find_box(tensors, box) for box in boxes]
+        sources = [find_box(tensors, box).detach().resolve_conj().resolve_neg() for box in boxes]
         size = sum(box.size for box in boxes)
         devices = {source.device for source in sources if source.device.type != "cpu"}
         if self._buffer.numel() < size or (
@@ -43,22 +48,51 @@ class Staging:
             is_pinned = any(device.type == "cuda" for device in devices)
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
         at = 0
+        moves: list[tuple[int, int, int]] = []
         for box, source in zip(boxes, sources, strict=True):
-            target = self._buffer[at : at + box.size].view(source.dtype).view(box.shape) if box.size else None
-            if target is not None:
-                target.copy_(source.detach(), non_blocking=True)
+            if box.size and source.device.type == "cpu" and source.is_contiguous():
+                moves += _cut(self._buffer.data_ptr() + at, source.data_ptr(), box.size)
+            elif box.size:
+                target = self._buffer[at : at + box.size].view(source.dtype).view(box.shape)
+                target.copy_(source, non_blocking=True)
             at += box.size
+        _move(moves)
         for device in devices:
             torch.accelerator.synchronize(device)
         return view_bytes(self._buffer[:size])
 
 
+def _cut(target: int, source: int, size: int) -> list[tuple[int, int, int]]:
+    return [(target + at, source + at, min(_PIECE, size - at)) for at in range(0, size, _PIECE)]
+
+
+def _move(moves: list[tuple[int, int, int]]) -> None:
+    """Copy in as many threads as torch may use: a copy of each tensor by torch takes a third longer, for many small waits."""
+    left = iter(moves)
+
+    def work() -> None:
+        for target, source, size in left:
+            ctypes.memmove(target, source, size)  # lets go of the interpreter's lock
+
+    number = min(torch.get_num_threads(), len(moves), _MOST_THREADS)
+    threads = [threading.Thread(target=work, name="rankwise-copy") for _ in range(number - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+
+
 def lay_out(boxes: Sequence[Box]) -> tuple[list[Box], list[Item]]:
     """Return boxes in the order of a file, and where each lies.
 
-    Those of large elements come first, so that each begins at a multiple of its own element's size.
+    Whole numbers of cache lines come first, so that all of these begin at one: a copy to elsewhere takes a third longer.
+    Of the others those of large elements come first, so that each begins at a multiple of its own element's size.
     """
-    ordered = sorted(boxes, key=lambda box: (-getattr(torch, box.dtype).itemsize, box.tensor, box.offsets))
+    ordered = sorted(
+        boxes,
+        key=lambda box: (box.size % _LINE != 0, -getattr(torch, box.dtype).itemsize, box.tensor, box.offsets),
+    )
     items, at = [], 0
     for box in ordered:
         items.append(Item(box.name, box.dtype, box.shape, at, box.size))

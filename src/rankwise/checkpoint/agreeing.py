@@ -1,0 +1,262 @@
+"""Before a checkpoint is written: the ranks agree on what it is, who writes what, and where."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.errors import CheckpointError, RankwiseError, UsageError
+from rankwise.checkpoint import lock
+from rankwise.checkpoint.disk import remove_quietly, tell
+from rankwise.checkpoint.folder import name_temporary, next_serial, sweep
+from rankwise.checkpoint.memory import check_space, find_memory
+from rankwise.checkpoint.parts import Flat, flatten, make_own
+from rankwise.checkpoint.plan import Box, list_boxes, share_out
+from rankwise.checkpoint.writing import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rankwise.checkpoint.disk import Disk
+    from rankwise.checkpoint.ranks import Ranks
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a rank was asked to save.
+
+    Attributes:
+        folder: Where checkpoints are.
+        place: Where this one goes: there, or into the host's memory.
+        state: The parts by name.
+        step: The step.
+        metrics: What it is judged by.
+        can_pickle: Whether objects that are not plain data may be pickled.
+    """
+
+    folder: Path
+    place: Path
+    state: Mapping[str, Any]
+    step: int
+    metrics: Mapping[str, float]
+    can_pickle: bool
+
+    @property
+    def what(self) -> str:
+        """What the ranks are doing, for errors."""
+        return f"checkpoint.save of step {self.step}"
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Agreement:
+    """What was agreed on at the last save into a folder, and holds as long as the state has the same form.
+
+    Attributes:
+        form: Names, types and shapes of this rank's tensors, and what became of them.
+        boxes: What this rank could share out.
+        alone: What only this rank has.
+        basis: What the ranks had said when they shared the work.
+        share: What this rank writes of ``boxes``.
+        serial: The last checkpoint's; None before the first.
+    """
+
+    form: object = None
+    boxes: list[Box] = field(default_factory=list)
+    alone: list[Box] = field(default_factory=list)
+    basis: object = None
+    share: list[Box] = field(default_factory=list)
+    serial: int | None = None
+
+
+def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list[Box]]:
+    """Take the state apart, find out whether the ranks mean the same, and what this one is to write.
+
+    Args:
+        ranks: Who saves.
+        before: What was agreed on at the save before; brought up to date.
+        request: What this rank was asked to save.
+
+    Returns:
+        The state, and the boxes that this rank writes.
+
+    Raises:
+        UsageError: The ranks were asked for different things, or for what makes no sense.
+        CheckpointError: Something can't be saved; on every rank.
+
+    Collective: every rank.
+    """
+    flat = Flat()
+    error: Exception | None = None
+    said: dict[str, Any] = {}
+    try:
+        _check_step(request.step)
+        _check_metrics(request.metrics)
+        flat = flatten(request.state, ranks.rank, can_pickle=request.can_pickle)
+        _part_boxes(before, flat, ranks)
+        said = {
+            "folder": str(request.folder),
+            "step": request.step,
+            "parts": {part: _digest(tree) for part, tree in flat.trees.items()},
+            "own parts": sorted(flat.rank_trees),
+            "boxes": _digest([[box.name, box.dtype, box.whole] for box in before.boxes]),
+        }
+    except Exception as found:  # noqa: BLE001 - the user's state_dict may raise anything
+        # Not raised before the others know: they would wait.
+        error, said = found, {"error": found.message if isinstance(found, RankwiseError) else f"{type(found).__name__}: {found}"}  # fmt: skip
+    told = ranks.control.compare(json.dumps(said), what=request.what)
+    if error is not None:
+        raise error
+    words = [json.loads(text) for text in told] if told else [said]
+    _check_words(words, ranks)
+    differing = [part for part in flat.trees if len({word["parts"].get(part) for word in words}) > 1]
+    for part in differing:
+        make_own(flat, part, ranks.rank)
+    if differing:
+        _part_boxes(before, flat, ranks)
+    basis = (ranks.members, differing, [word["boxes"] for word in words])
+    if before.basis != basis:
+        by_rank: Sequence[Sequence[Box]] = [before.boxes] * ranks.world_size
+        if differing or len(set(basis[2])) > 1:
+            by_rank = ranks.control.exchange(before.boxes, what=request.what)
+        shares = share_out([by_rank[rank] for rank in ranks.members], all_there=len(ranks.mains) == 1)
+        before.share, before.basis = shares[ranks.members.index(ranks.rank)], basis
+    return flat, [*before.share, *before.alone]
+
+
+def _part_boxes(before: Agreement, flat: Flat, ranks: Ranks) -> None:
+    """List what the ranks share out among them, and what is this rank's own: nobody else has a tensor of that name."""
+    form = [
+        (
+            name,
+            tensor.dtype,
+            tensor.shape,
+            ranks.world_size,
+            getattr(tensor, "device_mesh", None),
+            getattr(tensor, "placements", None),
+        )
+        for name, tensor in flat.tensors.items()
+    ]
+    if form == before.form:
+        return
+    boxes, mark = list_boxes(flat.tensors, ranks.world_size), f"@{ranks.rank}"
+    own = {name for name in flat.tensors if name.partition(".")[0].endswith(mark)}
+    before.boxes = [box for box in boxes if box.tensor not in own]
+    before.alone = [box for box in boxes if box.tensor in own]
+    before.form = form
+
+
+def _check_step(step: object) -> None:
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise UsageError(f"checkpoint.save(step={step!r})", hint="a step is a whole number, 0 or more")
+
+
+def _check_metrics(metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"checkpoint.save(metrics={{{name!r}: {value!r}}})", hint="a metric is a number") from None  # fmt: skip
+
+
+def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
+    failed = [rank for rank, word in enumerate(words) if "error" in word]
+    if failed:
+        raise CheckpointError(f"the state could not be taken apart: {words[failed[0]]['error']}", rank=failed[0], hint="the error on that rank says more")  # fmt: skip
+    for what, hint in (
+        ("step", "count steps in the same way on all ranks"),
+        (
+            "folder",
+            "a name with the time or a random number differs by rank: make it on rank 0 and broadcast it",
+        ),
+        ("own parts", "the same parts on every rank: those of PerRank too"),
+    ):
+        if len({json.dumps(word[what]) for word in words}) > 1:
+            other = next(rank for rank, word in enumerate(words) if word[what] != words[0][what])
+            raise UsageError(f"checkpoint.save: the {what} is {words[0][what]!r} on rank 0 and {words[other][what]!r} on rank {other}", rank=ranks.rank, hint=hint)  # fmt: skip
+    parts = [set(word["parts"]) for word in words]
+    for rank, own in enumerate(parts):
+        if own != parts[0]:
+            raise UsageError(f"checkpoint.save: rank 0 and rank {rank} don't save the same parts: {sorted(own ^ parts[0])} only on one of them", rank=ranks.rank, hint="give every rank the same parts; what only one has can be None on the others")  # fmt: skip
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=12).hexdigest()
+
+
+#: Whether it was said that there are no copies in memory.
+_said: list[bool] = []
+
+
+def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ranks]:
+    """Return the folder to write into, and the ranks as they share it.
+
+    Collective: every rank, if it is to be memory.
+    """
+    if not in_memory:
+        return folder, ranks
+    memory = find_memory(folder)
+    parted = ranks.of_folder(str(memory or ""))
+    if memory is None or parted.has_blank:
+        if ranks.is_main and not _said:
+            warn(
+                "no copies in memory: this job was not started by `rankwise run`, or its host has no /dev/shm; saving to disk"
+            )
+            _said.append(True)
+        return folder, ranks
+    return memory, parted
+
+
+def begin(ranks: Ranks, before: Agreement, request: Request, *, size: int, problem: str | None, disk: Disk) -> tuple[Path, int]:  # fmt: skip
+    """Let the first rank of each folder make one to write into; return it, and the checkpoint's serial.
+
+    Raises:
+        CheckpointError: It can't, or some rank has a problem; the same on every rank.
+
+    Collective: every rank.
+    """
+    word: dict[str, Any] = {}
+    if problem is not None:
+        word = {"error": problem, "hint": None}
+    elif ranks.is_main:
+        word = _open(before, request, size * len(ranks.members), disk)
+    words = ranks.control.exchange(word, what=request.what)
+    failed = next((rank for rank, one in enumerate(words) if "error" in one), None)
+    if failed is not None:
+        if "temporary" in word:
+            remove_quietly(disk, request.place / word["temporary"])
+        raise CheckpointError(f"step {request.step} was not saved: {words[failed]['error']}", rank=failed, hint=words[failed]["hint"])  # fmt: skip
+    before.serial = max(words[rank]["serial"] for rank in ranks.mains)
+    return request.place / words[ranks.main]["temporary"], before.serial
+
+
+def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[str, Any]:
+    folder, place = request.folder, request.place
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        # Without locks (some network file systems) nobody knows whose the leftovers are: they stay.
+        is_locked = lock.take(place)
+        if is_locked:
+            sweep(place, disk)
+        else:
+            warn(
+                f"{place} is on a file system without locks: a second job that writes there would not be noticed"
+            )
+        if place is not folder:
+            check_space(place, size)
+        temporary = name_temporary(place, request.step)
+        disk.make_folder(temporary)
+        if before.serial is not None and is_locked:
+            return {"temporary": temporary.name, "serial": before.serial + 1}  # nobody else writes there
+        memory = find_memory(folder)
+        serials = [next_serial(one) for one in (folder, memory) if one is not None]
+        return {"temporary": temporary.name, "serial": max(serials)}
+    except CheckpointError as error:
+        return {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        told = tell(error, f"can't write into {place}")
+        return {"error": told.message, "hint": told.hint}
