@@ -13,6 +13,9 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 # One rank a GPU; two on the CPU. A broken driver prints its complaint to stdout, so only lines that name a GPU count.
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
+# Tests that run at once: many wait for processes and clocks more than they compute.
+WORKERS ?= 2
+
 .PHONY: help demo test lint bench docs clean
 
 help:  ## list the targets
@@ -22,7 +25,7 @@ demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, o
 	$(BIN)/rankwise run --nproc-per-node $(NPROC) examples/digits/train.py --out digits-model.pt
 
 test: $(DEV)  ## run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS)
 
 lint: $(DEV)  ## check style, formatting, types and layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports

@@ -22,11 +22,13 @@ def test_a_restarted_job_goes_on_from_memory(tmp_path: Path) -> None:
         tmp_path,
         """
         import os, sys, torch, rankwise
+        from pathlib import Path
         from rankwise import checkpoint
+        from rankwise.checkpoint.memory import find_memory
         with rankwise.init() as ctx:
             model = torch.nn.Linear(2, 2); state = {"model": model}
             start = checkpoint.load("run", state) or 0
-            ctx.print(f"start {start} {os.environ['RANKWISE_MEMORY']}")
+            ctx.print(f"start {start} {find_memory(Path('run')).parent}")
             for step in range(start + 1, 16):
                 model.weight.data.fill_(step)
                 checkpoint.save("run", state, step=step, memory=step % 10 != 0)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +21,6 @@ from support import (
     wait_until,
     write_script,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.linux
 
@@ -131,6 +128,44 @@ def test_the_launchers_second_sigterm_kills_nobody(tmp_path: Path) -> None:
     check_saved(tmp_path, "SIGTERM on rank ")
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_notice_that_is_repeated_to_the_very_end_kills_nobody(name: str, tmp_path: Path) -> None:
+    """The launcher hears it again while the ranks' interpreters go down, where no handler runs any more, and all have it."""
+    late = "\n                ctx.late = Late()"
+    write_train(tmp_path, save=late)
+    script = tmp_path / "train.py"
+    late_class = """
+class Late:
+    # Modules are being emptied when this runs.
+    def __del__(self, name="late." + os.environ["RANK"], mkdir=os.mkdir, listdir=os.listdir, sleep=time.sleep):
+        mkdir(name)
+        while "go" not in listdir():
+            sleep(0.01)
+"""
+    text = script.read_text().replace("with rankwise", late_class + "with rankwise", 1)
+    script.write_text(text.replace("ctx.late = ", "sys.late = "))
+    number = getattr(signal, name)
+    with start_rankwise([*TWO, "train.py"], tmp_path) as job:
+        wait_up(tmp_path)
+        job.send(number)
+        wait_until(lambda: len(list(tmp_path.glob("late.*"))) == 2, 20)
+        for _ in range(3):
+            for rank in range(2):
+                os.kill(find_pid(tmp_path, rank), number)
+            job.send(number)
+            wait_until(lambda: not has_pending(job.process.pid))
+        (tmp_path / "go").touch()
+        result = job.finish(20)
+    assert result.code == 75, result.err
+    check_saved(tmp_path, f"{name} on rank ")
+
+
+def has_pending(pid: int) -> bool:
+    """Whether the kernel still has a signal for a process, or it is not asleep again after one."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return "State:\tS" not in status or int(status.partition("ShdPnd:\t")[2].split()[0], 16) != 0
+
+
 def test_one_that_does_not_follow_is_killed(tmp_path: Path) -> None:
     """A rank that hangs after the others have left gets --shutdown-timeout; the job is requeued all the same, and it is named."""
     write_train(tmp_path, save="time.sleep(ctx.rank * 600)")
@@ -144,6 +179,56 @@ def test_one_that_does_not_follow_is_killed(tmp_path: Path) -> None:
     assert report["exits"]["0"] == 75
     assert report["exits"]["1"] in {-signal.SIGKILL, -signal.SIGTERM}
     assert report["casualties"] == [{"rank": 1, "fate": "stopped by us", "detail": ""}]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_failure_that_is_held_up_is_a_failure(name: str, tmp_path: Path) -> None:
+    """Rank 1 can't save, and a thread keeps it from its end until it is killed: its error is told, and nothing is requeued."""
+    hold = "threading.Thread(target=time.sleep, args=(600,)).start()"
+    write_train(tmp_path, save=f"ctx.rank and [{hold}, [][1]]")
+    script = tmp_path / "train.py"
+    script.write_text(script.read_text().replace("import os,", "import threading, os,", 1))
+    args = ["--shutdown-timeout", "2", "--report", "report.json", "--nproc-per-node", "2", "train.py"]
+    with start_rankwise(args, tmp_path) as job:
+        wait_up(tmp_path)
+        job.send(getattr(signal, name))
+        result = job.finish(20)
+    assert result.code == 1, result.err
+    report = read_report(tmp_path / "report.json")
+    assert (report["kind"], report["culprits"]) == ("failure", [1])
+    assert report["message"] == "rank 1: IndexError: list index out of range"
+    assert "[][1]" in report["traceback"]
+
+
+def test_one_that_is_held_up_after_it_has_left_is_no_failure(tmp_path: Path) -> None:
+    """Rank 1 has saved, and a thread keeps it from its end; what it printed before is no failure of it."""
+    hold = "threading.Thread(target=time.sleep, args=(600,)).start()"
+    told = "traceback.print_exception(None, ValueError('long over'), None)"
+    write_train(tmp_path, save=f"ctx.rank and [{hold}, {told}]")
+    script = tmp_path / "train.py"
+    script.write_text(script.read_text().replace("import os,", "import threading, traceback, os,", 1))
+    with start_rankwise(["--shutdown-timeout", "2", *TWO, "train.py"], tmp_path) as job:
+        wait_up(tmp_path)
+        job.send(signal.SIGTERM)
+        result = job.finish(20)
+    assert result.code == 75, result.err
+    assert "rank 1 had not left in time and was killed" in result.err
+
+
+def test_one_that_the_kernel_kills_meanwhile_is_a_failure(tmp_path: Path) -> None:
+    """SIGKILL comes to rank 1 while it saves, as for lack of memory: not from us, though we had told it to stop."""
+    write_train(tmp_path, save="ctx.rank and os.kill(os.getpid(), signal.SIGKILL)")
+    script = tmp_path / "train.py"
+    # To the launcher a rank with a handler of its own for SIGTERM is one that was told to end.
+    own = "    signal.signal(signal.SIGTERM, lambda *_: None)\n"
+    script.write_text(script.read_text().replace("    ctx.listen", f"{own}    ctx.listen"))
+    with start_rankwise([*TWO, "train.py"], tmp_path) as job:
+        wait_up(tmp_path)
+        job.send(signal.SIGTERM)
+        result = job.finish(20)
+    assert result.code == 137, result.err
+    report = read_report(tmp_path / "report.json")
+    assert (report["kind"], report["culprits"], report["exits"]) == ("failure", [1], {"0": 75, "1": -9})
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
@@ -188,11 +273,34 @@ def test_a_deadline_needs_no_signal(tmp_path: Path) -> None:
     check_saved(tmp_path, "0.2 s are over")
 
 
-def test_some_may_leave_with_0(tmp_path: Path) -> None:
-    """One rank is through and leaves with 0, the other with 75: the job is requeued."""
-    write_script(tmp_path, "import os, sys\nsys.exit(75 * int(os.environ['RANK']))")
-    result, report = run_reported(["--max-restarts", "1", "--nproc-per-node", "2", "train.py"], tmp_path)
+@pytest.mark.parametrize("how", ["script", "shell"])
+def test_some_may_leave_with_0(how: str, tmp_path: Path) -> None:
+    """One rank is through and leaves with 0, the other with 75, without any notice and perhaps below a shell: a requeue."""
+    write_script(tmp_path, "import rankwise\nctx = rankwise.init()\nctx.rank and ctx.leave_for_requeue()")
+    (tmp_path / "train.sh").write_text(f"#!/bin/sh\n{sys.executable} train.py\nexit $?\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    program = ["--no-python", "./train.sh"] if how == "shell" else ["train.py"]
+    result, report = run_reported(["--max-restarts", "1", "--nproc-per-node", "2", *program], tmp_path)
     assert (result.code, report["kind"], report["attempts"]) == (75, "requeue", 1), result.err
+
+
+@pytest.mark.parametrize("end", ["sys.exit(75)", "os._exit(rankwise.REQUEUE)"])
+def test_after_a_notice_a_script_may_leave_by_itself(end: str, tmp_path: Path) -> None:
+    """When should_stop() has told it to stop, exit code 75 needs no further word."""
+    write_train(tmp_path, save=end)
+    with start_rankwise([*TWO, "train.py"], tmp_path) as job:
+        wait_up(tmp_path)
+        job.send(signal.SIGTERM)
+        assert job.finish(20).code == 75
+
+
+@pytest.mark.parametrize("listens", ["", "; ctx = rankwise.init(); ctx.listen_for_stop(); ctx.should_stop()"])
+def test_75_of_a_script_that_means_something_else(listens: str, tmp_path: Path) -> None:
+    """A rank that was not told to stop, and does not leave for a requeue, has failed with 75 as with any other number."""
+    write_script(tmp_path, f"import os, rankwise{listens}\nos._exit(75)")
+    result, report = run_reported(["--max-restarts", "1", "train.py"], tmp_path)
+    assert (result.code, report["kind"], report["attempts"]) == (75, "failure", 2), result.err
+    assert "without a word that this means a requeue" in str(report["reason"])
 
 
 def test_a_launched_function_has_no_exit_code_to_leave_with(tmp_path: Path) -> None:
@@ -224,3 +332,38 @@ def test_under_torchrun_ranks_agree_too(tmp_path: Path) -> None:
         job.process.kill()
         job.process.wait()
     check_saved(tmp_path, "SIGTERM on rank ")
+
+
+def test_the_launcher_itself_is_deaf_when_it_has_done(tmp_path: Path) -> None:
+    """The notice comes once more when the launcher has told the verdict, and is about to exit with 75: it does."""
+    write_script(tmp_path, "import rankwise\nrankwise.init().leave_for_requeue()")
+    write_script(
+        tmp_path,
+        """
+        import os, signal, sys
+        from rankwise.cli.main import main
+        code = main(["run", "train.py"])
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        sys.exit(code)
+        """,
+        "call.py",
+    )
+    result = run_rankwise(["call.py"], tmp_path, launcher=[sys.executable])
+    assert result.code == 75, result.err
+
+
+def test_the_documents_script_may_be_stopped_at_its_last_step(tmp_path: Path) -> None:
+    """All is done and saved when the notice comes: the requeued run has no step left, and ends as if it had made them."""
+    document = Path(__file__).parents[2] / "docs" / "howto" / "preemption.md"
+    script = document.read_text().partition("```python\n")[2].partition("```")[0]
+    slow = "time.sleep(0.03)"
+    assert slow in script
+    stop = "(step == 96) and (__import__('os').kill(__import__('os').getpid(), 15), time.sleep(1.5))"
+    (tmp_path / "train.py").write_text(script.replace(slow, stop))
+    args = ["--nproc-per-node", "2", "train.py", "parts"]
+    first, second = (run_rankwise(args, tmp_path) for _ in range(2))
+    assert first.code == 75, first.err
+    assert second.code == 0, second.err
+    assert second.out.splitlines()[0] == "begin at step 96"
+    assert second.out.splitlines()[1].startswith("through after step 96, loss ")

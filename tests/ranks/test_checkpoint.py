@@ -110,7 +110,7 @@ def test_copies_share_the_work_and_shards_are_written_once(tmp_path: Path) -> No
             torch.manual_seed(0)
             model = nn.ModuleDict({f"layer{num}": nn.Linear(32, 32) for num in range(9)})
             model["large"] = nn.Linear(64, 128, bias=False)
-            checkpoint.save(tmp_path, {"model": model}, step=1, rng=False)
+            checkpoint.save(tmp_path, {"model": rankwise.apply_ddp(model)}, step=1, rng=False)
             return sum(value.nbytes for value in model.state_dict().values())
 
     total = run_ranks(body, 3)[0]

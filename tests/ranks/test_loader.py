@@ -173,6 +173,36 @@ def test_ranks_that_hold_different_data_are_told_before_the_first_step() -> None
             assert f"rank 1: {what} {second}" in str(outcome.error)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_takes_one_batch_at_a_time_gets_all_of_them(num_workers: int) -> None:
+    """next(iter(loader)) on all ranks gives what a whole pass gives, over the end of the epoch."""
+
+    def body(takes_one: bool) -> list[Any]:
+        with rankwise.init(device="cpu", timeout_s=30):
+            loader = rankwise.DataLoader(Numbers(), global_batch=BATCH, seed=3, **workers(num_workers))
+            if takes_one:
+                return [next(iter(loader))[0].tolist() for _ in range(6)]
+            return [batch[0].tolist() for _ in range(2) for batch in loader]
+
+    assert run_ranks(body, 2, True) == run_ranks(body, 2, False)
+
+
+def test_a_rank_that_alone_has_taken_a_step_is_named() -> None:
+    """A look at the data on one rank moves it: the next pass says who stands where, on every rank."""
+
+    def body() -> None:
+        with rankwise.init(device="cpu", timeout_s=30) as ctx:
+            loader = rankwise.DataLoader(Numbers(), global_batch=BATCH)
+            if ctx.rank == 1:
+                next(iter(loader.sampler))
+            list(loader)
+
+    for outcome in try_ranks(body, 2):
+        assert isinstance(outcome.error, CollectiveError)
+        assert "data loader: consumed differs" in str(outcome.error)
+        assert "rank 1: consumed 4" in str(outcome.error)
+
+
 class Holes(Numbers):
     """A data set that "skips" bad files by returning None."""
 

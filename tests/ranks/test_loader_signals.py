@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import rankwise
 from rankwise.testing.ranks import run_ranks, try_ranks
@@ -117,6 +117,123 @@ def test_workers_end_with_their_parent(how: str, tmp_path: Path) -> None:
         ready, _, _ = select.select([handle], [], [], 20)
         os.close(handle)
         assert ready, f"worker {pid} is still there"
+
+
+_MODULE = """
+import signal, subprocess, sys, threading, time
+from multiprocessing import forkserver, get_context
+
+import torch
+
+import rankwise
+from rankwise.data import workers
+
+# As numpy's: there before anything of ours runs in a worker that imports this.
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+TERM_ALL = ("-TERM", "-USR1", "-USR2")
+
+
+def send(pid):
+    for name in TERM_ALL:
+        subprocess.run(["kill", name, str(pid)], check=True)
+
+
+def start_and_send(worker, start=workers._Worker.start):
+    start(worker)
+    send(worker.pid)
+    if forkserver._forkserver._forkserver_pid:
+        send(forkserver._forkserver._forkserver_pid)
+
+
+if __name__ == "__main__":
+    workers._Worker.start = start_and_send
+    data = torch.utils.data.TensorDataset(torch.arange(40))
+    loader = rankwise.DataLoader(data, global_batch=2, num_workers=2, multiprocessing_context=sys.argv[1])
+    print(sum(len(batch[0]) for batch in loader))
+    # Another's child of the same fork server listens as ever.
+    other = get_context(sys.argv[1]).Process(target=time.sleep, args=(600,))
+    other.start()
+    other.terminate()
+    other.join()
+    print(other.exitcode)
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_workers_outlive_signals_from_their_start_on(how: str, tmp_path: Path) -> None:
+    """Sent before a worker has run anything, though it has threads by then, and to its fork server too: all samples come."""
+    script = tmp_path / "script.py"
+    script.write_text(_MODULE)
+    done = subprocess.run(
+        [sys.executable, str(script), how], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["40", str(-signal.SIGTERM)]
+
+
+class Starts(Dataset):
+    """Starts a program and forks a child for each sample, and ends them by SIGTERM."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        program = subprocess.Popen(["sleep", "600"])
+        program.terminate()
+        is_up, says_so = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(says_so, b"x")
+            signal.pause()
+            os._exit(0)
+        os.read(is_up, 1)
+        os.kill(child, signal.SIGTERM)
+        return program.wait(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_what_a_worker_starts_ends_by_sigterm() -> None:
+    """A program and a forked child inherit nothing of what keeps the worker alive."""
+    loader = rankwise.DataLoader(Starts(), global_batch=2, num_workers=2, multiprocessing_context="fork")
+    assert [one.tolist() for batch in loader for one in batch] == [[-signal.SIGTERM] * 2] * 4
+
+
+_STUCK = """
+import ctypes, itertools, multiprocessing, sys, torch, rankwise
+from rankwise.data import workers
+
+go, gone = multiprocessing.Event(), multiprocessing.Semaphore(0)
+
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        if index >= 8:
+            go.wait()
+            gone.release()
+            if sys.argv[1] == "with the GIL":
+                1 in itertools.repeat(0)
+            while True:
+                ctypes.CDLL(None).pause()
+        return index
+
+if sys.argv[1] == "with the GIL":
+    workers._LEAVE_S = 0.5
+batches = iter(rankwise.DataLoader(Stuck(), global_batch=4, shuffle=False, num_workers=2, multiprocessing_context="fork"))
+next(batches), next(batches)
+go.set()
+gone.acquire(), gone.acquire()
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["with the GIL", "without the GIL"])
+def test_a_stuck_worker_does_not_keep_the_rank_from_leaving(how: str, tmp_path: Path) -> None:
+    """One that holds the GIL is killed after a while, and named; one that does not hears its parent all the same."""
+    errors = tmp_path / "errors"
+    with errors.open("w") as file:  # a pipe would stay open where a worker stays behind
+        done = subprocess.run([sys.executable, "-c", _STUCK, how], timeout=40, check=False, stderr=file)
+    assert done.returncode == 3, errors.read_text()
+    assert errors.read_text().count("and is killed") == (2 if how == "with the GIL" else 0)
 
 
 _LEAVES = """

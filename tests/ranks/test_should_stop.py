@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import io
 import os
 import signal
@@ -20,6 +21,7 @@ import rankwise
 from rankwise import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.requeue import REQUEUE
+from rankwise.runtime import child_shield
 from rankwise.runtime.stopping import StopWatch
 from rankwise.testing import run_ranks, try_ranks
 from support import make_env, wait_until
@@ -113,7 +115,6 @@ def test_a_second_notice_changes_nothing() -> None:
 
     def program() -> str | None:
         with rankwise.init() as ctx:
-            os.kill(os.getpid(), 0)
             ctx.listen_for_stop()
             for _ in range(3):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -126,6 +127,79 @@ def test_a_second_notice_changes_nothing() -> None:
     assert run_ranks(program, 1) == ["SIGTERM on rank 0"]
     told = run_ranks(program, 2)
     assert told[0] == told[1]
+
+
+LATE = """
+    import os, signal, sys, rankwise
+
+    class Late:
+        def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.NUMBER, write=os.write):
+            for _ in range(3):
+                kill(pid, number)
+            write(1, b"through")
+
+    ctx = rankwise.init()
+    ctx.listen_for_stop()
+    sys.late = Late()
+    os.kill(os.getpid(), signal.NUMBER)
+    assert ctx.should_stop()
+    END
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("end", ["ctx.leave_for_requeue()", "sys.exit(rankwise.REQUEUE)"])
+def test_a_notice_while_the_interpreter_goes_down_changes_nothing(
+    name: str, end: str, tmp_path: Path
+) -> None:
+    """Python gives back its handlers at its end: a signal that comes later still does not kill the rank."""
+    text = textwrap.dedent(LATE).replace("NUMBER", name).replace("END", end)
+    (tmp_path / "train.py").write_text(text)
+    result = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=make_env(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (result.returncode, result.stdout) == (REQUEUE, "through"), result.stderr
+
+
+def test_a_program_that_a_leaving_rank_starts_can_be_ended() -> None:
+    """After a notice and after close() the signals are not ignored, or whatever the script starts would ignore them too."""
+
+    def program() -> int:
+        ctx = rankwise.init()
+        ctx.listen_for_stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ctx.should_stop()
+        ctx.close()
+        child = subprocess.Popen(["sleep", "60"])
+        child.terminate()
+        return child.wait()
+
+    assert run_ranks(program, 1) == [-signal.SIGTERM]
+
+
+def test_a_second_job_of_a_process_listens_like_the_first() -> None:
+    """After a job that ended by a notice the next one is told apart from it, and the script's own handler is not lost."""
+
+    def program() -> list[Any]:
+        heard: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+        mine = signal.getsignal(signal.SIGTERM)
+        for _ in range(2):
+            with rankwise.init() as ctx:
+                ctx.listen_for_stop()
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert ctx.should_stop()
+        with rankwise.init() as ctx:
+            assert not ctx.should_stop()
+        return [heard, signal.getsignal(signal.SIGTERM) is mine]
+
+    assert run_ranks(program, 1) == [[[signal.SIGTERM] * 2, True]]
 
 
 def test_a_deadline_stops_all() -> None:
@@ -197,7 +271,7 @@ def test_a_store_that_is_gone_matters_only_with_a_notice() -> None:
         server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         client = torch.distributed.TCPStore("127.0.0.1", server.port, is_master=False)
         watch = StopWatch(
-            rank=0, world_size=2, store=client, timeout_s=20, deadline=None, signals=("SIGTERM",), clock=SYSTEM_CLOCK
+            rank=0, world_size=2, store=client, timeout_s=20, deadline=None, signals=(signal.SIGTERM,), clock=SYSTEM_CLOCK
         )  # fmt: skip
         wait_until(lambda: client.check(["here/0"]))
         del server
@@ -318,6 +392,67 @@ def test_from_another_thread_others_are_heard() -> None:
     assert second[0]
 
 
+@pytest.mark.parametrize("given", ["SIGUSR2", signal.SIGUSR2, int(signal.SIGUSR2)])
+def test_a_notice_may_be_given_by_name_or_number(given: str | int) -> None:
+    """What signals= names is a notice, in each of the forms that Python has for a signal; SIGTERM is none then."""
+
+    def program() -> tuple[str | None, bool]:
+        with rankwise.init() as ctx:
+            ctx.listen_for_stop(signals=(given, given))
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert ctx.should_stop()
+            return ctx.stop_reason, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    assert run_ranks(program, 1) == [("SIGUSR2 on rank 0", True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("SIGTERM", "signals='SIGTERM' is no tuple of signals"),
+        (signal.SIGTERM, "is no tuple of signals"),
+        (None, "signals=None is no tuple of signals"),
+        (("SIGTREM",), "there is no signal 'SIGTREM'"),
+        (("SIGTERM", 4711), "there is no signal 4711"),
+        ((True,), "there is no signal True"),
+        ((signal.SIGKILL,), "no process can take SIGKILL"),
+        ((), r"signals=\(\) names none"),
+    ],
+)
+def test_what_is_no_signal_is_named(given: Any, told: str) -> None:
+    """A wrong signals= is an error at once: nobody believes to be listening who is not; a right one may follow."""
+
+    def program() -> None:
+        with rankwise.init() as ctx:
+            with pytest.raises(UsageError, match=told):
+                ctx.listen_for_stop(signals=given)
+            ctx.listen_for_stop()
+
+    run_ranks(program, 1)
+
+
+def test_of_several_background_errors_none_is_lost() -> None:
+    """close() raises the first one; the others are its notes."""
+
+    def program() -> list[str]:
+        ctx = rankwise.init()
+
+        def fail(text: str) -> Any:
+            def wait() -> None:
+                raise CollectiveError(text)
+
+            return wait
+
+        for text in ("one", "two", "three"):
+            ctx._attend(at_step=fail(text), before_leaving=fail(text))
+        with pytest.raises(CollectiveError) as caught, redirect_stderr(io.StringIO()) as err:
+            ctx.close()
+        notes = getattr(caught.value, "__notes__", err.getvalue().splitlines())
+        return [str(caught.value), *(note.strip() for note in notes)]
+
+    assert run_ranks(program, 1) == [["one", "and CollectiveError: two", "and CollectiveError: three"]]
+
+
 def test_misuse_is_named() -> None:
     """Listening twice, and a call after close() or in a forked child, are errors that say so."""
 
@@ -433,3 +568,56 @@ def test_children_can_be_ended_by_their_parent() -> None:
         return codes
 
     assert run_ranks(program, 1) == [[-signal.SIGTERM] * 3]
+
+
+def test_a_daemon_that_hangs_is_killed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shielded daemon can't run its handler: after terminate() join() returns, as it does without the shield."""
+    import multiprocessing
+
+    context: Any = multiprocessing.get_context("fork")
+
+    def hang(pipe: Any) -> None:
+        # As in native code that never comes back: a handler of Python's does not run.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pipe.send("up")
+        while True:
+            signal.pause()
+
+    def program() -> list[Any]:
+        monkeypatch.setattr(child_shield, "_LAST_GRACE_S", 0.2)
+        ctx = rankwise.init()
+        ctx.listen_for_stop()
+        codes = []
+        for is_daemon in (True, False):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=hang, args=(theirs,), daemon=is_daemon)
+            child.start()
+            assert ours.recv() == "up"
+            child.terminate()
+            child.join(0.01)
+            codes.append(child.exitcode)
+            # One that is no daemon may have good reasons to take its time.
+            child.join(None if is_daemon else 0.5)
+            codes.append(child.exitcode)
+            child.kill()
+        return codes
+
+    assert run_ranks(program, 1) == [[None, -signal.SIGKILL, None, None]]
+
+
+def test_what_the_shield_takes_hold_of_is_there() -> None:
+    """The private names of multiprocessing and torch that it wraps exist: without them workers would die of a notice again."""
+    from multiprocessing import popen_fork
+
+    from torch.utils.data._utils import signal_handling, worker
+
+    kind: Any = popen_fork.Popen
+    assert list(inspect.signature(kind._send_signal).parameters)[1:] in (["sig"], ["number"])
+    assert len(inspect.signature(kind._launch).parameters) == 2
+    assert (
+        list(inspect.signature(kind.wait).parameters) == ["self", "timeout"]
+        or kind.wait.__name__ == "wait_or_kill"
+    )
+    assert callable(signal_handling._set_worker_signal_handlers)
+    assert worker.signal_handling is signal_handling
+    assert "_set_worker_signal_handlers" in worker._worker_loop.__code__.co_names

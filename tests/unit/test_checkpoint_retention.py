@@ -75,7 +75,7 @@ def test_the_newest_always_stays(steps: list[int], keep: Keep, chance: Any) -> N
     stays = [manifest for manifest in manifests if manifest not in gone]
     assert manifests[-1] in stays
     assert len({manifest.step for manifest in stays}) == len(stays)
-    assert len(stays) >= min(keep.last or 99, len(set(steps)))
+    assert len(stays) >= min(keep.last or (1 if keep.every or keep.best else 99), len(set(steps)))
 
 
 @pytest.mark.parametrize("wrong", [{"last": 0}, {"last": -1}, {"every": 0}, {"best": -1}, {"mode": "low"}])

@@ -7,6 +7,7 @@ import multiprocessing
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -72,16 +73,53 @@ def test_passes_follow_each_other(kind: Any) -> None:
 
 
 @KINDS
-def test_a_pass_that_was_left_early_is_over_unless_somebody_only_looked(kind: Any) -> None:
-    """One batch may be looked at; a loop that broke off later goes on with the next epoch."""
-    loader = load(kind())
-    first = next(iter(loader)).tolist()
-    again = iter(loader)
-    assert next(again).tolist() == first
-    next(again)
-    again.close()
-    list(loader)
-    assert loader.epoch == 2
+@pytest.mark.parametrize("size", [10, 12])
+def test_a_pass_that_was_left_early_goes_on(kind: Any, size: int) -> None:
+    """next(iter(loader)), and a loop that breaks off, give epoch by epoch what whole passes give."""
+    whole = load(kind(size), seed=2)
+    wanted = [batch for _ in range(3) for batch in ids(whole)]
+    loader = load(kind(size), seed=2)
+    assert [next(iter(loader)).tolist() for _ in wanted] == wanted
+    loader, seen = load(kind(size), seed=2), []
+    while len(seen) < 9:
+        for number, batch in enumerate(loader):
+            seen.append(batch.tolist())
+            if number == 1:
+                break
+    assert seen[:9] == wanted
+
+
+@KINDS
+def test_a_live_loop_and_a_resumed_one_give_the_same(kind: Any) -> None:
+    """Whatever was broken off, and where: a state taken then gives elsewhere what the next pass gives here."""
+    for num_steps in range(1, 4):
+        live, resumed = load(kind(), seed=2), load(kind(), seed=2)
+        list(islice(live, num_steps))
+        resumed.load_state_dict(live.state_dict())
+        # After the last step the resumed loop is asked once more, so that what stands behind it is done.
+        rest = ids(resumed) or ids(resumed)
+        assert ids(live) == rest
+        assert live.state_dict() == resumed.state_dict()
+
+
+@KINDS
+def test_epochs_begin_from_their_start(kind: Any) -> None:
+    """A look before costs nothing there, at a loaded place neither; set_epoch begins anew what was left early."""
+    whole = load(kind(), seed=1)
+    wanted = [ids(whole) for _ in range(2)]
+    loader = load(kind(), seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert [ids(loader) for _ in loader.epochs(2)] == wanted
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert [ids(loader) for _ in loader.epochs(2)] == [wanted[0][1:], wanted[1]]
+    loader.load_state_dict(state)
+    for _ in range(2):
+        loader.set_epoch(0)
+    next(iter(loader))
+    loader.set_epoch(0)
+    assert ids(loader) == wanted[0]
 
 
 @KINDS
@@ -146,9 +184,9 @@ def test_persistent_workers_read_pass_after_pass() -> None:
     """Also after a pass that was left early, and with a stream, whose tickets never end. They end with the loader."""
     for data in (Numbers(), Stream()):
         loader = load(data, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-        next(iter(loader))
-        for _ in range(2):
-            assert sorted(one for batch in loader for one in batch.tolist()) == list(range(10))
+        first = next(iter(loader)).tolist()
+        assert sorted(first + [one for batch in loader for one in batch.tolist()]) == list(range(10))
+        assert sorted(one for batch in loader for one in batch.tolist()) == list(range(10))
         # In no cycle: torch ends workers properly only if no garbage collector is needed for it.
         gc.disable()
         try:
@@ -192,6 +230,39 @@ def test_an_empty_batch_looks_like_a_full_one() -> None:
     empty = Packing(collate=time_first).pack_empty(Sample(torch.ones(5), "a"))
     assert empty.x.shape == (5, 0)
     assert empty.name == []
+
+
+@KINDS
+def test_an_error_names_the_samples_of_its_own_batch(kind: Any) -> None:
+    """Of a step in several micro-batches, with samples that were left out: those that the collate function has got."""
+
+    class Holes(kind):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return None if index == 5 else index
+
+        def __iter__(self) -> Any:
+            yield from map(self.__getitem__, range(self.size))
+
+    def collate(samples: list[int]) -> Any:
+        return None if 7 in samples else torch.tensor(samples)
+
+    shuffle = None if kind is Stream else False
+    loader = load(Holes(), shuffle=shuffle, drop_none=True, micro_batch=2, collate_fn=collate)
+    # A stream is shared out after the None is gone; an index is before.
+    told = "the batch of sample" + (r"s 6, 7\n" if kind is Numbers else r" 7\n")
+    with pytest.raises(DataError, match=told):
+        list(loader)
+
+
+def test_a_collate_function_that_changes_its_samples_sees_each_once() -> None:
+    """An empty batch is made after a sample, which is packed as well, or was read from memory that the user keeps."""
+
+    def pop(samples: list[dict[str, Any]]) -> Any:
+        return torch.tensor([one.pop("x") for one in samples])
+
+    kept = {"x": 1.0}
+    assert Packing(collate=pop).pack_empty(kept).shape == (0,)
+    assert kept == {"x": 1.0}
 
 
 def test_parts_are_nearly_equal() -> None:
@@ -265,7 +336,14 @@ def test_batches_go_to_the_device() -> None:
         (Stream(), {"split": "dataset", "drop_last": True}, "drop_last=True with split='dataset'"),
         (Stream(), {"global_batch": 0}, "global_batch=0"),
         (Numbers(), {"split": "stride"}, "split='stride' with a data set that has an index"),
-        (Numbers(), {"num_workers": -1}, "num_workers option should be non-negative"),
+        (Numbers(), {"num_workers": -1}, "num_workers=-1"),
+        (Stream(), {"num_workers": "2"}, "num_workers='2'"),
+        (Stream(), {"seed": 1.5}, "seed=1.5"),
+        (Stream(), {"replacement": False}, "replacement=False with a data set that can only be iterated"),
+        (Numbers(), {"num_workers": "2"}, "num_workers='2'"),
+        (Numbers(), {"device": "bogus"}, "device='bogus'"),
+        (Stream(), {"device": 1.5}, "device=1.5"),
+        (Numbers(), {"num_workers": 1, "timeout_s": -1}, "timeout"),
         (Numbers(), {"prefetch_factor": 3}, "prefetch_factor"),
         (
             Numbers(),
@@ -310,6 +388,52 @@ def test_a_state_of_other_data_is_refused() -> None:
         load(Stream(), seed=1).load_state_dict(load(Stream(), seed=0).state_dict())
     with pytest.raises(DataError, match="version None"):
         load(Stream()).load_state_dict({})
+
+
+@KINDS
+def test_a_state_of_the_other_kind_is_told_as_such(kind: Any) -> None:
+    """Not as other data or another seed: both kinds are named."""
+    other = Stream if kind is Numbers else Numbers
+    words = {Numbers: "a data set that has an index", Stream: "a data set that can only be iterated"}
+    with pytest.raises(DataError, match=f"saved for {words[other]}, and here is {words[kind]}"):
+        load(kind()).load_state_dict(load(other()).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"streams": None}, "a NoneType as streams"),
+        ({"streams": []}, "0 streams, and 1 are wanted"),
+        ({"streams": [{}, {}]}, "2 streams, and 1 are wanted"),
+        ({"streams": [7]}, "None elements read of a stream"),
+        ({"streams": [{"num_read": "x", "state": None}]}, "'x' elements read of a stream"),
+        ({"streams": [{"num_read": -1}]}, "-1 elements read of a stream"),
+        ({"consumed": -1}, "turn \\[0, -1,"),
+        ({"epoch": True}, "turn \\[True,"),
+        ({"kind": 3}, "saved for something unknown"),
+    ],
+)
+def test_a_damaged_state_of_a_stream_is_refused(change: dict[str, Any], told: str) -> None:
+    """Before anything moves: the loader stays where it was."""
+    loader = load(Stream())
+    next(iter(loader))
+    before = loader.state_dict()
+    with pytest.raises(DataError, match=told):
+        loader.load_state_dict({**before, **change})
+    with pytest.raises(DataError, match="version 'list'"):
+        loader.load_state_dict([1])
+    assert loader.state_dict() == before
+
+
+def test_a_state_of_streams_of_their_own_must_fit_the_workers() -> None:
+    """As many streams as there are parts, and the turn is one of them."""
+    loader = load(Stream(), split="dataset", num_workers=2, multiprocessing_context="fork")
+    state = loader.state_dict()
+    with pytest.raises(DataError, match="1 streams, and 2 are wanted"):
+        loader.load_state_dict({**state, "streams": state["streams"][:1]})
+    with pytest.raises(DataError, match="turn 2 of 2 streams"):
+        loader.load_state_dict({**state, "turn": 2})
+    loader.load_state_dict(state)
 
 
 def test_several_ranks_without_a_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rankwise.base.faults import FaultRecord
@@ -11,17 +13,21 @@ from rankwise.verdict.requeue import is_requeue
 
 
 def _end(
-    rank: int, code: int, *, at: float = 1.0, stopped_s: float | None = None, fault: str = ""
+    rank: int,
+    code: int,
+    *,
+    at: float = 1.0,
+    stopped_s: float | None = None,
+    fault: str = "",
+    asks: bool = True,
 ) -> RankEnd:
     record = FaultRecord(message=fault, callstack=fault, timestamp_s=0.0, monotonic_s=at) if fault else None
     return RankEnd(rank=rank, local_rank=rank, pid=1, code=code, ended_s=at, stopped_s=stopped_s, fault=record,
-                   was_noticed=True, log=f"{rank}.log")  # fmt: skip
+                   was_noticed=True, asks_requeue=asks and code == 75, log=f"{rank}.log")  # fmt: skip
 
 
-def _judge(
-    *ends: RankEnd, interrupted: int | None = None, can_requeue: bool = True, keeper_lost: bool = False
-) -> Verdict:
-    return judge(Case(ranks=ends, world_size=len(ends), interrupted=interrupted, can_requeue=can_requeue, keeper_lost=keeper_lost))  # fmt: skip
+def _judge(*ends: RankEnd, interrupted: int | None = None, oom_kills: int = 0) -> Verdict:
+    return judge(Case(ranks=ends, world_size=len(ends), interrupted=interrupted, oom_kills=oom_kills))
 
 
 @pytest.mark.parametrize("interrupted", [None, 15])
@@ -60,8 +66,28 @@ def test_a_failure_meanwhile_is_the_cause(interrupted: int | None) -> None:
     assert (late.kind, late.exit_code, late.culprits) == ("failure", 137, (1,))
 
 
+@pytest.mark.parametrize("interrupted", [None, 15])
+@pytest.mark.parametrize("code", [-9, -15])
+def test_a_failed_rank_that_we_had_to_kill_is_the_cause(code: int, interrupted: int | None) -> None:
+    """It raised while it saved, and a thread of it held it up until we killed it: the error is told, and nothing is requeued."""
+    failed = replace(_end(1, code, at=0.9, stopped_s=31.0, fault="ValueError: disk full"), ended_s=31.1)
+    verdict = _judge(_end(0, 75), failed, interrupted=interrupted)
+    assert (verdict.kind, verdict.exit_code, verdict.culprits) == ("failure", 1, (1,))
+    assert "ValueError: disk full" in verdict.message
+
+
+def test_a_rank_that_the_kernel_killed_meanwhile_is_the_cause() -> None:
+    """Nobody of us had killed it, so it does not count as one that only came too late."""
+    verdict = _judge(_end(0, 75), _end(1, -9, at=32.0), oom_kills=1)
+    assert (verdict.kind, verdict.exit_code, verdict.culprits) == ("failure", 137, (1,))
+    assert "ran out of memory" in verdict.reason
+
+
 def test_what_outweighs_it() -> None:
     """Where 75 has no such meaning it is an exit code as any other; and a lost keeper is no requeue."""
-    verdict = _judge(_end(0, 75), can_requeue=False)
+    verdict = _judge(_end(0, 75, asks=False))
     assert (verdict.kind, verdict.exit_code, verdict.culprits) == ("failure", 75, (0,))
-    assert not is_requeue(Case(ranks=(_end(0, 75),), world_size=1, can_requeue=True, keeper_lost=True))
+    assert "without a word that this means a requeue" in verdict.reason
+    mixed = _judge(_end(0, 75), _end(1, 75, asks=False))
+    assert (mixed.kind, mixed.exit_code, mixed.culprits) == ("failure", 75, (1,))
+    assert not is_requeue(Case(ranks=(_end(0, 75),), world_size=1, keeper_lost=True))

@@ -201,28 +201,32 @@ def test_the_usual_loop_does_not_lose_its_place() -> None:
     assert list(sampler) == list(sampler.draw(0))
 
 
-def test_a_look_at_the_first_batch_costs_nothing() -> None:
-    """next(iter(sampler)) only to see a shape leaves the epoch whole, and a loaded place too."""
+def test_set_epoch_begins_an_epoch_from_its_start() -> None:
+    """A look at the first batch, or a loop that was left, costs nothing then; a loaded place is the start, the first time."""
     sampler = make(50, global_batch=10)
     next(iter(sampler))
+    sampler.set_epoch(0)
     assert list(sampler) == list(sampler.draw(0))
     state = {**sampler.state_dict(), "epoch": 4, "consumed": 20}
     sampler.load_state_dict(state)
     next(iter(sampler))
     sampler.set_epoch(4)
     next(iter(sampler))
-    assert list(sampler) == list(sampler.draw(4, 20))
+    assert list(sampler) == list(sampler.draw(4, 30))
     assert sampler.epoch == 5
+    sampler.load_state_dict(state)
+    for start in (20, 0):
+        sampler.set_epoch(4)
+        assert next(iter(sampler)) == next(sampler.draw(4, start))
 
 
-def test_a_pass_that_was_left_early_is_over() -> None:
-    """After two steps a broken-off pass is not taken up again: the next pass is the next epoch."""
+def test_a_pass_that_was_left_early_goes_on() -> None:
+    """One step or several: the next pass goes on behind them; behind the last step comes the next epoch."""
     sampler = make(50, global_batch=10)
     list(islice(sampler, 2))
-    assert list(sampler) == list(sampler.draw(1))
-    one_step = make(10, global_batch=10)
-    next(iter(one_step))
-    assert next(iter(one_step)) == next(one_step.draw(1))
+    next(iter(sampler))
+    assert list(sampler) == list(sampler.draw(0, 30))
+    assert [next(iter(sampler)) for _ in range(10)] == [*sampler.draw(1), *sampler.draw(2)]
 
 
 def test_the_batch_at_hand_counts_and_a_part_of_a_step_does_not() -> None:
@@ -251,9 +255,9 @@ def test_an_older_pass_does_not_move_the_cursor() -> None:
     next(old)
     new = iter(sampler)
     list(old)
-    assert (sampler.epoch, sampler.consumed) == (0, 0)
+    assert (sampler.epoch, sampler.consumed) == (0, 10)
     next(new)
-    assert sampler.consumed == 10
+    assert sampler.consumed == 20
 
 
 def test_the_state_is_small() -> None:

@@ -151,7 +151,9 @@ def copy_terminal_size(from_fd: int, to_fd: int) -> None:
 
 
 def try_lock_file(fd: int) -> bool | None:
-    """Lock a file for this process alone, children excluded; closing any descriptor of the file, or its end, unlocks it.
+    """Lock a file for whoever opened it like this; it is unlocked when the last copy of the descriptor is closed.
+
+    A forked child has a copy, and must close it.
 
     Returns:
         Whether it is ours now; None where the system or the file system has no locks.
@@ -161,8 +163,8 @@ def try_lock_file(fd: int) -> bool | None:
     except ImportError:
         return None
     try:
-        # Not flock: a forked child, such as a DataLoader's worker, would hold it on.
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Not lockf: that lock goes as soon as anything in this process opens the file and closes it again, as a backup does.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in {errno.EACCES, errno.EAGAIN}:
             return False

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
+
+from rankwise.base.osdoor import NOTES_FD
 
 #: What a rank, and then the launcher, exits with when the job has stopped by itself and wants to be started again:
 #: EX_TEMPFAIL of sysexits.h, "try again later".
@@ -10,5 +14,34 @@ REQUEUE = 75
 
 # Caught by ranks that call should_stop(), and by nobody else: so the launcher, which reads in /proc what a process
 # catches, knows that SIGTERM does not end them, and uses this one where there is nothing to save any more.
-# Neighbour of the signal that asks for stacks (base/osdoor.py).
+# A rank that leaves after a notice ignores it in the end. Neighbour of the signal that asks for stacks (base/osdoor.py).
 END_SIGNAL: int | None = signal.SIGRTMIN + 12 if hasattr(signal, "SIGRTMIN") else None
+
+#: How the notes of a rank begin (evidence/recorder.py), and the lines that say how 75 is meant, and that the rank leaves so.
+_FIRST, _ASKED, _LEAVES = b'{"note": "armed"', b'{"note": "requeue"}\n', b'{"note": "leaves"}\n'
+
+
+def ask_requeue(*, leaves: bool = False) -> None:
+    """Tell the launcher, if it is ours, that exit code 75 is to mean a requeue: other programs have a 75 of their own.
+
+    Args:
+        leaves: Tell also that this rank has done what it had to.
+    """
+    with suppress(OSError, AttributeError):
+        # Under another launcher the number may be anybody's file.
+        if os.pread(NOTES_FD, len(_FIRST), 0) == _FIRST:
+            os.write(NOTES_FD, _ASKED + _LEAVES * leaves)
+
+
+def has_asked(notes: str) -> bool:
+    """Tell from a rank's notes whether it has asked for a requeue.
+
+    Args:
+        notes: All of them: a rank may be a shell, and its Python not the last program that it runs.
+    """
+    return _ASKED.decode() in notes
+
+
+def has_left(notes: str) -> bool:
+    """Tell from a rank's notes whether it was through, and on its way out."""
+    return _LEAVES.decode() in notes

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
+
+import torch
 
 from rankwise.base.errors import CheckpointError, RankwiseError, UsageError
 from rankwise.checkpoint import lock
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.ranks import Ranks
+    from rankwise.checkpoint.retention import Keep
 
 
 @final
@@ -30,19 +34,23 @@ class Request:
     """What a rank was asked to save.
 
     Attributes:
-        folder: Where checkpoints are.
+        told: Where checkpoints are, as the caller said it.
+        folder: The same, from the root.
         place: Where this one goes: there, or into the host's memory.
         state: The parts by name.
         step: The step.
         metrics: What it is judged by.
+        keep: Which older ones stay.
         can_pickle: Whether objects that are not plain data may be pickled.
     """
 
+    told: str
     folder: Path
     place: Path
     state: Mapping[str, Any]
     step: int
     metrics: Mapping[str, float]
+    keep: Keep | None
     can_pickle: bool
 
     @property
@@ -62,7 +70,9 @@ class Agreement:
         alone: What only this rank has.
         basis: What the ranks had said when they shared the work.
         share: What this rank writes of ``boxes``.
-        serial: The last checkpoint's; None before the first.
+        warned: Parts of which it was said that they differ.
+        serial: The last checkpoint's, saved or loaded; 0 before the first.
+        was_listed: Whether the folder was looked at for it, with the lock in hand.
     """
 
     form: object = None
@@ -70,7 +80,9 @@ class Agreement:
     alone: list[Box] = field(default_factory=list)
     basis: object = None
     share: list[Box] = field(default_factory=list)
-    serial: int | None = None
+    warned: set[str] = field(default_factory=set)
+    serial: int = 0
+    was_listed: bool = False
 
 
 def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list[Box]]:
@@ -96,14 +108,16 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
     try:
         _check_step(request.step)
         _check_metrics(request.metrics)
+        if request.keep is not None and request.keep.best and ranks.rank == 0:
+            _check_judged(request.metrics, request.keep)
         flat = flatten(request.state, ranks.rank, can_pickle=request.can_pickle)
         _part_boxes(before, flat, ranks)
         said = {
-            "folder": str(request.folder),
-            "step": request.step,
+            "folder": request.told,
+            "step": operator.index(request.step),
             "parts": {part: _digest(tree) for part, tree in flat.trees.items()},
             "own parts": sorted(flat.rank_trees),
-            "boxes": _digest([[box.name, box.dtype, box.whole] for box in before.boxes]),
+            "boxes": _digest([[box.name, box.dtype, box.whole, box.is_shared] for box in before.boxes]),
         }
     except Exception as found:  # noqa: BLE001 - the user's state_dict may raise anything
         # Not raised before the others know: they would wait.
@@ -116,6 +130,12 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
     differing = [part for part in flat.trees if len({word["parts"].get(part) for word in words}) > 1]
     for part in differing:
         make_own(flat, part, ranks.rank)
+        if part not in before.warned and ranks.rank == 0:
+            before.warned.add(part)
+            warn(
+                f"the part {part!r} of the state differs between ranks and is saved for each: it can't be loaded at another world size "
+                "(if it is meant: checkpoint.PerRank; if not: make it equal before)"
+            )
     if differing:
         _part_boxes(before, flat, ranks)
     basis = (ranks.members, differing, [word["boxes"] for word in words])
@@ -136,6 +156,7 @@ def _part_boxes(before: Agreement, flat: Flat, ranks: Ranks) -> None:
             tensor.dtype,
             tensor.shape,
             ranks.world_size,
+            name in flat.shared,
             getattr(tensor, "device_mesh", None),
             getattr(tensor, "placements", None),
         )
@@ -143,7 +164,7 @@ def _part_boxes(before: Agreement, flat: Flat, ranks: Ranks) -> None:
     ]
     if form == before.form:
         return
-    boxes, mark = list_boxes(flat.tensors, ranks.world_size), f"@{ranks.rank}"
+    boxes, mark = list_boxes(flat.tensors, ranks.world_size, flat.shared), f"@{ranks.rank}"
     own = {name for name in flat.tensors if name.partition(".")[0].endswith(mark)}
     before.boxes = [box for box in boxes if box.tensor not in own]
     before.alone = [box for box in boxes if box.tensor in own]
@@ -151,7 +172,8 @@ def _part_boxes(before: Agreement, flat: Flat, ranks: Ranks) -> None:
 
 
 def _check_step(step: object) -> None:
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    is_whole = hasattr(step, "__index__") and not isinstance(step, (bool, torch.Tensor))
+    if not is_whole or operator.index(step) < 0:  # type: ignore[arg-type]
         raise UsageError(f"checkpoint.save(step={step!r})", hint="a step is a whole number, 0 or more")
 
 
@@ -161,6 +183,14 @@ def _check_metrics(metrics: Mapping[str, float]) -> None:
             float(value)
         except (TypeError, ValueError):
             raise UsageError(f"checkpoint.save(metrics={{{name!r}: {value!r}}})", hint="a metric is a number") from None  # fmt: skip
+
+
+def _check_judged(metrics: Mapping[str, float], keep: Keep) -> None:
+    if keep.metric not in metrics:
+        raise UsageError(
+            f"Keep(best={keep.best}) judges by the metric {keep.metric!r}, and there is {', '.join(metrics) or 'none'}",
+            hint=f"checkpoint.save(..., metrics={{{keep.metric!r}: value}}), or Keep(metric=...)",
+        )
 
 
 def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
@@ -185,7 +215,7 @@ def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 #: Whether it was said that there are no copies in memory.
@@ -234,10 +264,18 @@ def begin(ranks: Ranks, before: Agreement, request: Request, *, size: int, probl
     return request.place / words[ranks.main]["temporary"], before.serial
 
 
+def _make_folders(place: Path, disk: Disk) -> None:
+    """Make a folder and those above it, so that they survive a loss of power like what comes into them."""
+    missing = [path for path in (place, *place.parents) if not path.exists()]
+    place.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        disk.sync_folder(path.parent)
+
+
 def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[str, Any]:
     folder, place = request.folder, request.place
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        _make_folders(place, disk)
         # Without locks (some network file systems) nobody knows whose the leftovers are: they stay.
         is_locked = lock.take(place)
         if is_locked:
@@ -250,10 +288,10 @@ def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[st
             check_space(place, size)
         temporary = name_temporary(place, request.step)
         disk.make_folder(temporary)
-        if before.serial is not None and is_locked:
-            return {"temporary": temporary.name, "serial": before.serial + 1}  # nobody else writes there
-        memory = find_memory(folder)
-        serials = [next_serial(one) for one in (folder, memory) if one is not None]
+        serials = [before.serial + 1]
+        if not (before.was_listed and is_locked):  # with the lock nobody else writes there
+            serials += [next_serial(one) for one in (folder, find_memory(folder)) if one is not None]
+            before.was_listed = True
         return {"temporary": temporary.name, "serial": max(serials)}
     except CheckpointError as error:
         return {"error": error.message, "hint": error.hint}

@@ -72,6 +72,8 @@ def list_checkpoints(folder: str | Path) -> list[Checkpoint]:
 def latest(folder: str | Path) -> Path | None:
     """Return the latest checkpoint that is whole, by its manifest and the sizes of its files; None if there is none.
 
+    This process alone looks. Ranks must not decide by it whether to resume: other hosts may see another. ``load`` agrees.
+
     Args:
         folder: The folder that was given to ``save``; it need not be there.
 
@@ -242,11 +244,14 @@ def commit(disk: Disk, temporary: Path, step: int) -> Path:
             # A network file system that lost the server's answer asks again, and is told that the source is gone.
             if temporary.exists() or not (target / MANIFEST).exists():
                 raise
-        disk.sync_folder(folder)
     except OSError as error:
         raise tell(error, f"can't rename {temporary} to a checkpoint of step {step}") from error
     if not (target / MANIFEST).exists():
         raise CheckpointError(f"{target} is not there after its rename", hint="the file system does not do what it says: don't keep checkpoints on it")  # fmt: skip
+    with suppress(
+        OSError
+    ):  # committed is committed: readers see it, whether or not a loss of power now would take it back
+        disk.sync_folder(folder)
     return target
 
 
@@ -261,21 +266,18 @@ def delete(disk: Disk, path: Path) -> None:
     disk.remove(condemned)
 
 
-def sweep(folder: Path, disk: Disk = REAL_DISK, *, but: frozenset[str] = frozenset()) -> list[Path]:
+def sweep(folder: Path, disk: Disk = REAL_DISK) -> list[Path]:
     """Delete what dead jobs left half written. Only whoever holds the folder's lock may do it.
 
     Args:
         folder: The folder of checkpoints.
         disk: What deletes.
-        but: Names that are in use.
 
     Returns:
         What was deleted.
     """
     with suppress(CheckpointError):
-        gone = [
-            path for path in _list_names(folder) if _TEMPORARY.fullmatch(path.name) and path.name not in but
-        ]
+        gone = [path for path in _list_names(folder) if _TEMPORARY.fullmatch(path.name)]
         for path in gone:
             remove_quietly(disk, path)
         return gone

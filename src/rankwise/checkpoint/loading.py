@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
+
+from torch.optim import Optimizer
 
 from rankwise.base.errors import CheckpointError, RankwiseError
 from rankwise.checkpoint.folder import latest, list_checkpoints, open_checkpoint, read_index
@@ -12,15 +15,15 @@ from rankwise.checkpoint.parts import PerRank, name_parameters
 from rankwise.checkpoint.plan import Reads, plan_reads
 from rankwise.checkpoint.ranks import find_ranks
 from rankwise.checkpoint.reading import read_all, read_tensors, receive_all
-from rankwise.checkpoint.rng import RandomStates, reseed
-from rankwise.checkpoint.saving import RNG, finish_saves
+from rankwise.checkpoint.rng import RNG, RandomStates, reseed
+from rankwise.checkpoint.saving import finish_saves, note_serial
 from rankwise.checkpoint.sources import Opened, choose, look, open_together
 from rankwise.checkpoint.targets import Loading, Part, make_part
 from rankwise.checkpoint.tree import decode
 from rankwise.checkpoint.writing import warn
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from rankwise.checkpoint.ranks import Ranks
 
@@ -31,7 +34,7 @@ def load(
     *,
     step: int | None = None,
     strict: bool = True,
-    rng: bool = True,
+    rng: bool | None = None,
     pickle: bool = False,
 ) -> int | None:
     """Load the latest checkpoint that is whole into a state, at any world size.
@@ -45,8 +48,10 @@ def load(
         folder: Where checkpoints are, or one of them.
         state: The parts to load, by the names they were saved under; other parts stay unread.
         step: The step to load; None: the latest.
-        strict: Whether a part that the checkpoint lacks is an error; else it stays as it is.
-        rng: Whether the random generators go on where they were; at another world size they are seeded anew from there.
+        strict: Whether parts and a module's names that are in one of state and checkpoint only are an error; else those stay as
+            they are, with a warning.
+        rng: Whether the random generators go on where they were; at another world size they are seeded anew from there. None: if
+            an optimizer is among the parts, as training goes on then.
         pickle: Whether pickled objects may be loaded. Whoever wrote them can have any code executed by that.
 
     Returns:
@@ -60,26 +65,28 @@ def load(
     """
     ranks, folder = find_ranks(), Path(folder)
     finish_saves(folder)
+    goes_on = any(isinstance(getattr(one, "value", one), Optimizer) for one in state.values())
+    with_rng = goes_on if rng is None else rng
     failed: list[str] = []
     before: object = None
     while True:
         views = ranks.control.exchange(look(folder, step), what="checkpoint.load")
         # A job that saves there meanwhile may have deleted what we were about to read: then there are newer ones.
         if views == before:
-            raise CheckpointError(f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}", rank=ranks.rank, hint="`rankwise checkpoint verify` reads every byte; take a backup")  # fmt: skip
+            raise CheckpointError(f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}", rank=ranks.rank, hint="`rankwise checkpoint verify` reads every byte; take a backup. The state may be loaded in parts: don't go on with it")  # fmt: skip
         before, failed = views, []
         candidates = choose(folder, views, step)
+        note_serial(folder, max((one.serial for view in views for one in view.candidates), default=0))
         if not candidates:
             return None
         if step is None and ranks.is_main:
-            for damage in views[0].problems:
-                warn(f"passed over a damaged checkpoint: {damage}")
+            warn_all("passed over a damaged checkpoint", views[0].problems)
         for chosen in candidates:
             opened = open_together(folder, ranks, views, chosen)
             if isinstance(opened, str):
                 problem: str | None = opened
             else:
-                problem = _Attempt(ranks, opened).load(state, strict=strict, rng=rng, can_pickle=pickle)
+                problem = _Attempt(ranks, opened).load(state, strict=strict, rng=with_rng, can_pickle=pickle)
             if problem is None:
                 return chosen.step
             failed.append(problem)
@@ -118,39 +125,51 @@ class _Attempt:
         self, state: MutableMapping[str, Any], *, strict: bool, rng: bool, can_pickle: bool
     ) -> list[Part]:
         manifest, index = self.opened.manifest, self.opened.index
-        wanted: dict[str, Any] = {}
         rank, size, saved = self.ranks.rank, self.ranks.world_size, manifest.world_size
-        own = index.rank_trees.get(0, {}).get(RNG)
-        if "seed" not in ((own or {}).get("stateful") or ()):
-            own = None  # a part of the user's that has this name
-        if rng and own is not None and RNG not in state and saved == size:
-            wanted[RNG] = PerRank(RandomStates())
         names = name_parameters(state)
-        loading = Loading(state, index, rank, size, saved, can_pickle, names)
+        loading = Loading(state, index, rank, size, saved, can_pickle, strict, names)
         there = {*index.trees, *(part for trees in index.rank_trees.values() for part in trees)}
         parts = [make_part(loading, name) for name in state if strict or name in there]
-        parts += [
-            make_part(Loading(wanted, index, rank, size, saved, can_pickle, names), name) for name in wanted
-        ]
-        if rng and own is not None and RNG not in state and saved != size:
-            seed = {"seed": own["stateful"]["seed"]}
-            parts.append(Part(finish=lambda: reseed(seed, step=manifest.step, rank=rank, world_size=size)))
+        owners = {
+            owner: trees[RNG]
+            for owner, trees in sorted(index.rank_trees.items())
+            if "seed"
+            in (
+                trees.get(RNG, {}).get("stateful") or ()
+            )  # else it is a part of the user's that has this name
+        }
+        if rng and owners and RNG not in state:
+            parts.append(self._make_rng(loading, owners))
         return parts
+
+    def _make_rng(self, loading: Loading, owners: Mapping[int, Any]) -> Part:
+        """Let the random generators go on; where some rank has nobody to go on as, seed them all anew."""
+        if len(owners) == loading.saved_size == loading.world_size:
+            return make_part(replace(loading, state={RNG: PerRank(RandomStates())}), RNG)
+        seed = {"seed": next(iter(owners.values()))["stateful"]["seed"]}
+        step = self.opened.manifest.step
+        return Part(finish=lambda: reseed(seed, step=step, rank=loading.rank, world_size=loading.world_size))
 
     def _fill(self, parts: Sequence[Part]) -> str | None:
         """Read all tensors; return what is damaged, on any rank."""
         targets = {name: tensor for part in parts for name, tensor in part.targets.items()}
-        problem = None
+        problem: Exception | None = None
         try:
             reads = plan_reads(targets, self.opened.index)
             if self._must_send(reads):
                 receive_all(self.ranks, self.opened, reads)
             else:
                 read_all(self.opened, reads)
-        except CheckpointError as error:
-            problem = error.message
-        problems = self.ranks.control.exchange(problem, what="checkpoint.load (all read?)")
-        return next((one for one in problems if one), None)
+        except Exception as error:  # noqa: BLE001 - no memory, or whatever the device says: the others must know
+            problem = error
+        is_damage = isinstance(problem, CheckpointError)
+        words = self.ranks.control.exchange((None if problem is None else _say(problem), is_damage), what="checkpoint.load (all read?)")  # fmt: skip
+        if problem is not None and not is_damage:
+            raise problem
+        for rank, (word, is_theirs) in enumerate(words):
+            if word is not None and not is_theirs:
+                raise CheckpointError(word, rank=rank, hint="the error on that rank says more; the state is loaded in parts: don't go on with it")  # fmt: skip
+        return next((word for word, _ in words if word), None)
 
     def _must_send(self, reads: Reads) -> bool:
         """Whether some rank needs what it can't read by itself; the same on every rank."""
@@ -170,13 +189,23 @@ class _Attempt:
 
     def _settle(self, error: Exception | None) -> None:
         """Raise on every rank what went wrong on any."""
-        word = None if error is None else (error.message if isinstance(error, RankwiseError) else f"{type(error).__name__}: {error}")  # fmt: skip
+        word = None if error is None else _say(error)
         words = self.ranks.control.exchange(word, what="checkpoint.load (does it fit?)")
         if error is not None:
             raise error
         rank = next((rank for rank, one in enumerate(words) if one), None)
         if rank is not None:
             raise CheckpointError(words[rank], rank=rank, hint="the error on that rank says more")
+
+
+def warn_all(what: str, problems: Sequence[str]) -> None:
+    """Say of each problem what was done about it."""
+    for problem in problems:
+        warn(f"{what}: {problem}")
+
+
+def _say(error: Exception) -> str:
+    return error.message if isinstance(error, RankwiseError) else f"{type(error).__name__}: {error}"
 
 
 def read(folder: str | Path, *, step: int | None = None, pickle: bool = False) -> dict[str, Any]:

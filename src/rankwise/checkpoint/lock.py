@@ -12,7 +12,6 @@ from rankwise.base.errors import CheckpointError
 from rankwise.base.osdoor import try_lock_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 LOCK = ".writer"
@@ -21,12 +20,11 @@ LOCK = ".writer"
 _held: dict[Path, int] = {}
 
 
-def take(folder: Path, says: Mapping[str, object] | None = None) -> bool:
+def take(folder: Path) -> bool:
     """Hold a folder for this process until it ends; once held, nothing more happens.
 
     Args:
         folder: The folder, which must be there.
-        says: What a second job is told besides the host and the process.
 
     Returns:
         Whether it is held; False on a file system that knows no locks.
@@ -45,9 +43,7 @@ def take(folder: Path, says: Mapping[str, object] | None = None) -> bool:
         got = try_lock_file(fd)
         if got:
             os.ftruncate(fd, 0)
-            os.pwrite(
-                fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), **(says or {})}).encode(), 0
-            )
+            os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
             _held[folder] = fd
             return True
     except BaseException:
@@ -74,7 +70,7 @@ def let_go(folder: Path) -> None:
 
 
 def _forget() -> None:
-    # The lock belongs to the parent. Closing the file here is harmless: locks of this kind are a process's own.
+    # The lock is the parent's, and would live on with our copies of its files.
     for fd in _held.values():
         with suppress(OSError):
             os.close(fd)

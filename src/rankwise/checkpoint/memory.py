@@ -14,15 +14,34 @@ from pathlib import Path
 from rankwise.base import environ
 from rankwise.base.errors import CheckpointError
 
+#: Names another place; by default it is the launcher's.
 VARIABLE = "RANKWISE_MEMORY"
+_ROOT, _MOST_ANCESTORS = Path("/dev/shm"), 16
 
 
 def find_memory(folder: Path) -> Path | None:
     """Return where this host keeps copies of a folder's checkpoints; None where nobody would clean up after the job."""
-    root = environ.get(VARIABLE)
-    if not root or not Path(root).is_dir():
+    told = environ.get(VARIABLE)
+    root = Path(told) if told else _find_launchers()
+    if root is None or not root.is_dir():
         return None
-    return Path(root) / hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+    return root / hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+
+
+def _find_launchers() -> Path | None:
+    """Return the folder that the launcher of this process has made; its number is in the name."""
+    pid = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        if pid <= 1 or not hasattr(os, "getuid"):
+            break
+        for path in _ROOT.glob(f"rankwise-memory-{os.getuid()}-{pid}-*"):
+            return path
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            break
+        pid = int(stat.rpartition(")")[2].split()[1])  # the name, in brackets, may hold anything
+    return None
 
 
 def check_space(folder: Path, size: int) -> None:

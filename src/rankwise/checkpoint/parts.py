@@ -40,6 +40,7 @@ class Flat:
 
     Attributes:
         tensors: By name; names begin with the part's.
+        shared: Names of those that are the same on all ranks, as DDP sees to it: the ranks share the work of writing them.
         trees: For each part all else.
         rank_trees: For each part that this rank has its own of, all else.
     """
@@ -47,6 +48,7 @@ class Flat:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     trees: dict[str, Any] = field(default_factory=dict)
     rank_trees: dict[str, Any] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
 
 
 def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) -> Flat:
@@ -69,7 +71,28 @@ def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) ->
         tree = _take_apart(value, encoder, names)
         (flat.rank_trees if is_own else flat.trees)[part] = tree
         flat.tensors.update(encoder.tensors)
+        if not is_own and _is_kept_equal(value, state):
+            flat.shared |= _list_equal(part, value, encoder)
     return flat
+
+
+def _is_kept_equal(value: Any, state: Mapping[str, Any]) -> bool:
+    """Whether DDP keeps the parameters of a module, or those of an optimizer, the same on all ranks."""
+    if isinstance(value, DistributedDataParallel):
+        return True
+    if not isinstance(value, torch.optim.Optimizer):
+        return False
+    wrapped = [module for module in state.values() if isinstance(module, DistributedDataParallel)]
+    kept = {id(parameter) for module in wrapped for parameter in module.parameters()}
+    return kept >= {id(parameter) for parameter in list_parameters(value)}
+
+
+def _list_equal(part: str, value: Any, encoder: Encoder) -> set[str]:
+    """Return the names of what is equal: of a module not its buffers, which each rank changes in its own forward."""
+    if isinstance(value, torch.optim.Optimizer):
+        return set(encoder.tensors)
+    names = {f"{part}.{name}" for name, _ in unwrap(value).named_parameters()}
+    return names & encoder.tensors.keys()
 
 
 def make_own(flat: Flat, part: str, rank: int) -> None:
@@ -85,9 +108,10 @@ def make_own(flat: Flat, part: str, rank: int) -> None:
 
 
 def _check_name(part: object) -> None:
-    if not isinstance(part, str) or not part or "@" in part:
+    if not isinstance(part, str) or not part or "@" in part or "." in part:
         raise CheckpointError(
-            f"a part of the state is named {part!r}", hint="names are texts without '@': {'model': model}"
+            f"a part of the state is named {part!r}",
+            hint="names are texts without '@' and '.': {'model': model}",
         )
 
 

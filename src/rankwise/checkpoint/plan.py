@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from rankwise.base.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from rankwise.checkpoint.manifest import Index
 
@@ -47,6 +47,7 @@ class Box:
         offsets: Where the box begins.
         shape: How large it is.
         is_shard: Whether the rank has only this of the tensor, or has cut it for others to share the work.
+        is_shared: Whether any rank that has it may write it; else the first one does.
     """
 
     tensor: str
@@ -55,6 +56,7 @@ class Box:
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     is_shard: bool
+    is_shared: bool = True
 
     @property
     def name(self) -> str:
@@ -69,8 +71,13 @@ class Box:
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
-def list_boxes(tensors: Mapping[str, torch.Tensor], world_size: int) -> list[Box]:
+def list_boxes(tensors: Mapping[str, torch.Tensor], world_size: int, shared: Set[str]) -> list[Box]:
     """Return all that this rank has and could write, large things first.
+
+    Args:
+        tensors: By name.
+        world_size: How many ranks there are.
+        shared: Names of plain tensors that are the same on all ranks.
 
     Raises:
         CheckpointError: A DTensor whose values are not added up yet.
@@ -80,18 +87,26 @@ def list_boxes(tensors: Mapping[str, torch.Tensor], world_size: int) -> list[Box
             raise CheckpointError(f"{name} is a DTensor whose shards are still to be added up: {tensor.placements}", hint="save tensor.full_tensor(), or redistribute it first")  # fmt: skip
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=True)
-    boxes = [box for item in planner.create_local_plan().items for box in _cut(_box_of(item), world_size)]
+    boxes = [
+        box
+        for item in planner.create_local_plan().items
+        for box in _cut(_box_of(item, shared | _list_sharded(tensors)), world_size)
+    ]
     return sorted(
         boxes, key=lambda box: -box.size
     )  # the greedy sharing below is fair if large ones come first
 
 
-def _box_of(item: WriteItem) -> Box:
+def _list_sharded(tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    return {name for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+
+
+def _box_of(item: WriteItem, shared: Set[str]) -> Box:
     data = item.tensor_data
     assert data is not None  # noqa: S101 - only tensors were given
     return Box(
         item.index.fqn, str(data.properties.dtype).removeprefix("torch."), tuple(data.size),
-        tuple(data.chunk.offsets), tuple(data.chunk.sizes), item.type is WriteItemType.SHARD,
+        tuple(data.chunk.offsets), tuple(data.chunk.sizes), item.type is WriteItemType.SHARD, item.index.fqn in shared,
     )  # fmt: skip
 
 
@@ -99,7 +114,7 @@ def _cut(box: Box, world_size: int) -> list[Box]:
     """Cut what all ranks have a copy of into rows, so that one huge tensor is not one rank's work."""
     if 0 in box.shape and box.shape != box.whole:
         return []  # the empty shard of a rank that came away with nothing
-    if box.is_shard or world_size == 1 or box.size <= _LARGE_BYTES or box.shape[0] < 2:
+    if box.is_shard or not box.is_shared or world_size == 1 or box.size <= _LARGE_BYTES or box.shape[0] < 2:
         return [box]
     num_pieces = min(box.shape[0], math.ceil(box.size / _LARGE_BYTES))
     edges = [box.shape[0] * piece // num_pieces for piece in range(num_pieces + 1)]
@@ -111,7 +126,9 @@ def _cut(box: Box, world_size: int) -> list[Box]:
 
 
 def share_out(boxes_by_rank: Sequence[Sequence[Box]], *, all_there: bool = True) -> list[list[Box]]:
-    """Give each box that several ranks have to the one with the least to write.
+    """Give each box that several ranks have to one of them: to the first, or of what is shared to the one with the least to write.
+
+    What is not known to be equal must come from one rank: a part of it from each would be a state that no rank has had.
 
     Args:
         boxes_by_rank: What each rank has.
@@ -123,16 +140,21 @@ def share_out(boxes_by_rank: Sequence[Sequence[Box]], *, all_there: bool = True)
     Raises:
         CheckpointError: The boxes don't make up the tensors.
     """
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    plans = [SavePlan([_item_of(box) for box in boxes]) for boxes in boxes_by_rank]
     _check_agreement(boxes_by_rank)
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    plans = []
+    for boxes in boxes_by_rank:
+        fitting = [box for box in boxes if box.is_shared or (box.tensor, box.offsets) not in seen]
+        seen |= {(box.tensor, box.offsets) for box in boxes}
+        plans.append(SavePlan([_item_of(box) for box in fitting]))
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     if not all_there:
-        return [[_box_of(item) for item in plan.items] for plan in planner._dedup_save_plans(plans)]
+        return [[_box_of(item, set()) for item in plan.items] for plan in planner._dedup_save_plans(plans)]
     try:
         shared, _ = planner.create_global_plan(plans)
     except ValueError as error:
         raise CheckpointError(f"the ranks' tensors don't fit together: {error}", hint="a tensor that differs between ranks goes into checkpoint.PerRank(...)") from error  # fmt: skip
-    return [[_box_of(item) for item in plan.items] for plan in shared]
+    return [[_box_of(item, set()) for item in plan.items] for plan in shared]
 
 
 def _item_of(box: Box) -> WriteItem:

@@ -49,6 +49,7 @@ def receive_all(ranks: Ranks, opened: Opened, reads: Reads) -> None:
     Collective: every rank.
     """
     needed = ranks.control.exchange(sorted(reads.by_chunk), what="checkpoint.load (which tensors?)")
+    trouble: Exception | None = None
     for key in sorted({key for keys in needed for key in keys}):
         sender, name = opened.senders[key], key[0]
         # A byte behind the data says whether they are right: the others are already waiting.
@@ -66,8 +67,13 @@ def receive_all(ranks: Ranks, opened: Opened, reads: Reads) -> None:
             raise problem or CheckpointError(
                 f"rank {sender} could not read {name}", rank=sender, hint="its own error says more"
             )
-        if key in reads.by_chunk:
-            _deliver(reads, opened.index, key, data[:-1])
+        if key in reads.by_chunk and trouble is None:
+            try:
+                _deliver(reads, opened.index, key, data[:-1])
+            except Exception as error:  # noqa: BLE001 - of the device: first the others get what they wait for
+                trouble = error
+    if trouble is not None:
+        raise trouble
 
 
 def fetch_chunk(path: Path, chunk: Chunk, name: str) -> torch.Tensor:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class Keep:
     """What is kept when a new checkpoint is committed; the newest always is, and what any rule keeps, stays.
 
+    Damaged ones are neither counted nor deleted.
+
     Attributes:
-        last: So many of the newest; None: all.
+        last: So many of the newest; None: the newest only if there is another rule, else all.
         every: Those whose step is a multiple of this, for ever.
         best: So many of the best by ``metric``.
         metric: The name in ``save(..., metrics={...})``.
@@ -54,10 +56,10 @@ def plan_removal(manifests: Sequence[Manifest], keep: Keep | None) -> list[Manif
     ordered = sorted(manifests, key=lambda manifest: manifest.serial)
     newest_of = {manifest.step: manifest for manifest in ordered}
     gone = [manifest for manifest in ordered if newest_of[manifest.step] is not manifest]
-    if keep is None or keep.last is None:
+    if keep is None or not (keep.last or keep.every or keep.best):
         return gone
     left = [manifest for manifest in ordered if newest_of[manifest.step] is manifest]
-    stays = {manifest.serial for manifest in left[-keep.last :]}
+    stays = {manifest.serial for manifest in left[-(keep.last or 1) :]}
     if keep.every:
         stays |= {manifest.serial for manifest in left if manifest.step % keep.every == 0}
     if keep.best:

@@ -10,6 +10,9 @@ import torch
 
 from rankwise.runtime.rng import derive_seed, seed_all
 
+#: The part that they are kept in.
+RNG = "rng"
+
 
 @final
 class RandomStates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from dataclasses import dataclass, field
@@ -16,9 +17,17 @@ from rankwise.checkpoint.manifest import Manifest
 from rankwise.checkpoint.parts import Flat, PerRank
 from rankwise.checkpoint.ranks import find_ranks
 from rankwise.checkpoint.retention import Keep
-from rankwise.checkpoint.rng import RandomStates
+from rankwise.checkpoint.rng import RNG, RandomStates
 from rankwise.checkpoint.staging import Staging, lay_out
-from rankwise.checkpoint.writing import Order, agree_on_call, carry_out, part_with_others, warn
+from rankwise.checkpoint.writing import (
+    BeatingDisk,
+    Order,
+    agree_on_call,
+    carry_out,
+    forget,
+    part_with_others,
+    warn,
+)
 from rankwise.runtime.context import find_current
 from rankwise.runtime.stop_vote import StopVote
 
@@ -27,9 +36,6 @@ if TYPE_CHECKING:
 
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.plan import Box
-
-#: The part that the random generators' states are kept in.
-RNG = "rng"
 
 #: Seconds that a rank waits for the others' threads, when a save in the background has failed.
 _VOTE_S = 30.0
@@ -91,6 +97,7 @@ class _Slot:
     staging: Staging = field(default_factory=Staging)
     agreement: Agreement = field(default_factory=Agreement)
     last: Saving | None = None
+    spent: Order | None = None
 
 
 _slots: dict[Path, _Slot] = {}
@@ -122,9 +129,11 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         folder: Where checkpoints are; shared by all hosts, the same text on every rank.
         state: The parts by name.
         step: The step, 0 or more.
-        keep: Which older ones stay; None: all.
+        keep: Which older ones stay; None: all but those of the same step.
         metrics: Numbers to judge it by, for ``keep``; rank 0's count.
-        background: Whether to return once the values are in host memory; never are there two saves at once.
+        background: Whether to return once the values are in host memory; never are there two saves at once. What fails then is
+            raised by what you call next (``check``), at last by ``ctx.close()``; a script without ``init()`` that ends before
+            gets a line on standard error.
         memory: Whether to save into the host's memory, and not to the disk: the first thing that ``load`` looks at when the
             job is started again, as cheap as a copy, and gone with the job. Needs ``rankwise run``; elsewhere the disk is used.
             One copy is kept there.
@@ -142,35 +151,48 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
 
     Collective: every rank, with the same parts.
     """
-    folder, ranks = Path(folder), find_ranks()
+    start, ranks = SYSTEM_CLOCK.monotonic(), find_ranks()
+    told, folder = (
+        str(folder),
+        Path(folder).absolute(),
+    )  # a thread must not follow a script that moves elsewhere
     slot = _slots.setdefault(folder.resolve(), _Slot())
     if slot.last is not None and not slot.last._is_told:
         slot.last.wait()
-    start = SYSTEM_CLOCK.monotonic()
     if rng and RNG not in state:
         state = {**state, RNG: PerRank(RandomStates(), at_other_size="keep")}
     place, ranks = find_place(folder, ranks, in_memory=memory)
     request = Request(
-        folder=folder, place=place, state=state, step=step, metrics=metrics or {}, can_pickle=pickle
-    )
+        told=told, folder=folder, place=place, state=state, step=step, metrics=metrics or {}, keep=keep, can_pickle=pickle,
+    )  # fmt: skip
     flat, share = agree(ranks, slot.agreement, request)
     boxes, items = lay_out(share)
     data, problem = _copy(slot.staging, boxes, flat)
     size = sum(item.size for item in items)
     temporary, serial = begin(ranks, slot.agreement, request, size=size, problem=problem, disk=DISK)
+    step = operator.index(step)  # of NumPy, perhaps
     saving = Saving(step, _is_alone=ranks.world_size == 1)
     manifest = Manifest(step=step, serial=serial, world_size=ranks.world_size, files=(), mesh=_find_mesh(flat),
                         metrics={name: float(value) for name, value in (metrics or {}).items()}, parts=tuple(state))  # fmt: skip
-    order = Order(ranks=ranks, disk=DISK, temporary=temporary, manifest=manifest, boxes=boxes, items=items, data=data,
-                  trees=flat.trees, rank_trees=flat.rank_trees, keep=keep if place is folder else Keep(last=1), number=next(ranks.numbers))  # fmt: skip
-    slot.last = saving
+    number = next(ranks.numbers)
+    disk = DISK if ranks.store is None else BeatingDisk(DISK, ranks.store, f"{number}/beat/{ranks.rank}")
+    order = Order(ranks=ranks, disk=disk, temporary=temporary, manifest=manifest, boxes=boxes, items=items, data=data,
+                  trees=flat.trees, rank_trees=flat.rank_trees, keep=keep if place is folder else Keep(last=1), number=number)  # fmt: skip
+    if slot.spent is not None:
+        forget(slot.spent)  # every rank has agreed to this save, so it has heard how that one ended
+    slot.last, slot.spent = saving, order
     begins = threading.Event()
     if background:
         ctx = find_current()
         if ctx is not None:
-            ctx.attend(at_step=check, before_leaving=_finish_all)
+            ctx._attend(at_step=check, before_leaving=_finish_all)
         # Not a daemon: the interpreter waits for it, so that a script may end right after its last save.
-        threading.Thread(target=_run_after, args=(begins, saving, order), name="rankwise-checkpoint").start()
+        try:
+            threading.Thread(
+                target=_run_after, args=(begins, saving, order), name="rankwise-checkpoint"
+            ).start()
+        except RuntimeError:  # this process may have no more threads: the others are waiting, so save now
+            _run(saving, order)
     else:
         _run(saving, order)
         saving.wait()
@@ -198,7 +220,7 @@ def _run(saving: Saving, order: Order) -> None:
     finally:
         saving._done.set()
     if saving._error is not None and threading.current_thread() is not threading.main_thread():
-        warn(f"[rank {order.ranks.rank}] {saving._error}")
+        warn(f"on rank {order.ranks.rank}: {saving._error}")
         agree_on_call(order, saving._vote)
     part_with_others(order)
 
@@ -248,6 +270,12 @@ def finish_saves(folder: Path) -> None:
     slot = _slots.get(folder.resolve())
     if slot is not None and slot.last is not None and not slot.last._is_told:
         slot.last.wait()
+
+
+def note_serial(folder: Path, serial: int) -> None:
+    """Know of a checkpoint: the next one has a higher serial, also if the one that was loaded lay in a host's memory that is gone."""
+    agreement = _slots.setdefault(folder.resolve(), _Slot()).agreement
+    agreement.serial = max(agreement.serial, serial)
 
 
 def _finish_all() -> None:

@@ -14,6 +14,8 @@ from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, read_index
 from rankwise.checkpoint.manifest import MANIFEST, Index, Manifest, TensorEntry, dump_manifest
 from rankwise.checkpoint.memory import find_memory
+from rankwise.checkpoint.rng import RNG
+from rankwise.checkpoint.tree import list_tensors
 from rankwise.checkpoint.writing import warn
 from rankwise.runtime.signature import format_ranks
 
@@ -54,14 +56,12 @@ class Opened:
     """A checkpoint that all ranks have agreed to load; the same on every rank but for ``here``.
 
     Attributes:
-        where: For people.
         manifest: What it says of itself.
         index: What it holds.
         here: Files that this rank can read, by chunk.
         senders: A rank that can read it, by chunk; empty if every rank can read all by itself.
     """
 
-    where: str
     manifest: Manifest
     index: Index
     here: Mapping[Key, tuple[Path, Chunk]]
@@ -164,7 +164,7 @@ def _open_folder(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     here = {} if own is None else {key: (path, index.tensors[key[0]].chunks[key[1]]) for key in keys}
     if blind and ranks.rank == 0:
         warn(f"{format_ranks(blind)} can't see {path}: rank 0 reads it for all")
-    return Opened(where=str(path), manifest=manifest, index=index, here=here, senders=dict.fromkeys(keys, 0) if blind else {})  # fmt: skip
+    return Opened(manifest=manifest, index=index, here=here, senders=dict.fromkeys(keys, 0) if blind else {})  # fmt: skip
 
 
 def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Candidate) -> Opened | str:
@@ -183,7 +183,7 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     if problem is not None:
         return problem
     found = [one for one in told if one is not None]
-    index = _merge([one[1] for one in found])
+    index = _merge([one[1] for one in found], found[0][0].world_size)
     if isinstance(index, str):
         return f"the copies of step {chosen.step} in memory are not whole any more: {index}"
     number_of = {(name, chunk.offsets): (name, place) for name, entry in index.tensors.items() for place, chunk in enumerate(entry.chunks)}  # fmt: skip
@@ -198,7 +198,7 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     if any(one is not None for one in has):
         for key in number_of.values():
             senders[key] = next(rank for rank, keys in enumerate(has) if keys is None or key in keys)
-    return Opened(where=f"the copy of step {chosen.step} in memory", manifest=found[0][0], index=index, here=here, senders=senders)  # fmt: skip
+    return Opened(manifest=found[0][0], index=index, here=here, senders=senders)  # fmt: skip
 
 
 def _open(path: Path) -> tuple[Manifest, Index] | str:
@@ -211,7 +211,7 @@ def _open(path: Path) -> tuple[Manifest, Index] | str:
         return error.message
 
 
-def _merge(indices: Sequence[Index]) -> Index | str:
+def _merge(indices: Sequence[Index], num_ranks: int) -> Index | str:
     """Bring the hosts' indices together; return what is missing if they don't make up a whole."""
     tensors: dict[str, TensorEntry] = {}
     for name in sorted({name for index in indices for name in index.tensors}):
@@ -221,7 +221,16 @@ def _merge(indices: Sequence[Index]) -> Index | str:
             return f"a part of {name} was on a host that is gone"
         ordered = sorted(chunks.values(), key=lambda chunk: chunk.offsets)
         tensors[name] = TensorEntry(entries[0].dtype, entries[0].shape, tuple(ordered))
+    lost = set(list_tensors(list(indices[0].trees.values()))) - tensors.keys()
+    if lost:
+        return f"{min(lost)} was on a host that is gone"
     rank_trees: dict[int, Any] = {
         rank: trees for index in indices for rank, trees in index.rank_trees.items()
     }
+    # Without its random generators a rank can go on, seeded anew; without anything else of its own it can't.
+    owned = {part for trees in rank_trees.values() for part in trees} - {RNG}
+    for part in sorted(owned):
+        for rank in range(num_ranks):
+            if part not in rank_trees.get(rank, {}):
+                return f"{part} of rank {rank} was on a host that is gone"
     return Index(tensors, indices[0].trees, rank_trees)

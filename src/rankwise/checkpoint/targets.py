@@ -12,6 +12,7 @@ import torch
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.parts import PerRank, is_stateful, list_parameters, match_names, strip_names, unwrap
 from rankwise.checkpoint.tree import Encoder, decode, list_tensors
+from rankwise.checkpoint.writing import warn
 
 if TYPE_CHECKING:
     from rankwise.checkpoint.manifest import Index
@@ -45,6 +46,7 @@ class Loading:
         world_size: How many ranks there are.
         saved_size: How many ranks had saved it.
         can_pickle: Whether pickled objects may be loaded.
+        is_strict: Whether names that only one side has are an error.
         names: Names of the modules' parameters, by ``id``.
     """
 
@@ -54,6 +56,7 @@ class Loading:
     world_size: int
     saved_size: int
     can_pickle: bool
+    is_strict: bool
     names: Mapping[int, str]
 
     def decode(self, tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -121,7 +124,7 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
         raise CheckpointError(f"{part!r} is a module here, and was saved as something else")
     own = module.state_dict()
     matched = match_names(list(own), list(saved))
-    _compare_names(part, own, saved, matched)
+    _compare_names(loading, part, own, saved, matched)
     targets, problems = {}, []
     for name, found in matched.items():
         tensor, holder = own[name], saved[found]
@@ -133,6 +136,8 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
             problems.append(
                 f"{name} has shape {list(tensor.shape)} here and {list(entry.shape)} in the checkpoint"
             )
+        elif tensor.dtype.is_floating_point != getattr(torch, entry.dtype).is_floating_point:
+            problems.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')} here and {entry.dtype} in the checkpoint")  # fmt: skip
         elif tensor.device.type == "meta":
             raise CheckpointError(f"{part}.{name} is on the meta device and has no memory to load into", hint="call model.to_empty(device=...) first")  # fmt: skip
         targets[holder["$tensor"]] = tensor
@@ -158,13 +163,17 @@ def _is_tensor(name: str, own: Any, saved: Any) -> bool:
 
 
 def _compare_names(
-    part: str, own: Mapping[str, Any], saved: Mapping[str, Any], matched: Mapping[str, str]
+    loading: Loading, part: str, own: Mapping[str, Any], saved: Mapping[str, Any], matched: Mapping[str, str]
 ) -> None:
     missing = [name for name in own if name not in matched]
     unknown = sorted(saved.keys() - set(matched.values()))
     if missing or unknown:
         said = [f"the checkpoint lacks {_shorten(missing)}"] if missing else []
         said += [f"the model lacks {_shorten(unknown)}"] if unknown else []
+        if not loading.is_strict:
+            if loading.rank == 0:
+                warn(f"{part}: {' and '.join(said)}; these are left as they are")
+            return
         raise CheckpointError(f"{part}: {' and '.join(said)}", hint="the model was built differently from the one that was saved")  # fmt: skip
 
 

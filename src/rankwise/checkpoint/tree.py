@@ -20,7 +20,9 @@ from rankwise.base.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_DICTS = (dict, collections.OrderedDict)
+#: What a defaultdict may make, and still be plain data.
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, list, dict, set)}
 _SEQUENCES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset", torch.Size: "$size"}
 
 
@@ -61,13 +63,16 @@ class Encoder:
             return {key: self.encode(one, (*path, key)) for key, one in value.items()}
         return {"$dict": [[self.encode(key, (*path, "key")), self.encode(one, (*path, str(key)))] for key, one in value.items()]}  # fmt: skip
 
-    def _encode_rare(self, value: Any, path: tuple[str, ...]) -> Any:  # noqa: PLR0911 - one for each type
+    def _encode_rare(self, value: Any, path: tuple[str, ...]) -> Any:  # noqa: C901, PLR0911 - one for each type
         tag = _SEQUENCES.get(type(value))
         if tag is not None:
             items = sorted(value, key=repr) if tag in {"$set", "$frozenset"} else value
             return {tag: [self.encode(one, (*path, str(place))) for place, one in enumerate(items)]}
         if type(value) in {bytes, bytearray}:
-            return {"$bytes": base64.b64encode(value).decode()}
+            return {"$" + type(value).__name__: base64.b64encode(value).decode()}
+        if type(value) is collections.defaultdict and value.default_factory in {None, *_FACTORIES.values()}:
+            made = getattr(value.default_factory, "__name__", None)
+            return {"$defaultdict": [made, self._encode_dict(dict(value), path)]}
         if type(value) is complex:
             return {"$complex": [repr(value.real), repr(value.imag)]}
         if isinstance(value, torch.dtype):
@@ -208,6 +213,7 @@ def _decode_dtype(name: str) -> torch.dtype:
 _PLAIN: dict[str, Callable[[Any], Any]] = {
     "$float": float,
     "$bytes": base64.b64decode,
+    "$bytearray": lambda held: bytearray(base64.b64decode(held)),
     "$complex": lambda held: complex(float(held[0]), float(held[1])),
     "$dtype": _decode_dtype,
     "$device": torch.device,
@@ -220,5 +226,6 @@ _NESTED: dict[str, Callable[[Any], Any]] = {
     "$size": torch.Size,
     "$dict": dict,
     "$counter": collections.Counter,
+    "$defaultdict": lambda held: collections.defaultdict(_FACTORIES.get(held[0]), held[1]),
     "$deque": lambda held: collections.deque(held[1], held[0]),
 }

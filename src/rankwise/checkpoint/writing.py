@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    import torch.distributed as dist
+
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.plan import Box
     from rankwise.checkpoint.ranks import Ranks
@@ -53,6 +55,7 @@ _POLL_S, _LONGEST_POLL_S = 0.002, 0.1
 _VISIBLE_S = 30.0
 #: Rank 0 may serve the store: it stays until the others have read how the save ended, or so long.
 _FAREWELL_S = 5.0
+_BEAT_S = 0.5
 
 
 @final
@@ -107,9 +110,12 @@ def carry_out(order: Order) -> Path:
     ranks = order.ranks
     if ranks.store is None:
         outcomes = [_finish(order, {ranks.rank: part})]
+        _retire(order, outcomes[0])
     else:
         if ranks.is_main:
-            _tell(order, f"outcome/{ranks.rank}", _finish_together(order, part))
+            outcome = _finish_together(order, part)
+            _tell(order, f"outcome/{ranks.rank}", outcome)
+            _retire(order, outcome)  # which may take its time, and is nothing to the others
         else:
             _tell(
                 order, f"part/{ranks.rank}", {name: part[name] for name in ("error", "hint") if name in part}
@@ -128,7 +134,8 @@ def _finish_together(order: Order, part: Mapping[str, Any]) -> dict[str, Any]:
     except CheckpointError as error:
         # Told like any other end: whoever is only slow must not wait for us as long again.
         remove_quietly(order.disk, order.temporary)
-        return {"error": error.message, "hint": error.hint, "rank": order.ranks.rank}
+        said = error.message.replace("is not known to be saved", "was not saved")
+        return {"error": said, "hint": error.hint, "rank": order.ranks.rank}
     return _finish(order, {order.ranks.rank: part, **dict(zip(others, words, strict=True))})
 
 
@@ -150,24 +157,30 @@ def agree_on_call(order: Order, vote: StopVote) -> None:
 
 
 def part_with_others(order: Order) -> None:
-    """On rank 0, stay until the others know how the save ended; then forget what was said."""
+    """On rank 0, which may serve the store and be about to end, stay a little until the others know how the save ended."""
     store, number = order.ranks.store, order.number
     if store is None:
         return
-    ranks = range(order.ranks.world_size)
-    heard = [f"{number}/heard/{rank}" for rank in ranks[1:]]
     try:
         if order.ranks.rank:
             store.set(f"{number}/heard/{order.ranks.rank}", "")
             return
+        heard = [f"{number}/heard/{rank}" for rank in range(1, order.ranks.world_size)]
         end = SYSTEM_CLOCK.monotonic() + _FAREWELL_S
         while not store.check(heard) and SYSTEM_CLOCK.monotonic() < end:
             SYSTEM_CLOCK.sleep(_LONGEST_POLL_S / 10)
-        said = [f"{number}/{what}/{rank}" for what in ("part", "outcome", "call") for rank in ranks]
-        for key in (*heard, *said):
-            store.delete_key(key)
     except RuntimeError:
         return  # the store is gone, and with it what was said
+
+
+def forget(order: Order) -> None:
+    """Take what was said in a save out of the store, once every rank is known to have read it: at the next save."""
+    store = order.ranks.store
+    if store is None or order.ranks.rank:
+        return
+    for what in ("part", "outcome", "heard", "beat"):
+        for rank in range(order.ranks.world_size):
+            store.delete_key(f"{order.number}/{what}/{rank}")
 
 
 # ------------------------------------------------------------ every rank
@@ -225,7 +238,6 @@ def _finish(order: Order, words: Mapping[int, Mapping[str, Any]]) -> dict[str, A
     except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for us
         remove_quietly(order.disk, order.temporary)
         return {"error": f"step {order.manifest.step} was not saved: {type(error).__name__}: {error}", "hint": None, "rank": order.ranks.rank}  # fmt: skip
-    _retire(order)
     return {"name": path.name}
 
 
@@ -279,18 +291,23 @@ def _commit(order: Order, parts: Mapping[int, Mapping[str, Any]]) -> Path:
     return commit(order.disk, order.temporary, order.manifest.step)
 
 
-def _retire(order: Order) -> None:
+def _retire(order: Order, outcome: Mapping[str, Any]) -> None:
     """Delete what need not be kept. The new checkpoint is safe, so that trouble here is no failure of it."""
-    found = {one.manifest.serial: one for one in list_checkpoints(order.temporary.parent) if one.manifest and not one.problem}  # fmt: skip
-    for manifest in plan_removal([one.manifest for one in found.values() if one.manifest], order.keep):
-        try:
+    if "error" in outcome:
+        return
+    folder = order.temporary.parent
+    try:
+        found = {
+            one.manifest.serial: one for one in list_checkpoints(folder) if one.manifest and not one.problem
+        }
+        for manifest in plan_removal([one.manifest for one in found.values() if one.manifest], order.keep):
             delete(order.disk, found[manifest.serial].path)
-        except OSError as error:
-            warn(f"can't delete the old checkpoint {found[manifest.serial].path}: {error.strerror}")
+    except (OSError, CheckpointError) as error:
+        warn(f"can't delete old checkpoints in {folder}: {getattr(error, 'strerror', None) or error}")
 
 
 def warn(text: str) -> None:
-    """Say something that is no error, once, where people look."""
+    """Say something that is no error where people look."""
     sys.stderr.write(f"rankwise: warning: {text}\n")
 
 
@@ -317,21 +334,67 @@ def _wait_words(order: Order, keys: Sequence[str]) -> list[Any]:
     """Wait for what others say. Short looks, not a wait: a wait would keep the store's connection to itself."""
     store, wait_s = order.ranks.store, _POLL_S
     assert store is not None  # noqa: S101 - asked before
-    end = SYSTEM_CLOCK.monotonic() + order.ranks.timeout_s
+    timeout_s = order.ranks.timeout_s
     try:
+        end, beats = SYSTEM_CLOCK.monotonic() + timeout_s, _read_beats(order)
         while not store.check(list(keys)):
             if SYSTEM_CLOCK.monotonic() > end:
-                absent = [key.rpartition("/")[2] for key in keys if not store.check([key])]
-                who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(absent)}"
-                raise CheckpointError(
-                    f"step {order.manifest.step} was not saved: after {order.ranks.timeout_s:.0f} s {who} had not told how it went",
-                    hint="look at that rank's host: its disk may hang",
-                )
+                before, beats = beats, _read_beats(order)
+                if beats == before:
+                    raise _tell_silence(order, [key for key in keys if not store.check([key])])
+                end = SYSTEM_CLOCK.monotonic() + timeout_s  # slow, but at work
             SYSTEM_CLOCK.sleep(wait_s)
             wait_s = min(_LONGEST_POLL_S, 1.5 * wait_s)
         return [json.loads(store.get(key)) for key in keys]
     except RuntimeError as error:
         raise _lost(order, error) from error
+
+
+def _read_beats(order: Order) -> list[bytes]:
+    """Return what the ranks have told of their work: whoever is slow says another thing each time."""
+    store = order.ranks.store
+    assert store is not None  # noqa: S101 - asked before
+    keys = [f"{order.number}/beat/{rank}" for rank in range(order.ranks.world_size)]
+    return [store.get(key) for key in keys if store.check([key])]
+
+
+def _tell_silence(order: Order, keys: Sequence[str]) -> CheckpointError:
+    absent = [key.rpartition("/")[2] for key in keys]
+    who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(absent)}"
+    return CheckpointError(
+        f"step {order.manifest.step} is not known to be saved: for {order.ranks.timeout_s:.0f} s {who} did nothing, and had not told how it went",
+        hint="look at that rank's host: its disk may hang",
+    )
+
+
+@final
+class BeatingDisk:
+    """A disk that tells the other ranks that it is at work, about once a second.
+
+    Args:
+        disk: What does the work.
+        store: Where it is told.
+        key: Under which name.
+    """
+
+    def __init__(self, disk: Disk, store: dist.Store, key: str) -> None:
+        self._disk, self._store, self._key = disk, store, key
+        self._num_done, self._told_s = 0, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an operation of the disk that tells when it is done."""
+        operation = getattr(self._disk, name)
+
+        def run(*args: Any) -> Any:
+            done = operation(*args)
+            self._num_done += 1
+            now_s = SYSTEM_CLOCK.monotonic()
+            if now_s - self._told_s > _BEAT_S:
+                self._told_s = now_s
+                self._store.set(self._key, str(self._num_done))
+            return done
+
+        return run
 
 
 def _lost(order: Order, error: BaseException) -> CheckpointError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -55,12 +56,12 @@ class Packing:
     collate: Callable[[list[Any]], Any] = default_collate
     drops_none: bool = False
 
-    def sift(self, samples: Sequence[Any], names: Sequence[int]) -> list[Any]:
-        """Return the samples that are there.
+    def sift(self, samples: Sequence[Any], names: Sequence[int]) -> tuple[list[Any], list[int]]:
+        """Return the samples that are there, and their names.
 
         Args:
             samples: Some may be None.
-            names: The index of each, for the error.
+            names: The index of each, for errors.
 
         Raises:
             DataError: A sample is None, and nobody has said that it may be.
@@ -71,7 +72,8 @@ class Packing:
                 f"the data set returned None for {_name_samples(absent)}",
                 hint="DataLoader(..., drop_none=True) leaves such samples out and keeps the ranks in step; or repair the data set",
             )
-        return [sample for sample in samples if sample is not None]
+        pairs = [(one, name) for one, name in zip(samples, names, strict=True) if one is not None]
+        return [one for one, _ in pairs], [name for _, name in pairs]
 
     def pack(self, samples: list[Any], names: Sequence[int]) -> Any:
         """Return the batch of some samples, at least one.
@@ -97,7 +99,17 @@ class Packing:
 
     def pack_empty(self, sample: Any) -> Any:
         """Return a batch of no samples that looks like others: what differs between one sample and two is the batch's size."""
-        return _shrink(self.collate([sample]), self.collate([sample, sample]))
+        # The user's function may change the samples that it gets.
+        one, two, three = (_copy(sample) for _ in range(3))
+        return _shrink(self.collate([one]), self.collate([two, three]))
+
+
+def _copy(sample: Any) -> Any:
+    """Return a deep copy, or the sample itself where it can't be copied: an open file, a tensor with a graph."""
+    try:
+        return copy.deepcopy(sample)
+    except (TypeError, RuntimeError, ValueError, AttributeError, pickle.PicklingError):
+        return sample
 
 
 def _shrink(one: Any, two: Any) -> Any:

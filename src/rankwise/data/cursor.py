@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rankwise.data.schedule import Schedule
 
 _VERSION = 1
-#: Whoever has got fewer steps of a pass only looked: at a shape, or whether the loader works.
-_ENOUGH_STEPS = 2
+#: Told in a state, so that one of the other kind of data set is known for what it is.
+KIND, STREAM_KIND = "indexed", "stream"
 
 
 @final
@@ -33,24 +33,23 @@ class Cursor:
     def __init__(self, schedule: Schedule, order: Order, seed: int) -> None:
         self._schedule, self._order, self._seed = schedule, order, seed
         self.epoch = self.consumed = self.serial = 0
-        self._num_delivered = 0
-        #: Where the pass that is under way began; None: there is none.
-        self._pass_start: int | None = None
-        #: Where a loaded state has put us; None once its pass is really under way.
+        #: Whether a step of this epoch was delivered here, since the cursor was last moved otherwise.
+        self._is_under_way = False
+        #: Where the loaded epoch begins for us; None once a loop over it is under way that set_epoch has begun.
         self._resumed_at: int | None = None
+        self._was_begun = False
 
     def begin_pass(self) -> tuple[int, int]:
-        """Begin a pass: where the cursor is, or after what the pass before has left.
+        """Begin a pass where the cursor is: it goes on with what one that was left early has not delivered.
+
+        If that one had delivered all, the next epoch begins. Only a loaded state of an epoch's end gives a pass of no steps,
+        so that what stands behind the loop is done.
 
         Returns:
             Epoch and consumed samples at which it begins.
         """
-        if self._pass_start is not None:
-            if self._num_delivered >= _ENOUGH_STEPS or not self._schedule.count_steps(self.consumed):
-                self.end_pass()
-            else:
-                self.consumed = self._pass_start
-        self._pass_start, self._num_delivered = self.consumed, 0
+        if self._is_under_way and not self._schedule.count_steps(self.consumed):
+            self.end_pass()
         self.serial += 1
         return self.epoch, self.consumed
 
@@ -71,8 +70,8 @@ class Cursor:
                 hint="advance once a step, by its plan's global_samples",
             )
         self.consumed += global_samples
-        self._num_delivered += 1
-        if self._num_delivered >= _ENOUGH_STEPS:
+        self._is_under_way = True
+        if self._was_begun:
             self._resumed_at = None
 
     def end_pass(self) -> None:
@@ -80,24 +79,27 @@ class Cursor:
         self._go_to(self.epoch + 1, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the epoch that was loaded last goes on where it was.
+        """Go to the start of an epoch; that of the loaded epoch is, the first time, where the state was.
+
+        It stays there until a step was delivered: two calls in a row do no harm.
 
         Args:
             epoch: Which epoch, from 0.
         """
         resumed_at = self._resumed_at if epoch == self.epoch else None
         self._go_to(epoch, resumed_at or 0)
-        self._resumed_at = resumed_at
+        self._resumed_at, self._was_begun = resumed_at, True
 
     def _go_to(self, epoch: int, consumed: int) -> None:
         self.epoch, self.consumed = epoch, consumed
-        self._pass_start = self._resumed_at = None
+        self._resumed_at, self._is_under_way, self._was_begun = None, False, False
         self.serial += 1
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the cursor, and what must be the same where it is loaded: a few numbers and words that go into JSON."""
         return {
             "version": _VERSION,
+            "kind": KIND,
             "epoch": self.epoch,
             "consumed": self.consumed,
             "global_batch": self._schedule.global_batch,
@@ -121,13 +123,7 @@ class Cursor:
 
     def _check(self, state: Any) -> None:
         rank, size = self._schedule.rank, self._schedule.num_samples
-        if not isinstance(state, dict) or state.get("version") != _VERSION:
-            told = state.get("version") if isinstance(state, dict) else type(state).__name__
-            raise DataError(
-                f"this is no state of a sampler that can be read here: version {told!r}, and {_VERSION} is wanted",
-                rank=rank,
-                hint="load what state_dict() has returned, with the rankwise that saved it",
-            )
+        check_kind(state, _VERSION, KIND, rank)
         for name, own, hint in (
             ("num_samples", size, "take the same data set, or begin an epoch anew with set_epoch"),
             ("seed", self._seed, "give the sampler the seed of the state"),
@@ -146,3 +142,31 @@ class Cursor:
                 rank=rank,
                 hint="the state is damaged: load an older one",
             )
+
+
+def check_kind(state: Any, version: int, kind: str, rank: int) -> None:
+    """Refuse what is no state of this kind of data set.
+
+    Args:
+        state: What was given.
+        version: The version that can be read.
+        kind: ``KIND`` or ``STREAM_KIND``.
+        rank: Ours, for the error.
+
+    Raises:
+        DataError: It is another thing, or of another version or kind.
+    """
+    if not isinstance(state, dict) or state.get("version") != version:
+        told = state.get("version") if isinstance(state, dict) else type(state).__name__
+        raise DataError(
+            f"this is no state of a sampler or loader that can be read here: version {told!r}, and {version} is wanted",
+            rank=rank,
+            hint="load what state_dict() has returned, with the rankwise that saved it",
+        )
+    if state.get("kind") != kind:
+        words = {KIND: "a data set that has an index", STREAM_KIND: "a data set that can only be iterated"}
+        raise DataError(
+            f"the state was saved for {words.get(str(state.get('kind')), 'something unknown')}, and here is {words[kind]}",
+            rank=rank,
+            hint="load it into a loader of the same data set, or begin an epoch anew with set_epoch",
+        )

@@ -14,8 +14,14 @@ from rankwise.data.map_passes import MapPasses
 from rankwise.data.map_reader import MapReader
 from rankwise.data.peers import Peers
 from rankwise.data.pipeline import Pipeline
-from rankwise.data.sampler import GlobalBatchSampler
-from rankwise.data.splitting import check_map_options, check_stream_options, choose_split, is_stream
+from rankwise.data.sampler import GlobalBatchSampler, check_number
+from rankwise.data.splitting import (
+    check_map_options,
+    check_stream_options,
+    choose_split,
+    is_stream,
+    read_device,
+)
 from rankwise.data.stream_cursor import StreamCursor
 from rankwise.data.stream_passes import StreamPasses
 from rankwise.data.stream_reader import Dealing, StreamReader
@@ -59,7 +65,7 @@ class DataLoader:
         num_samples: With weights: samples of an epoch.
         replacement: With weights: whether a sample may come twice in an epoch.
         lengths: Put samples of like length into the same step.
-        num_workers: Processes that load; 0: the training process itself. SIGTERM and SIGUSR1 from outside end none of them.
+        num_workers: Processes that load; 0: the training process itself. On Linux, SIGTERM and SIGUSR1 from outside end none of them.
         collate_fn: Makes a batch of a list of samples.
         device: Where batches go; None: the job's device.
         pin_memory: Whether workers' batches go through pinned memory; None: if the device is CUDA.
@@ -114,7 +120,9 @@ class DataLoader:
         ctx = ctx or find_current()
         world_size, rank = (ctx.world_size, ctx.rank) if ctx is not None else find_world()
         self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)
-        self.device = torch.device(device or (ctx.device if ctx is not None else "cpu"))
+        self.device = read_device(device) or (ctx.device if ctx is not None else torch.device("cpu"))
+        seed = check_number("seed", seed, least=None)
+        num_workers = check_number("num_workers", num_workers, least=0)
         self.sampler: GlobalBatchSampler | None = None
         packing = Packing(collate=collate_fn or default_collate, drops_none=drop_none)
         load = partial(
@@ -126,7 +134,9 @@ class DataLoader:
         self._passes: MapPasses | StreamPasses
         if is_stream(dataset):
             chosen = choose_split(dataset, split, num_workers=num_workers)
-            check_stream_options(chosen, drop_last=drop_last, shuffle=shuffle, **drawn)
+            check_stream_options(
+                chosen, drop_last=drop_last, shuffle=shuffle, replacement=replacement, **drawn
+            )
             self._check_reach(f"split={chosen!r}", is_needed=chosen != "stride")
             dealing = Dealing(
                 split=chosen, rank=rank, world_size=world_size, num_shards=max(1, num_workers),
@@ -166,8 +176,11 @@ class DataLoader:
     def steps(self) -> Iterator[Step]:
         """Begin a pass and yield its optimizer steps, each with its micro-batches.
 
-        A pass begins where a loaded state says, else at the start of the epoch, and its end goes on to the next epoch. A
-        pass that was left early is over, unless at most one step had been delivered.
+        A pass that is read to its end is followed by the next epoch's. One that was left early is not over: the next goes on
+        behind its last step, as after a resume, so that nothing is lost and nothing comes twice; ``next(iter(loader))`` gives
+        another batch each time. A look at the first batch counts too. ``set_epoch`` and ``epochs`` begin an epoch from its start.
+
+        After a state of an epoch's end was loaded, the first pass has no steps: what stands behind the loop is done.
 
         Returns:
             An iterator over the steps of this rank.
@@ -199,6 +212,8 @@ class DataLoader:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are left, from the current one on: ``for epoch in loader.epochs(10)``.
 
+        Each begins from its start, only that of a loaded state where the state was; it is over when the loop's body is through.
+
         Args:
             num_epochs: How many the whole training has.
 
@@ -213,7 +228,7 @@ class DataLoader:
                 self._passes.end_pass()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the epoch of a state that was just loaded goes on where it was.
+        """Go to the start of an epoch; the first time after ``load_state_dict``, the loaded epoch begins where the state was.
 
         Nobody needs to call it: passes follow each other by themselves.
 

@@ -58,7 +58,7 @@ class MapPasses:
         return len(self._sampler)
 
     def steps(self) -> Iterator[Step]:
-        """Begin a pass and yield its steps."""
+        """Begin a pass and yield its steps; it goes on with what one that was left early has not delivered."""
         sampler = self._sampler
         epoch, consumed = sampler.begin_pass()
         self._peers.agree({

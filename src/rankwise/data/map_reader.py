@@ -68,9 +68,9 @@ class MapReader:
         if ticket.epoch != self._epoch:
             self._epoch = ticket.epoch
             tell_epoch(self._dataset, ticket.epoch)
-        samples = self._packing.sift(self._fetch(ticket), ticket.indices)
+        samples, names = self._packing.sift(self._fetch(ticket), ticket.indices)
         if samples:
-            return Parcel([self._packing.pack(samples, ticket.indices)], [len(samples)])
+            return Parcel([self._packing.pack(samples, names)], [len(samples)])
         return Parcel([self._packing.pack_empty(self._find_any(ticket))], [0])
 
     def _fetch(self, ticket: MapTicket) -> Sequence[Any]:

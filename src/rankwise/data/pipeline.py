@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from rankwise.base.errors import DataError, UsageError
 from rankwise.data.prefetch import bring
-from rankwise.data.workers import make_start
+from rankwise.data.workers import make_workers
 from rankwise.runtime.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ class Pipeline:
         start = None
         try:
             if num_workers > 0:
-                start = make_start(self, worker_init_fn, multiprocessing_context)
+                multiprocessing_context, start = make_workers(
+                    worker_init_fn, multiprocessing_context, num_workers
+                )
             self._loader = TorchLoader(
                 reader,
                 batch_sampler=self._tickets,

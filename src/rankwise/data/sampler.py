@@ -42,8 +42,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     divides the number of samples. Every rank yields the same number of lists; where a step has fewer samples than ranks,
     some of these are empty. Each pass is an epoch, and the next one follows by itself; ``set_epoch`` may be called too.
 
-    A pass that was left early is over, and the next begins the next epoch, unless at most one step had been
-    delivered: then someone only looked, and the next begins where that one did.
+    A pass that was left early is not over: the next one goes on behind its last step, as after a resume, so that nothing is
+    lost and nothing comes twice. After the last step of an epoch the next one begins. ``set_epoch`` begins an epoch from its start.
 
     Args:
         dataset: The data set, or the number of its samples.
@@ -85,15 +85,15 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         rank: int | None = None,
     ) -> None:
         self.num_replicas, self.rank = find_world(num_replicas, rank)
-        self.global_batch = _check_number("global_batch", global_batch)
-        self.micro_batch = None if micro_batch is None else _check_number("micro_batch", micro_batch)
-        self.drop_last, self.seed = drop_last, _check_number("seed", seed, least=None)
+        self.global_batch = check_number("global_batch", global_batch)
+        self.micro_batch = None if micro_batch is None else check_number("micro_batch", micro_batch)
+        self.drop_last, self.seed = drop_last, check_number("seed", seed, least=None)
         size = count_samples(dataset)
         self.order: Order
         if weights is not None:
             _refuse("weights", lengths=lengths is not None)
             _check_one_each("weights", weights, size)
-            wanted = size if num_samples is None else _check_number("num_samples", num_samples)
+            wanted = size if num_samples is None else check_number("num_samples", num_samples)
             self.order = WeightedOrder(weights, wanted, self.seed, replacement=replacement)
         else:
             _refuse("no weights", num_samples=num_samples is not None, replacement=not replacement)
@@ -214,8 +214,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, as the usual loop does before each pass.
 
-        Right after ``load_state_dict`` the loaded epoch goes on where it was, so that
-        ``for epoch in range(sampler.epoch, num_epochs)`` loses nothing.
+        The first time after ``load_state_dict``, the loaded epoch begins where the state was, so that
+        ``for epoch in range(sampler.epoch, num_epochs)`` loses nothing; called again before a step was delivered, too.
 
         Args:
             epoch: Which epoch, from 0.
@@ -223,7 +223,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Raises:
             UsageError: It is no number of an epoch.
         """
-        self._cursor.set_epoch(_check_number("epoch", epoch, least=0))
+        self._cursor.set_epoch(check_number("epoch", epoch, least=0))
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin a pass; its lists count as consumed when they are handed out."""
@@ -294,7 +294,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         )
 
     def begin_pass(self) -> tuple[int, int]:
-        """Begin a pass: where the cursor is, or after what the pass before has left.
+        """Begin a pass where the cursor is; at the end of an epoch that was read here, the next epoch begins.
 
         Returns:
             Epoch and consumed samples at which it begins.
@@ -350,7 +350,7 @@ def count_samples(dataset: Sized | int) -> int:
         UsageError: It does not tell.
     """
     if isinstance(dataset, int):
-        return _check_number("dataset", dataset, least=0)
+        return check_number("dataset", dataset, least=0)
     try:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
@@ -360,8 +360,17 @@ def count_samples(dataset: Sized | int) -> int:
         ) from None
 
 
-def _check_number(name: str, value: Any, *, least: int | None = 1) -> int:
-    """Return an argument as a whole number, 1 or more unless ``least`` says otherwise."""
+def check_number(name: str, value: Any, *, least: int | None = 1) -> int:
+    """Return an argument as a whole number.
+
+    Args:
+        name: Its name, for the error.
+        value: What was given.
+        least: The least that it may be; None: there is none.
+
+    Raises:
+        UsageError: It is no such number.
+    """
     bound = "" if least is None else f", {least} or more"
     try:
         number = operator.index(value)

@@ -6,6 +6,7 @@ import inspect
 import re
 from typing import Any, get_args
 
+import torch
 from torch.utils.data import IterableDataset
 
 from rankwise.base.errors import UsageError
@@ -103,19 +104,23 @@ def find_own_splitting(dataset: Any, *, by_rank: bool = False) -> str | None:
     return found[1] if found else None
 
 
-def check_stream_options(split: Split, *, drop_last: bool, shuffle: bool | None, **drawn: Any) -> None:
+def check_stream_options(
+    split: Split, *, drop_last: bool, shuffle: bool | None, replacement: bool, **drawn: Any
+) -> None:
     """Refuse what a stream can't do.
 
     Args:
         split: Who reads what.
         drop_last: The loader's.
         shuffle: The loader's.
+        replacement: The loader's.
         **drawn: The loader's arguments that choose samples by their index; None where not given.
 
     Raises:
         UsageError: One was given.
     """
-    given = ["shuffle=True"] * bool(shuffle) + [name for name, value in drawn.items() if value is not None]
+    given = ["shuffle=True"] * bool(shuffle) + ["replacement=False"] * (not replacement)
+    given += [name for name, value in drawn.items() if value is not None]
     if given:
         raise UsageError(
             f"{given[0]} with a data set that can only be iterated: its order is its own",
@@ -139,3 +144,23 @@ def check_map_options(*, split: str | None) -> None:
             f"split={split!r} with a data set that has an index",
             hint="leave it out: its samples are dealt out by their index",
         )
+
+
+def read_device(device: str | torch.device | None) -> torch.device | None:
+    """Return the device that is meant; None if none is given.
+
+    Args:
+        device: The loader's argument.
+
+    Raises:
+        UsageError: It names no device.
+    """
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"device={device!r}: {str(error).splitlines()[0]}",
+            hint="a torch.device or its name: 'cpu', 'cuda', 'cuda:1'",
+        ) from None

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError
+from rankwise.data.cursor import STREAM_KIND, check_kind
 from rankwise.data.stream_reader import Opening
 
 if TYPE_CHECKING:
     from rankwise.data.stream_reader import Dealing
 
 _VERSION = 1
-#: As for the sampler: whoever has got fewer steps of a pass only looked.
-_ENOUGH_STEPS = 2
 
 
 @dataclass(slots=True)
@@ -47,8 +46,8 @@ class StreamCursor:
     def __init__(self, dealing: Dealing, seed: int) -> None:
         self._dealing, self._seed = dealing, seed
         self.epoch, self._place = 0, self._make_start()
-        self._num_delivered = 0
-        self._pass_start: _Place | None = None
+        # As in the sampler's cursor.
+        self._is_under_way = self._was_begun = False
         self._resumed_at: _Place | None = None
 
     def _make_start(self) -> _Place:
@@ -74,14 +73,10 @@ class StreamCursor:
         """Where each stream of this rank goes on."""
         return self._place.openings
 
-    def begin_pass(self) -> None:
-        """Begin a pass: where the cursor is, or after what the pass before has left."""
-        if self._pass_start is not None:
-            if self._num_delivered >= _ENOUGH_STEPS:
-                self.end_pass()
-            else:
-                self._place = self._pass_start
-        self._pass_start, self._num_delivered = copy.deepcopy(self._place), 0
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step of this epoch was delivered here, since the cursor was last moved otherwise."""
+        return self._is_under_way
 
     def advance(self, num_read: int, openings: dict[int, Opening], turn: int) -> None:
         """Count a step as consumed.
@@ -95,8 +90,8 @@ class StreamCursor:
         place.consumed, place.num_steps, place.turn = place.consumed + num_read, place.num_steps + 1, turn
         for shard, opening in openings.items():
             place.openings[shard] = opening
-        self._num_delivered += 1
-        if self._num_delivered >= _ENOUGH_STEPS:
+        self._is_under_way = True
+        if self._was_begun:
             self._resumed_at = None
 
     def end_pass(self) -> None:
@@ -104,25 +99,30 @@ class StreamCursor:
         self._go_to(self.epoch + 1, self._make_start())
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the epoch that was loaded last goes on where it was.
+        """Go to the start of an epoch; that of the loaded epoch is, the first time, where the state was.
 
         Args:
             epoch: Which epoch, from 0.
         """
         resumed_at = self._resumed_at if epoch == self.epoch else None
         self._go_to(epoch, copy.deepcopy(resumed_at) or self._make_start())
-        self._resumed_at = resumed_at
+        self._resumed_at, self._was_begun = resumed_at, True
 
     def _go_to(self, epoch: int, place: _Place) -> None:
         self.epoch, self._place = epoch, place
-        self._pass_start = self._resumed_at = None
+        self._resumed_at, self._is_under_way, self._was_begun = None, False, False
 
     # ----------------------------------------------------------------------- state
 
     def _describe(self) -> dict[str, Any]:
         """Return what must be the same where a state is loaded."""
         dealing = self._dealing
-        told: dict[str, Any] = {"version": _VERSION, "split": dealing.split, "seed": self._seed}
+        told: dict[str, Any] = {
+            "version": _VERSION,
+            "kind": STREAM_KIND,
+            "split": dealing.split,
+            "seed": self._seed,
+        }
         if dealing.split != "stride":
             told |= {
                 "world_size": dealing.world_size,
@@ -156,9 +156,11 @@ class StreamCursor:
             state: What ``state_dict`` has returned.
 
         Raises:
-            DataError: It was saved for another split, seed or, where each worker has its own stream, other ranks or workers.
+            DataError: It was saved for another split, seed or, where each worker has its own stream, other ranks or workers;
+                or it is damaged. The cursor stays where it was.
         """
         rank = self._dealing.rank
+        check_kind(state, _VERSION, STREAM_KIND, rank)
         for name, own in self._describe().items():
             if state.get(name) != own:
                 raise DataError(
@@ -169,24 +171,39 @@ class StreamCursor:
                     if name in {"world_size", "rank", "streams_per_rank", "global_batch"}
                     else "give the loader the arguments of the state",
                 )
-        numbers = [state.get(name) for name in ("epoch", "consumed", "num_steps", "turn")]
+        numbers: list[Any] = [state.get(name) for name in ("epoch", "consumed", "num_steps", "turn")]
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise DataError(
-                f"the state says epoch, consumed, steps, turn {numbers}",
-                rank=rank,
-                hint="the state is damaged: load an older one",
-            )
-        openings = [
-            Opening(
-                num_read=one["num_read"],
-                state=None if one["state"] is None else pickle.dumps(one["state"]),
-            )
-            for one in state["streams"]
-        ]
+            raise self._damaged(f"epoch, consumed, steps, turn {numbers}")
+        openings = self._read_openings(state.get("streams"))
+        epoch, consumed, num_steps, turn = numbers
         if self._dealing.split == "stride":
-            openings *= self._dealing.num_shards
-        self._go_to(state["epoch"], _Place(state["consumed"], state["num_steps"], state["turn"], openings))
+            # The number of workers may be another one, and the turn belongs to the workers.
+            openings, turn = openings * self._dealing.num_shards, 0
+        elif turn >= self._dealing.num_shards:
+            raise self._damaged(f"turn {turn} of {self._dealing.num_shards} streams")
+        self._go_to(epoch, _Place(consumed, num_steps, turn, openings))
         self._resumed_at = copy.deepcopy(self._place)
+
+    def _read_openings(self, streams: Any) -> list[Opening]:
+        wanted = 1 if self._dealing.split == "stride" else self._dealing.num_shards
+        if not isinstance(streams, (list, tuple)) or len(streams) != wanted:
+            told = len(streams) if isinstance(streams, (list, tuple)) else f"a {type(streams).__name__} as"
+            raise self._damaged(f"{told} streams, and {wanted} are wanted")
+        openings = []
+        for one in streams:
+            num_read = one.get("num_read") if isinstance(one, dict) else None
+            if type(num_read) is not int or num_read < 0:
+                raise self._damaged(f"{num_read!r} elements read of a stream")
+            state = one.get("state")
+            openings.append(Opening(num_read=num_read, state=None if state is None else pickle.dumps(state)))
+        return openings
+
+    def _damaged(self, told: str) -> DataError:
+        return DataError(
+            f"the state says {told}",
+            rank=self._dealing.rank,
+            hint="the state is damaged: load an older one",
+        )
 
 
 def describe_dealing(dealing: Dealing) -> dict[str, Any]:

@@ -68,16 +68,27 @@ class StreamPasses:
         ).count_micro_batches()  # fmt: skip
 
     def steps(self) -> Iterator[Step]:
-        """Begin a pass and yield its steps."""
+        """Begin a pass and yield its steps; it goes on with what one that was left early has not delivered."""
+        is_rest, has_steps = self._cursor.is_under_way, False
+        for step in self._pass_once():
+            has_steps = True
+            yield step
+        if is_rest and not has_steps:
+            # Only now it is known that the pass before had delivered all: this one is the next epoch's.
+            yield from self._pass_once()
+
+    def _pass_once(self) -> Iterator[Step]:
         cursor = self._cursor
-        cursor.begin_pass()
         self._number += 1
         if self._number > 1 and is_one_shot(self._dataset):
             raise self._peers.error(
                 "the data set is a one-shot iterator, and has been read",
                 "give a data set whose __iter__ begins anew each time",
             )
-        own = {} if self._dealing.split != "stride" else {"consumed": cursor.consumed}
+        # With streams of their own, ranks have the same steps and other numbers of samples.
+        own = {"num_steps": cursor.num_steps}
+        if self._dealing.split == "stride":
+            own["consumed"] = cursor.consumed
         self._peers.agree({**describe_dealing(self._dealing), "epoch": cursor.epoch, **own})
         number, epoch = self._number, cursor.epoch
         start = cursor.consumed if self._dealing.split == "stride" else None

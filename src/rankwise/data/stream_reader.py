@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 from torch.utils.data import _utils, get_worker_info
 
@@ -19,6 +19,9 @@ from rankwise.base.errors import DataError, UsageError
 from rankwise.data.batches import Packing, Parcel, count_micro_batches, cut_evenly, leave_note
 from rankwise.data.map_reader import tell_epoch
 from rankwise.data.seeding import kept_generators, seed_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Split = Literal["stride", "shard", "dataset"]
 
@@ -150,18 +153,18 @@ class StreamReader:
         dealing, packing = self._dealing, self._packing
         stream.skip_to(start)
         samples = stream.read(dealing.global_batch)
-        names = range(start, start + len(samples))
         if dealing.drops_last and stream.has_ended and len(samples) < dealing.global_batch:
-            samples, names = [], range(0)
-        samples = packing.sift(samples, names)
+            samples = []
+        samples, names = packing.sift(samples, range(start, start + len(samples)))
         parcel = Parcel([], [], global_samples=len(samples), is_last=stream.has_ended)
         if samples:
-            own = samples[dealing.rank :: dealing.world_size]
-            parts = cut_evenly(
-                own, count_micro_batches(len(samples), dealing.world_size, dealing.micro_batch)
+            number = count_micro_batches(len(samples), dealing.world_size, dealing.micro_batch)
+            parts, named = (
+                cut_evenly(all_of_them[dealing.rank :: dealing.world_size], number)
+                for all_of_them in (samples, names)
             )
             empty = None if all(parts) else packing.pack_empty(samples[0])
-            batches = [packing.pack(list(part), names) if part else empty for part in parts]
+            batches = _pack_parts(packing, parts, named, empty)
             parcel = parcel._replace(batches=batches, counts=[len(part) for part in parts])
         return parcel._replace(num_read=stream.num_read, state=stream.save())
 
@@ -170,18 +173,25 @@ class StreamReader:
         own = len(range(dealing.rank, dealing.global_batch, dealing.world_size))
         start = stream.num_read
         samples = stream.read(max(1, own))
-        names = range(start, start + len(samples))
-        samples = packing.sift(samples, names)
+        samples, names = packing.sift(samples, range(start, start + len(samples)))
         num_parts = count_micro_batches(dealing.global_batch, dealing.world_size, dealing.micro_batch)
         parts = cut_evenly(samples, num_parts)
-        batches = [packing.pack(list(part), names) if part else None for part in parts]
         empty = None
         if samples and self._empty is None:
+            # Before the samples are packed: the user's function may change them.
             empty = self._empty = packing.pack_empty(samples[0])
+        batches = _pack_parts(packing, parts, cut_evenly(names, num_parts), None)
         return Parcel(
             batches, [len(part) for part in parts], is_last=stream.has_ended,
             num_read=stream.num_read, state=stream.save(), empty=empty,
         )  # fmt: skip
+
+
+def _pack_parts(
+    packing: Packing, parts: Sequence[Sequence[Any]], names: Sequence[Sequence[int]], empty: Any
+) -> list[Any]:
+    """Return a batch for each part, and ``empty`` for one without samples."""
+    return [packing.pack(list(part), own) if part else empty for part, own in zip(parts, names, strict=True)]
 
 
 @final

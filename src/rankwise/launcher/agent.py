@@ -9,6 +9,7 @@ from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import count_cores
 from rankwise.base.osdoor import IS_LINUX, fill_standard_streams, raise_file_limit
+from rankwise.base.requeue import REQUEUE
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
 from rankwise.launcher.job import Job, make_folder
@@ -43,6 +44,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
     helper: Helper | None = None
     memory: MemoryFolder | None = None
+    code = 0
     try:
         interpreter = find_interpreter(needs_torch=spec.program.how != "program")
         if not interpreter.is_ours:
@@ -62,9 +64,8 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         job = Job(
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
-            memory=memory.path if memory else None,
         )  # fmt: skip
-        return run_attempts(job)
+        code = run_attempts(job)
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
     except RankwiseError as error:
@@ -76,7 +77,8 @@ def launch(spec: LaunchSpec, console: Console) -> int:
             memory.drop()
         if helper is not None:
             helper.close()
-        signals.close()
+        signals.close(deaf=code == REQUEUE)  # whoever sent a notice may send it again
+    return code
 
 
 def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:

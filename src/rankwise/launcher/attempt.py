@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, make_memory_file
-from rankwise.base.requeue import END_SIGNAL
+from rankwise.base.requeue import END_SIGNAL, has_left
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import (
@@ -24,7 +24,8 @@ from rankwise.evidence.notes import (
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.left_behind import LeftBehindWatch
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
-from rankwise.launcher.processes import catches
+from rankwise.launcher.printed_fault import find_printed_fault
+from rankwise.launcher.processes import has_set
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.requeue_watch import RequeueWatch
 from rankwise.launcher.spec import Std
@@ -85,6 +86,8 @@ class _Rank:
     ended_s: float = 0.0
     stopped_s: float | None = None
     was_noticed: bool = False
+    was_killed: bool = False
+    over_s: float | None = None
     stack: Stack | None = None
     refusal: str = ""
 
@@ -186,8 +189,6 @@ class Attempt:
                 error_file=error_file,
                 num_threads=job.num_threads,
             )
-            if job.memory is not None:
-                env["RANKWISE_MEMORY"] = str(job.memory)
             argv = (
                 *job.prefixes[rank.local_rank],
                 *build_argv(job.spec.program, job.python, rank.local_rank),
@@ -290,7 +291,7 @@ class Attempt:
 
     def _has_failed(self, rank: _Rank) -> bool:
         if rank.code != -signal.SIGABRT:
-            return bool(rank.code) and not self._requeue.takes(rank.code)
+            return bool(rank.code) and not self._requeue.takes(rank.code, rank.notes_fd)
         end = self._to_end(rank)
         # What it wrote last may still be on its way to us: without that nobody can tell an abort at exit.
         is_fresh = self._clock.monotonic() - rank.ended_s < _LAST_WORDS_S
@@ -333,7 +334,7 @@ class Attempt:
     def _note_end(self, tag: str, code: int, at_s: float, refusal: str = "") -> None:
         if rank := self._by_tag.get(tag):
             rank.code, rank.ended_s, rank.refusal = code, at_s, refusal
-            self._requeue.note(code)
+            self._requeue.note(code, rank.notes_fd)
             self._job.events.write("rank.ended", rank=rank.rank, code=code)
         elif tag == self._store_tag:
             self._store_code = code
@@ -350,11 +351,16 @@ class Attempt:
                 self._workers.signal(rank.tag, number)
         elif self._interrupted is None:
             self._interrupted = number
-        elif number == signal.SIGTERM and any(catches(rank.pid, END_SIGNAL) for rank in self._living()):
-            return  # a scheduler repeats itself, and the ranks are saving
+        elif number == signal.SIGTERM and any(self._is_saving(rank) for rank in self._living()):
+            return  # a scheduler repeats itself
         else:
             self._hurry = True
             self._job.console.hurry()
+
+    @staticmethod
+    def _is_saving(rank: _Rank) -> bool:
+        """Whether SIGTERM is a notice to a rank: it had ours, or would take it so."""
+        return rank.was_noticed or has_set(rank.pid, END_SIGNAL)
 
     def _living(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.is_alive]
@@ -396,6 +402,7 @@ class Attempt:
 
     def _stop(self, number: int) -> None:
         """End all living ranks: the signal, the user's time to save, SIGKILL for whole groups."""
+        self._look_who_is_over()
         bounds_s = [0.0]
         for rank in self._living():
             bounds_s.append(self._send_stop(rank, number))
@@ -408,17 +415,30 @@ class Attempt:
             if not told and self._clock.monotonic() - begin > _SILENCE_S:
                 told = True
                 self._say_stopping(end)
+        self._look_who_is_over()
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
         for rank in self._living():
             rank.stopped_s = rank.stopped_s or self._clock.monotonic()
+            rank.was_killed = True
             self._job.events.write("rank.killed", rank=rank.rank)
             self._workers.signal(rank.tag, KILL_SIGNAL, tree=True)
         while self._living() and self._clock.monotonic() < end:
             self._look(0.1)
 
+    def _look_who_is_over(self) -> None:
+        """See which ranks are through with their scripts: those don't hang while they save, but may have failed at it."""
+        if not self._requeue.has_begun:
+            return
+        living = {rank.rank: rank for rank in self._living() if rank.pid and rank.over_s is None}
+        places = {number: (rank.pid, rank.stacks_fd) for number, rank in living.items()}
+        now = self._clock.monotonic()
+        for number, stack in take_stacks(places, self._clock, _SNAPSHOT_S).items():
+            if stack.is_farewell:
+                living[number].over_s = now
+
     def _send_stop(self, rank: _Rank, number: int) -> float:
         """Tell a rank to stop, and return how many seconds it may take."""
-        listens = catches(rank.pid, END_SIGNAL)
+        listens = has_set(rank.pid, END_SIGNAL)
         if listens and END_SIGNAL is not None and self._interrupted is None and not self._regroup:
             # SIGTERM is a notice to it. With a rank that has failed it could never agree on a step to save at.
             rank.stopped_s = self._clock.monotonic()
@@ -448,18 +468,25 @@ class Attempt:
                 return
 
     def _to_end(self, rank: _Rank) -> RankEnd:
-        fault, finished_s = parse_notes(read_all(rank.notes_fd))
+        notes = read_all(rank.notes_fd)
+        fault, finished_s = parse_notes(notes)
         if rank.code == 0:
             fault = None  # printed, and survived: by a library that goes on after an error
         elif fault is None and rank.code:
             fault = self._read_error_file(rank)
         last_words = rank.refusal or read_last_words(rank.streams, self._pump)
+        is_over = rank.over_s is not None and not has_left(notes)
+        if fault is None and is_over and rank.code in {-KILL_SIGNAL, -signal.SIGTERM}:
+            fault = find_printed_fault(last_words, rank.over_s or 0.0)
         # A script that switched faulthandler on itself has its stack on standard error.
         crashes = (split_crash(text)[1] for text in (read_all(rank.stacks_fd), last_words))
         crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
         if crash is None and fault is None and rank.code:
             # A traceback that the script printed itself before it left by sys.exit or os._exit.
             crash = parse_traceback("\n".join(last_words.splitlines()[-40:]))
+        # The kernel, for memory, while the others waited for it to follow: that is no end of our doing.
+        by_another = rank.code == -KILL_SIGNAL and not rank.was_killed and not self._keeper_lost
+        stopped_s = None if by_another and self._requeue.has_begun else rank.stopped_s
         log = rank.streams.log
         return RankEnd(
             rank=rank.rank,
@@ -467,8 +494,9 @@ class Attempt:
             pid=rank.pid,
             code=rank.code,
             ended_s=rank.ended_s,
-            stopped_s=rank.stopped_s,
+            stopped_s=stopped_s,
             was_noticed=rank.was_noticed,
+            asks_requeue=self._requeue.takes(rank.code, rank.notes_fd),
             fault=fault,
             finished_s=finished_s,
             crash=crash,
@@ -507,5 +535,4 @@ class Attempt:
             store_code=self._store_code if store_failed else None,
             store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),
             keeper_lost=self._keeper_lost,
-            can_requeue=self._requeue.is_on,
         )

@@ -33,7 +33,6 @@ class Job:
         prefixes: Words that stand before each local rank's command (NUMA binding).
         num_threads: OMP_NUM_THREADS of a rank, where the user has set none.
         folder: Where logs and error files of this run go.
-        memory: Where ranks keep copies of their state in the host's memory; None where there is no such place.
         serial: Which job this is on workers that outlive it; None where they end with it.
     """
 
@@ -50,7 +49,6 @@ class Job:
     console: Console
     clock: Clock
     events: EventLog
-    memory: Path | None = None
     serial: int | None = None
 
     @property

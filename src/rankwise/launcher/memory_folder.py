@@ -1,8 +1,11 @@
-"""A folder in the host's memory for the ranks' copies of their state: it outlives every rank, and ends with the job."""
+"""A folder in the host's memory for the ranks' copies of their state: it outlives every rank, and ends with the job.
+
+Ranks find it by this process's number in its name, among their ancestors': a variable would be one that scripts don't see
+under torchrun.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from contextlib import suppress
@@ -41,13 +44,12 @@ def open_memory_folder(root: Path = _ROOT) -> MemoryFolder | None:
     prefix = f"{_PREFIX}{os.getuid()}-"
     with suppress(OSError):
         _sweep(root, prefix)
-        token = os.urandom(8).hex()
+        token = f"{os.getpid()}-{os.urandom(8).hex()}"
         # Under another name until it is locked: else a launcher that starts at the same moment would sweep it.
         early, path = root / f".{prefix}{token}", root / f"{prefix}{token}"
         early.mkdir(mode=0o700)
         fd = os.open(early / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if try_lock_file(fd):
-            os.write(fd, json.dumps({"pid": os.getpid()}).encode())
             early.rename(path)
             return MemoryFolder(path, fd)
         os.close(fd)
@@ -56,7 +58,7 @@ def open_memory_folder(root: Path = _ROOT) -> MemoryFolder | None:
 
 
 def _sweep(root: Path, prefix: str) -> None:
-    for path in root.glob(f"{prefix}*"):
+    for path in (*root.glob(f"{prefix}*"), *root.glob(f".{prefix}*")):
         with suppress(OSError):
             fd = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC)
             try:

@@ -38,16 +38,16 @@ def list_descendants(root: int) -> list[int]:
     return found
 
 
-def catches(pid: int, number: int | None) -> bool:
-    """Tell whether a process has a handler for a signal; False where /proc is missing, or for no signal."""
+def has_set(pid: int, number: int | None) -> bool:
+    """Tell whether a process catches or ignores a signal; False where /proc is missing, or for no signal."""
     if number is None:
         return False
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def end_descendants(

@@ -66,9 +66,14 @@ class Signals:
         came, self._pending = self._pending, []
         return came
 
-    def close(self) -> None:
-        """Give the handlers back."""
+    def close(self, *, deaf: bool = False) -> None:
+        """Give the handlers back.
+
+        Args:
+            deaf: Ignore the signals instead: the process ends, and how must not change any more. Python's end would
+                give back a handler, and let a signal that is repeated kill us; it leaves alone what is ignored.
+        """
         for number, handler in self._old.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if deaf else handler)
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -5,6 +5,9 @@ a worker that dies of it takes the rank with it ("DataLoader worker is killed by
 are forked while the rank listens ignore the rank's notices. Python does not tell a handler who has sent a signal, and
 ``terminate()`` of multiprocessing must still work: the parent notes in shared memory whom it ends, before it does.
 
+A handler of Python's does not run in a child that hangs in native code, and multiprocessing waits for its children without
+a bound: so a shielded daemon that does not end in time is killed, when somebody waits for it.
+
 A handler is used, and not ``SIG_IGN`` or a blocked signal: those two would be inherited by the programs that a worker starts.
 """
 
@@ -16,6 +19,7 @@ import signal
 import struct
 import time
 from typing import TYPE_CHECKING, Any, final
+from weakref import WeakKeyDictionary, WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 #: Pids go round: two that are ended in one moment are no multiple of this apart.
 _NUM_SLOTS = 1 << 13
 _ENTRY = struct.Struct("qq")
+#: A shielded daemon that was told to end gets this long; torch gives its workers half as long before it tells them.
+_LAST_GRACE_S = 10.0
 
 
 @final
@@ -114,27 +120,59 @@ def _hook_once() -> None:
     _hooked.append(True)
     # Runs in the child before whatever multiprocessing starts there.
     os.register_at_fork(before=_note_fork, after_in_child=_cover)
-    _wrap_terminate()
+    _wrap_popen()
     _wrap_worker_signals()
 
 
 _hooked: list[bool] = []
 
 
-def _wrap_terminate() -> None:
-    """Let multiprocessing's ``terminate()`` (and its exit, and the DataLoader's) note whom it ends."""
+#: Daemons that multiprocessing has forked while the shield was open; and when they were told to end, in monotonic seconds.
+_daemons: WeakSet[Any] = WeakSet()
+_told_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+
+def _wrap_popen() -> None:
+    """Let multiprocessing's ``terminate()`` (and its exit, and the DataLoader's) note whom it ends, and ``join()`` kill who hangs."""
     from multiprocessing import popen_fork  # noqa: PLC0415 - not there on Windows
 
-    send: Callable[[Any, int], None] | None = getattr(popen_fork.Popen, "_send_signal", None)
-    if send is None:
+    kind: Any = popen_fork.Popen
+    if not (hasattr(kind, "_launch") and hasattr(kind, "_send_signal")):
         return
+    launch: Callable[[Any, Any], None] = kind._launch
+    send: Callable[[Any, int], None] = kind._send_signal
+
+    def launch_noted(popen: Any, process: Any) -> None:
+        launch(popen, process)
+        if _active and process.daemon:
+            _daemons.add(popen)
 
     def send_noted(popen: Any, number: int) -> None:
         if _latest and number == signal.SIGTERM and popen.returncode is None:
             _latest[-1].note_end_of(popen.pid)
+            if popen in _daemons:
+                _told_s.setdefault(popen, time.monotonic())
         send(popen, number)
 
-    popen_fork.Popen._send_signal = send_noted  # type: ignore[attr-defined]
+    kind._launch, kind._send_signal = launch_noted, send_noted
+    _wrap_wait(kind, send)
+
+
+def _wrap_wait(kind: Any, send: Callable[[Any, int], None]) -> None:
+    wait: Callable[[Any, float | None], int | None] = kind.wait
+
+    def wait_or_kill(popen: Any, timeout: float | None = None) -> int | None:
+        told_s = _told_s.get(popen)
+        if told_s is None or popen.returncode is not None:
+            return wait(popen, timeout)
+        left_s = max(0.0, told_s + _LAST_GRACE_S - time.monotonic())
+        if timeout is not None and timeout <= left_s:
+            return wait(popen, timeout)
+        if wait(popen, left_s) is None:
+            send(popen, signal.SIGKILL)
+        return wait(popen, None if timeout is None else timeout - left_s)
+
+    kind.wait = wait_or_kill
 
 
 def _wrap_worker_signals() -> None:

@@ -14,16 +14,16 @@ import torch.distributed as dist
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, RankwiseError, UsageError
-from rankwise.base.requeue import REQUEUE
+from rankwise.base.requeue import REQUEUE, ask_requeue
 from rankwise.evidence.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.stop_deadline import find_deadline
-from rankwise.runtime.stopping import NOTICES, StopWatch
+from rankwise.runtime.stopping import NOTICES, StopWatch, read_signals
 from rankwise.runtime.turns import take_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
     from typing import NoReturn
 
@@ -228,10 +228,14 @@ class RankContext:
             self.listen_for_stop()
         for check in self._at_step:
             check()
-        return self._stop[0].should_stop()
+        if not self._stop[0].should_stop():
+            return False
+        if self._count("stops") == 1:
+            ask_requeue()  # a script may leave by sys.exit(75) as well
+        return True
 
     def listen_for_stop(
-        self, *, after_s: float | None = None, margin_s: float = 120.0, signals: tuple[str, ...] = NOTICES
+        self, *, after_s: float | None = None, margin_s: float = 120.0, signals: Iterable[str | int] = NOTICES
     ) -> None:
         """Listen for notices from now on, and not from the first ``should_stop()`` on.
 
@@ -242,10 +246,10 @@ class RankContext:
             after_s: Stop by yourself after so many seconds, whatever the scheduler allows.
             margin_s: Seconds that agreeing and saving take: that long before the time in SLURM_JOB_END_TIME (set by
                 Slurm) or RANKWISE_DEADLINE (seconds since the epoch) the job stops; at most half of the time that is left.
-            signals: Names of the signals that are notices.
+            signals: The signals that are notices: names, numbers or ``signal.SIGTERM`` and its like.
 
         Raises:
-            UsageError: It listens already, or a time makes no sense.
+            UsageError: It listens already, or a time or a signal makes no sense.
         """
         if self._stop:
             raise UsageError(
@@ -253,11 +257,12 @@ class RankContext:
                 rank=self.rank,
                 hint="call listen_for_stop() once, before should_stop()",
             )
+        numbers = read_signals(signals, self.rank)
         deadline = find_deadline(SYSTEM_CLOCK, after_s=after_s, margin_s=margin_s, rank=self.rank)
         self._stop.append(
             StopWatch(
                 rank=self.rank, world_size=self.world_size, store=dist.PrefixStore("stop", self.store),
-                timeout_s=self.timeout_s, deadline=deadline, signals=signals, clock=SYSTEM_CLOCK,
+                timeout_s=self.timeout_s, deadline=deadline, signals=numbers, clock=SYSTEM_CLOCK,
             )
         )  # fmt: skip
 
@@ -283,11 +288,12 @@ class RankContext:
             why = f": {self.stop_reason}" if self.stop_reason else ""
             sys.stderr.write(f"rankwise: leaving for a requeue, with exit code {REQUEUE}{why}\n")
         self.close()
+        ask_requeue(leaves=True)
         raise SystemExit(REQUEUE)
 
     # --------------------------------------------------------------- leaving
 
-    def attend(self, *, at_step: Callable[[], None], before_leaving: Callable[[], None]) -> None:
+    def _attend(self, *, at_step: Callable[[], None], before_leaving: Callable[[], None]) -> None:
         """Have something called with each ``should_stop()``, and before the rank leaves; a second time nothing happens.
 
         Args:
@@ -313,14 +319,7 @@ class RankContext:
     def _leave(self, bound_s: float) -> None:
         if self not in _open:
             return
-        trouble: RankwiseError | None = None
-        for wait in self._before_leaving if bound_s > _ABANDON_S else ():
-            try:
-                wait()
-            except RankwiseError as error:
-                trouble = (
-                    error  # told when we have left: what went wrong in the background must not stay there
-                )
+        troubles = self._finish_background() if bound_s > _ABANDON_S else []
         _open.remove(self)
         for watch in self._stop:
             watch.close()
@@ -342,8 +341,22 @@ class RankContext:
             sys.stderr.write(
                 f"rankwise: [rank {self.rank}] left the job with a collective pending: its process group could not be closed within {bound_s:.0f} s\n"
             )
-        if trouble is not None:
-            raise trouble
+        # Told when we have left: what went wrong in the background must not stay there.
+        if troubles:
+            raise troubles[0]
+
+    def _finish_background(self) -> list[RankwiseError]:
+        """Wait for what goes on in the background; return what went wrong there, the first with notes of the others."""
+        troubles: list[RankwiseError] = []
+        for wait in self._before_leaving:
+            try:
+                wait()
+            except RankwiseError as error:
+                troubles.append(error)
+        for other in troubles[1:]:
+            # Python 3.10 has no notes.
+            getattr(troubles[0], "add_note", sys.stderr.write)(f"and {type(other).__name__}: {other}\n")
+        return troubles
 
     def _say_farewell(self) -> None:
         """Count ourselves out; whoever serves the store keeps it until the others are out too, or for some seconds."""

@@ -16,6 +16,7 @@ What may go wrong, and what happens then:
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import re
@@ -27,12 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.deadline import OverdueError, call_within
-from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.base.requeue import END_SIGNAL
 from rankwise.runtime.child_shield import close_shield, open_shield
 from rankwise.runtime.stop_vote import StopVote
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
 
     import torch.distributed as dist
@@ -59,13 +61,13 @@ class StopWatch:
         store: The job's, in a corner of this watch's own.
         timeout_s: Seconds that a call may wait for the others' answers.
         deadline: When to stop without a signal; None for never.
-        signals: Names of the signals that are notices.
+        signals: Numbers of the signals that are notices.
         clock: Where time comes from.
     """
 
     def __init__(
         self, *, rank: int, world_size: int, store: dist.Store, timeout_s: float, deadline: Deadline | None,
-        signals: tuple[str, ...], clock: Clock,
+        signals: tuple[int, ...], clock: Clock,
     ) -> None:  # fmt: skip
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
         self._store, self._deadline, self._clock = store, deadline, clock
@@ -120,23 +122,31 @@ class StopWatch:
         self._came.put(None)
         if self._thread is not None:
             self._thread.join(_GOODBYE_S)
+        if self.reason is not None or self._has_notice:
+            _leaving.append(self)
+            return
         close_shield()
-        if self.reason is not None or self._has_notice or not _is_main_thread():
+        if not _is_main_thread():
             return
         for number, handler in self._before.items():
             if getattr(signal.getsignal(number), "__self__", None) is self:
                 signal.signal(number, handler)
 
+    def ignore_notices(self) -> None:
+        """Ignore whatever is still ours: the interpreter goes down, and no handler will run any more."""
+        for number in self._before:
+            if getattr(signal.getsignal(number), "__self__", None) is self:
+                signal.signal(number, signal.SIG_IGN)
+
     # --------------------------------------------------------------- signals
 
-    def _listen(self, signals: tuple[str, ...]) -> None:
+    def _listen(self, numbers: tuple[int, ...]) -> None:
         if not _is_main_thread():
             sys.stderr.write(
                 f"rankwise: warning: [rank {self._rank}] only the main thread can take signals, and this is another one: "
                 "call ctx.listen_for_stop() there, before the first should_stop()\n"
             )
             return
-        numbers = tuple(getattr(signal, name) for name in signals if hasattr(signal, name))
         taken = [
             number for number in numbers if number != signal.SIGTERM and _is_caught_by_native_code(number)
         ]
@@ -149,6 +159,8 @@ class StopWatch:
         open_shield(numbers)
         for number in numbers:
             before = signal.getsignal(number)
+            if isinstance(earlier := getattr(before, "__self__", None), StopWatch):
+                before = earlier._before[number]  # of a job before this one, which ended after a notice
             # None: set by native code before Python came, and not to be had back.
             self._before[number] = signal.SIG_DFL if before is None else before
             signal.signal(number, self._note)
@@ -261,6 +273,53 @@ class StopWatch:
             rank=self._rank,
             hint="every rank must call should_stop() once a step; a rank that has called it is dead, stopped or frozen",
         )
+
+
+def read_signals(signals: Iterable[str | int], rank: int) -> tuple[int, ...]:
+    """Return the numbers of signals that are given by name or number.
+
+    Args:
+        signals: As for ``listen_for_stop``.
+        rank: Ours, for errors.
+
+    Raises:
+        UsageError: One of them is no signal that a process can take, or there is none.
+    """
+    hint = "for example signals=('SIGTERM', 'SIGUSR2')"
+    if isinstance(signals, str) or not hasattr(signals, "__iter__"):
+        raise UsageError(f"signals={signals!r} is no tuple of signals", rank=rank, hint=hint)
+    numbers = []
+    for one in signals:
+        try:
+            known = signal.Signals[one] if isinstance(one, str) else signal.Signals(one)
+        except (KeyError, ValueError):
+            if one in NOTICES:
+                continue  # not every system has SIGUSR1
+            known = None
+        if known is None or isinstance(one, bool):
+            raise UsageError(f"signals: there is no signal {one!r}", rank=rank, hint=hint)
+        if known.name in {"SIGKILL", "SIGSTOP"}:
+            raise UsageError(f"signals: no process can take {known.name}", rank=rank, hint=hint)
+        numbers.append(int(known))
+    if not numbers:
+        raise UsageError(f"signals={signals!r} names none", rank=rank, hint=hint)
+    return tuple(dict.fromkeys(numbers))
+
+
+#: What has closed after a notice.
+_leaving: list[StopWatch] = []
+
+
+@atexit.register
+def _ignore_repeated() -> None:
+    """Let a notice that is repeated while the interpreter goes down kill nobody.
+
+    Python gives back its handlers then, and leaves alone what is ignored. Not earlier: a program that the script starts
+    on its way out would ignore the signals too.
+    """
+    if _is_main_thread():
+        for watch in _leaving:
+            watch.ignore_notices()
 
 
 def _is_main_thread() -> bool:

@@ -33,6 +33,7 @@ class RankEnd:
         ended_s: When it was gone, on the host's monotonic clock.
         stopped_s: When we told it to stop; None if it went by itself.
         was_noticed: Whether we passed SIGTERM on to it, and it takes that for a notice: how it ends is its own doing.
+        asks_requeue: Whether it left with exit code 75, and has said that this is to mean a requeue.
         fault: The exception that ended it, if it was one.
         finished_s: When its script was through, if it was.
         crash: Its stack when it crashed.
@@ -48,6 +49,7 @@ class RankEnd:
     ended_s: float = 0.0
     stopped_s: float | None = None
     was_noticed: bool = False
+    asks_requeue: bool = False
     fault: FaultRecord | None = None
     finished_s: float | None = None
     crash: Stack | None = None
@@ -89,7 +91,6 @@ class Case:
         left_behind: Whether the ranks still living were waiting, idle, for those that had left.
         store_code: Exit code of the store's process, if it ended before the ranks; ``store_words``: what it said.
         keeper_lost: Whether the keeper was killed, and all ranks with it.
-        can_requeue: Whether exit code 75 says that a rank has stopped to be started again.
     """
 
     ranks: tuple[RankEnd, ...]
@@ -104,7 +105,6 @@ class Case:
     store_code: int | None = None
     store_words: str = ""
     keeper_lost: bool = False
-    can_requeue: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+from rankwise.base.requeue import REQUEUE
+
 if TYPE_CHECKING:
     from rankwise.verdict.case import Case, RankEnd
 
@@ -56,6 +58,8 @@ def _explain_code(code: int, end: RankEnd) -> str:
         return "exit code 2: the script's own argument parser refused its arguments"
     if code == 0:
         return "exit code 0"
+    if code == REQUEUE:
+        return f"exit code {code}, without a word that this means a requeue: for that call ctx.leave_for_requeue()"
     shells = {126: ": found, but not executable", 127: ": command not found"}
     if code in shells:
         return f"exit code {code}{shells[code]}"

@@ -75,7 +75,7 @@ def judge(case: Case) -> Verdict:
         fix=cause.fix,
         traceback=first.fault.callstack if first and first.fault else "",
         last_words=first.last_words if first else case.store_words if case.store_code is not None else "",
-        casualties=tuple(_casualty(case, end, first) for end in case.ranks if end.rank not in blamed),
+        casualties=tuple(_casualty(end, first) for end in case.ranks if end.rank not in blamed),
         exits=exits,
         logs=logs,
         exit_code=_exit_code(case, cause),
@@ -89,7 +89,7 @@ def _tell_what_came_before(case: Case) -> tuple[str, ...]:
     """Return the failure that was being dealt with when the user ended the job, if there was one."""
     if case.interrupted is None or is_requeue(case) or _failed_on_notice(case):
         return ()
-    if not any(_left_in_error(case, end) for end in case.ranks):
+    if not any(_left_in_error(end) for end in case.ranks):
         return ()
     return (f"before that: {_find_cause(replace(case, interrupted=None)).message}",)
 
@@ -122,7 +122,7 @@ def _find_cause(case: Case) -> _Cause:
             message="the launcher's own keeper process was killed, and the kernel ended all ranks with it",
             reason="somebody killed it, or the kernel did for memory",
         )
-    left = sorted((end for end in case.ranks if _left_in_error(case, end)), key=_moment)
+    left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
     if own := [end for end in left if _blame(end) in {"own", "mismatch"}]:
         return _judge_own(case, own)
     if waited := [end for end in left if _blame(end) == "timeout"]:
@@ -138,12 +138,13 @@ def _find_cause(case: Case) -> _Cause:
 
 
 def _failed_on_notice(case: Case) -> bool:
-    """Tell whether a rank that had a notice, and time to save, failed over it."""
-    return any(end.was_noticed and _left_in_error(case, end) for end in case.ranks)
+    """Tell whether a rank that had a notice, and time to save, failed over it: when one leaves for a requeue, all had it."""
+    all_had_it = any(map(leaves_for_requeue, case.ranks))
+    return any((end.was_noticed or all_had_it) and _left_in_error(end) for end in case.ranks)
 
 
-def _left_in_error(case: Case, end: RankEnd) -> bool:
-    if end.left_s is None or leaves_for_requeue(case, end):
+def _left_in_error(end: RankEnd) -> bool:
+    if end.left_s is None or leaves_for_requeue(end):
         return False
     return end.fault is not None or end.code not in {0, None}
 
@@ -365,13 +366,13 @@ def _waiting_stack(end: RankEnd) -> Stack | None:
     return parse_traceback(end.fault.callstack) if _blame(end) in {"peer", "timeout"} else None
 
 
-def _casualty(case: Case, end: RankEnd, first: RankEnd | None) -> Casualty:
+def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
     fate: Fate
-    if leaves_for_requeue(case, end):
+    if leaves_for_requeue(end):
         fate = "left for a requeue"
     elif end.left_s is None or end.code is None:
         fate = "stopped by us"
-    elif not _left_in_error(case, end):
+    elif not _left_in_error(end):
         fate = "finished"
     elif _blame(end) == "peer":
         fate = "lost its peer"
@@ -392,7 +393,7 @@ def _exit_code(case: Case, cause: _Cause) -> int:
     if cause.culprits and cause.culprits[0].fault is not None and cause.culprits[0].stopped_s is not None:
         return 1  # it had raised, and we stopped it before it could say so by its own exit code
     for end in (*cause.culprits, *sorted(case.ranks, key=_moment)):
-        if end.code and end.stopped_s is None and not leaves_for_requeue(case, end):
+        if end.code and end.stopped_s is None and not leaves_for_requeue(end):
             return end.code if end.code > 0 else 128 - end.code
     if case.store_code:
         return case.store_code if case.store_code > 0 else 128 - case.store_code

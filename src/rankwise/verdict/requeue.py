@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def is_requeue(case: Case) -> bool:
-    """Tell whether all ranks left with 75 or 0, at least one with 75; those that we had to kill in the end don't count."""
-    if not case.can_requeue or case.keeper_lost or case.left_behind or case.store_code is not None:
+    """Tell whether all ranks left with 0 or for a requeue, at least one for that; those that we had to kill don't count."""
+    if case.keeper_lost or case.left_behind or case.store_code is not None:
         return False
-    codes = {end.code for end in case.ranks if not _was_killed(end)}
-    return REQUEUE in codes and codes <= {REQUEUE, 0}
+    own = [end for end in case.ranks if not _was_killed(end)]
+    return any(map(leaves_for_requeue, own)) and all(end.code == 0 or leaves_for_requeue(end) for end in own)
 
 
-def leaves_for_requeue(case: Case, end: RankEnd) -> bool:
+def leaves_for_requeue(end: RankEnd) -> bool:
     """Tell whether one rank left so, whatever the others did."""
-    return case.can_requeue and end.code == REQUEUE and end.fault is None
+    return end.asks_requeue and end.fault is None
 
 
 def judge_requeue(case: Case) -> Verdict:
@@ -47,4 +47,5 @@ def judge_requeue(case: Case) -> Verdict:
 
 
 def _was_killed(end: RankEnd) -> bool:
-    return end.stopped_s is not None and end.code in {-KILL_SIGNAL, -signal.SIGTERM}
+    """Tell whether a rank did not follow: one that had failed before, and only did not come to its end, is not meant."""
+    return end.stopped_s is not None and end.fault is None and end.code in {-KILL_SIGNAL, -signal.SIGTERM}
