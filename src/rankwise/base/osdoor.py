@@ -172,3 +172,22 @@ def try_lock_file(fd: int) -> bool | None:
             return None
         raise
     return True
+
+
+def listens_to(pid: int, number: int | None, *, or_ignores: bool = False) -> bool:
+    """Tell whether a process catches a signal, in whatever language; False where /proc is missing, or for no signal.
+
+    Args:
+        pid: The process.
+        number: The signal.
+        or_ignores: Whether to ignore it counts too.
+    """
+    if number is None:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    names = ("SigCgt:", "SigIgn:") if or_ignores else ("SigCgt:",)
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(names)]
+    return any(mask >> (number - 1) & 1 for mask in masks)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import STACK_SIGNAL, STACKS_FD
+from rankwise.base.osdoor import STACK_SIGNAL, STACKS_FD, listens_to
 from rankwise.evidence.notes import Stack, parse_stack, split_crash
 
 if TYPE_CHECKING:
@@ -19,14 +18,7 @@ if TYPE_CHECKING:
 
 def listens(pid: int) -> bool:
     """Tell whether a process catches our signal: one that does not would die of it."""
-    if STACK_SIGNAL is None:
-        return False
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return listens_to(pid, STACK_SIGNAL)
 
 
 def _still_holds(pid: int, fd: int) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all, read_tail
-from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, make_memory_file
+from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, listens_to, make_memory_file
 from rankwise.base.requeue import END_SIGNAL, has_left
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
@@ -25,7 +25,6 @@ from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.left_behind import LeftBehindWatch
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
 from rankwise.launcher.printed_fault import find_printed_fault
-from rankwise.launcher.processes import has_set
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.requeue_watch import RequeueWatch
 from rankwise.launcher.spec import Std
@@ -360,7 +359,7 @@ class Attempt:
     @staticmethod
     def _is_saving(rank: _Rank) -> bool:
         """Whether SIGTERM is a notice to a rank: it had ours, or would take it so."""
-        return rank.was_noticed or has_set(rank.pid, END_SIGNAL)
+        return rank.was_noticed or listens_to(rank.pid, END_SIGNAL, or_ignores=True)
 
     def _living(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.is_alive]
@@ -438,7 +437,7 @@ class Attempt:
 
     def _send_stop(self, rank: _Rank, number: int) -> float:
         """Tell a rank to stop, and return how many seconds it may take."""
-        listens = has_set(rank.pid, END_SIGNAL)
+        listens = listens_to(rank.pid, END_SIGNAL, or_ignores=True)
         if listens and END_SIGNAL is not None and self._interrupted is None and not self._regroup:
             # SIGTERM is a notice to it. With a rank that has failed it could never agree on a step to save at.
             rank.stopped_s = self._clock.monotonic()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,18 +34,6 @@ def list_descendants(root: int) -> list[int]:
         found += below
         todo += below
     return found
-
-
-def has_set(pid: int, number: int | None) -> bool:
-    """Tell whether a process catches or ignores a signal; False where /proc is missing, or for no signal."""
-    if number is None:
-        return False
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def end_descendants(

@@ -19,16 +19,15 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import re
 import signal
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
+from rankwise.base.osdoor import listens_to
 from rankwise.base.requeue import END_SIGNAL
 from rankwise.runtime.child_shield import close_shield, open_shield
 from rankwise.runtime.stop_vote import StopVote
@@ -328,11 +327,4 @@ def _is_main_thread() -> bool:
 
 def _is_caught_by_native_code(number: int) -> bool:
     """Whether a signal that Python does not handle is caught all the same."""
-    if signal.getsignal(number) not in {signal.SIG_DFL, None}:
-        return False
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return signal.getsignal(number) in {signal.SIG_DFL, None} and listens_to(os.getpid(), number)
