@@ -36,23 +36,46 @@ GROUPS = {
         "save", "Saving", "Keep", "PerRank", "check", "load", "read", "latest", "list_checkpoints", "verify", "export_safetensors",
         "import_weights",
     ],
+    "Training": ["Trainer", "TrainerConfig"],
+    "Parts of the Trainer": [
+        "Track", "Evaluation", "Callback", "GlobalDropout", "replace_dropout", "same_masks", "placed", "choose_fused", "read_journal", "Journal", "Started", "Report", "Evaluated", "Ended",
+        "Logger", "JsonLines", "CsvLines", "Curves", "Progress", "TensorBoard", "WandB",
+    ],
     "Launching": ["launch", "RankEnv"],
     "Errors": [
         "RankwiseError", "UsageError", "LaunchError", "RankFailedError", "RendezvousError", "HandshakeError", "CollectiveError",
-        "CollectiveTimeoutError", "ModelError", "DataError", "CheckpointError",
+        "CollectiveTimeoutError", "ModelError", "DataError", "CheckpointError", "NumericsError",
     ],
     "Testing": ["run_ranks", "try_ranks", "RankOutcome"],
 }  # fmt: skip
 #: Users get these from calls, and don't make them.
-GIVEN = {"RankContext", "BatchPlan", "Group", "RankOutcome", "Saving", "Step", "Metric"}
+GIVEN = {
+    "RankContext",
+    "BatchPlan",
+    "Group",
+    "RankOutcome",
+    "Saving",
+    "Step",
+    "Metric",
+    "Started",
+    "Report",
+    "Evaluated",
+    "Ended",
+    "Journal",
+}
 #: What every metric has is told once.
 METRIC = {name for name in vars(rankwise.data.metrics.Metric) if not name.startswith("_")}
 #: Groups whose names are not in `rankwise` itself.
-HOMES = {"Checkpoints": rankwise.checkpoint, "Metrics": rankwise.data.metrics, "Testing": rankwise.testing}
+HOMES = {
+    "Checkpoints": rankwise.checkpoint,
+    "Metrics": rankwise.data.metrics,
+    "Testing": rankwise.testing,
+    "Parts of the Trainer": rankwise.train,
+}
 _HEAD = """\
 # Public names
 
-This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
+This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
 
 *Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a time-out names those.
 """
@@ -195,7 +218,7 @@ def check_groups() -> None:
     listed = sorted(name for names in GROUPS.values() for name in names)
     public = sorted(
         {*rankwise.__all__, *(name for home in HOMES.values() for name in home.__all__)}
-        - {"__version__", "checkpoint", "REQUEUE"}
+        - {"__version__", "checkpoint", "train", "REQUEUE"}
     )
     if listed != public:
         different = sorted(set(listed) ^ set(public)) or "a name stands in two groups"

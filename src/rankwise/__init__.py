@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from rankwise import checkpoint as checkpoint
+    from rankwise import checkpoint as checkpoint, train as train
     from rankwise.base.environ import RankEnv as RankEnv
     from rankwise.base.errors import (
         CheckpointError as CheckpointError,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         HandshakeError as HandshakeError,
         LaunchError as LaunchError,
         ModelError as ModelError,
+        NumericsError as NumericsError,
         RankFailedError as RankFailedError,
         RankwiseError as RankwiseError,
         RendezvousError as RendezvousError,
@@ -63,11 +64,13 @@ if TYPE_CHECKING:
     )
     from rankwise.runtime.context import RankContext as RankContext, current as current
     from rankwise.runtime.joining import init as init
+    from rankwise.train.config import TrainerConfig as TrainerConfig
+    from rankwise.train.trainer import Trainer as Trainer
 
 _NAMES = {
     "rankwise.base.environ": "RankEnv",
     "rankwise.base.requeue": "REQUEUE",
-    "rankwise.base.errors": "CheckpointError CollectiveError CollectiveTimeoutError DataError HandshakeError LaunchError ModelError RankFailedError RankwiseError RendezvousError UsageError",
+    "rankwise.base.errors": "CheckpointError CollectiveError CollectiveTimeoutError DataError HandshakeError LaunchError ModelError NumericsError RankFailedError RankwiseError RendezvousError UsageError",
     "rankwise.data.distributed_sampler": "DistributedSampler",
     "rankwise.data.evaluation": "evaluate",
     "rankwise.data.loader": "DataLoader",
@@ -83,8 +86,10 @@ _NAMES = {
     "rankwise.runtime.collectives": "Group all_gather all_gather_into all_gather_with_grad all_reduce all_reduce_ all_reduce_with_grad all_to_all barrier broadcast broadcast_ gather gather_into new_group reduce reduce_scatter scatter set_checking",
     "rankwise.runtime.context": "RankContext current",
     "rankwise.runtime.joining": "init",
+    "rankwise.train.config": "TrainerConfig",
+    "rankwise.train.trainer": "Trainer",
 }
-_ROOMS = ("checkpoint",)
+_ROOMS = ("checkpoint", "train")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOME, *_ROOMS, "__version__"]  # noqa: PLE0604 - strings all

@@ -11,7 +11,7 @@ How a document is written, so that it can be run:
   so another rank's line may come in between), ``<!-- not run: REASON -->`` takes one of the few reasons below.
 
 Each section (``##``) runs in a folder of its own, with the files of the sections before it. That folder is shown as
-``/home/you/job``, and the launcher's temporary folder as ``/tmp/rankwise_1a2b3c4d``.
+``/home/you/job``, and the launcher's temporary folder as ``/tmp/rankwise_1a2b3c4d``. The project's examples are there, too.
 """
 
 from __future__ import annotations
@@ -208,6 +208,8 @@ def test_commands_do_what_the_document_shows(section: Section, tmp_path: Path) -
     """Every command of this section ends with the exit code and prints the lines that the document shows."""
     folder = tmp_path / "job"
     folder.mkdir()
+    # A reader stands in a clone: what the documents run of it is there.
+    (folder / "examples").symlink_to(ROOT / "examples")
     for name, text in section.files_before.items():
         write(folder / name, text)
     for block in section.blocks:

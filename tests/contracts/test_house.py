@@ -36,14 +36,18 @@ def _module_name(path: Path) -> str:
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: Rooms that run inside a rank or a test: they have torch, and multiprocessing, which this pretended Windows has not.
-IN_A_RANK = {"runtime", "parallel", "data", "checkpoint", "testing"}
-#: What lists and verifies checkpoints does without.
-WITHOUT_TORCH = {"contents", "disk", "folder", "lock", "manifest", "retention", "shard"}
+IN_A_RANK = {"runtime", "parallel", "data", "checkpoint", "testing", "train", "loggers", "comparison"}
+#: What lists and verifies checkpoints, and what compares runs, does without.
+WITHOUT_TORCH = {
+    "checkpoint": {"contents", "disk", "folder", "lock", "manifest", "retention", "shard"},
+    "train": {"events", "journal"},
+    "comparison": {"parameters", "plot", "reasons", "runs"},
+}
 MODULES = [
     _module_name(path)
     for path in SOURCES
     if (path not in FILES and path.parent.name not in IN_A_RANK)
-    or (path.parent.name == "checkpoint" and path.stem in WITHOUT_TORCH)
+    or path.stem in WITHOUT_TORCH.get(path.parent.name, set())
 ]
 
 

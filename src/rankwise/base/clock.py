@@ -23,6 +23,9 @@ class Clock(Protocol):
 class SystemClock:
     """The real clock."""
 
+    def __repr__(self) -> str:
+        return "SYSTEM_CLOCK"  # as signatures show it
+
     def monotonic(self) -> float:
         """Return ``time.monotonic()``."""
         return time.monotonic()

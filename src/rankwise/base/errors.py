@@ -10,7 +10,8 @@ RankwiseError
 │   └── CollectiveTimeoutError   some of them did not call at all
 ├── ModelError        a model can't be spread over the ranks as it is
 ├── DataError         the data can't be dealt out to the ranks, or a sample can't be had
-└── CheckpointError   a checkpoint can't be written, found or read
+├── CheckpointError   a checkpoint can't be written, found or read
+└── NumericsError     a loss or a gradient is NaN or infinite
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class CheckpointError(RankwiseError):
     """A checkpoint can't be written, found or read; names the file and the cause."""
 
 
+class NumericsError(RankwiseError):
+    """A loss or a gradient is NaN or infinite; names the first step and the ranks."""
+
+
 # Shown as users import them: rankwise.HandshakeError.
-for _error in (RankwiseError, UsageError, LaunchError, RankFailedError, RendezvousError, HandshakeError, CollectiveError, CollectiveTimeoutError, ModelError, DataError, CheckpointError):  # fmt: skip
+for _error in (RankwiseError, UsageError, LaunchError, RankFailedError, RendezvousError, HandshakeError, CollectiveError, CollectiveTimeoutError, ModelError, DataError, CheckpointError, NumericsError):  # fmt: skip
     _error.__module__ = "rankwise"

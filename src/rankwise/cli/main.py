@@ -18,6 +18,7 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
   rankwise run --help                             all flags
   rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
   rankwise checkpoint --help                      inspect, verify, export, import
+  rankwise compare runs/a runs/b                  where two runs part, how, and why that may be
   rankwise --version
 """
 
@@ -34,7 +35,17 @@ def _checkpoint(argv: Sequence[str]) -> int:
     return main(argv)
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run, "checkpoint": _checkpoint}
+def _compare(argv: Sequence[str]) -> int:
+    from rankwise.cli.compare import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "checkpoint": _checkpoint,
+    "compare": _compare,
+}
 
 
 def main(argv: Sequence[str]) -> int:

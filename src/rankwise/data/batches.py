@@ -31,6 +31,7 @@ class Parcel(NamedTuple):
         state: The stream's state by now, pickled; None if it offers none.
         empty: A batch without samples, where the training process may need one.
         fault: Message and hint of the error to raise.
+        kept: Which of the samples that were asked for are left, by their number among these; None: all of them, or nobody asks.
     """
 
     batches: list[Any]
@@ -41,6 +42,7 @@ class Parcel(NamedTuple):
     state: bytes | None = None
     empty: Any = None
     fault: Sequence[str] | None = None
+    kept: Sequence[int] | None = None
 
 
 @final

@@ -46,7 +46,7 @@ class DataLoader:
 
     With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each sample is
     read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as they
-    were. A data set's ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only.
+    were. Seeding begins with the first micro-batch that draws a random number, which is read twice. A data set's ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only.
 
     A data set that can only be iterated is split as ``split`` says. ``"stride"``, the default: every worker of every rank reads
     the whole stream, and keeps its share; the same order at any number of ranks. ``"shard"``: each worker reads
@@ -81,6 +81,9 @@ class DataLoader:
     Attributes:
         sampler: Which sample is where, and the cursor; None for a data set that can only be iterated.
         device: Where batches go.
+        global_batch: Samples of one optimizer step over all ranks.
+        micro_batch: Most samples of one forward pass of a rank, or None.
+        seed: Seed of order and samples.
 
     Raises:
         UsageError: Arguments that can't be meant so; says what to do.
@@ -123,6 +126,7 @@ class DataLoader:
         self.device = read_device(device) or (ctx.device if ctx is not None else torch.device("cpu"))
         seed = check_number("seed", seed, least=None)
         num_workers = check_number("num_workers", num_workers, least=0)
+        self.global_batch, self.micro_batch, self.seed = global_batch, micro_batch, seed
         self.sampler: GlobalBatchSampler | None = None
         packing = Packing(collate=collate_fn or default_collate, drops_none=drop_none)
         load = partial(

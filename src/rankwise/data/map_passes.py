@@ -9,14 +9,16 @@ import torch
 
 from rankwise.base.errors import UsageError
 from rankwise.data.map_reader import MapTicket
+from rankwise.data.place import deal_places, show
 from rankwise.data.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rankwise.data.batches import Parcel
     from rankwise.data.peers import Peers
     from rankwise.data.pipeline import Pipeline
+    from rankwise.data.place import Place
     from rankwise.data.sampler import GlobalBatchSampler
     from rankwise.data.schedule import StepPlan
 
@@ -87,9 +89,10 @@ class MapPasses:
         """Return a step whose micro-batches are taken when they are asked for."""
 
         def take() -> Iterator[Any]:
-            for left in reversed(range(len(plan.micro_sizes))):
+            for left, place in self._deal_places(plan, epoch):
                 parcel = next(parcels)
                 self._count(plan, epoch, is_last=left == 0)
+                show(place)
                 yield parcel.batches[0]
 
         return self._make(take(), plan, plan.num_samples, plan.global_samples)
@@ -98,17 +101,27 @@ class MapPasses:
         """Return a step with all that is left of its samples; None if no rank has any."""
         taken = [next(parcels) for _ in plan.micro_sizes]
         own = sum(sum(parcel.counts) for parcel in taken)
+        kept = [parcel.kept for parcel in taken]
         total = sum(self._peers.tell(own))
         if total == 0:
             self._count(plan, epoch, is_last=True)
             return None
 
         def hand_out() -> Iterator[Any]:
-            for left, parcel in zip(reversed(range(len(taken))), taken, strict=True):
+            for parcel, (left, place) in zip(taken, self._deal_places(plan, epoch, kept), strict=True):
                 self._count(plan, epoch, is_last=left == 0)
+                show(place)
                 yield parcel.batches[0]
 
         return self._make(hand_out(), plan, own, total)
+
+    def _deal_places(
+        self, plan: StepPlan, epoch: int, kept: Sequence[Sequence[int] | None] | None = None
+    ) -> Iterator[tuple[int, Place]]:
+        """Yield how many micro-batches come after each, and its place."""
+        peers, sizes = self._peers, plan.micro_sizes
+        places = deal_places(epoch, plan.start + peers.rank, peers.world_size, sizes, kept)
+        return zip(reversed(range(len(sizes))), places, strict=True)
 
     def _make(self, micro_batches: Iterator[Any], plan: StepPlan, own: int, total: int) -> Step:
         return Step(

@@ -9,7 +9,8 @@ from torch.utils.data import get_worker_info
 
 from rankwise.base.errors import DataError
 from rankwise.data.batches import Packing, Parcel, leave_note
-from rankwise.data.seeding import kept_generators, seed_for
+from rankwise.data.seeding import Traces, kept_generators, seed_for
+from rankwise.data.table import find_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,31 +50,49 @@ class MapReader:
     def __init__(self, dataset: Any, packing: Packing, *, seed: int | None) -> None:
         self._dataset, self._packing, self._seed = dataset, packing, seed
         self._epoch: int | None = None
+        self._table = find_table(dataset, packing.collate)
+        # Whether reading has drawn a random number yet: seeding each sample costs more than reading a small one.
+        self._draws = False
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitems__(self, ticket: MapTicket) -> Parcel:
         """Read one micro-batch; torch calls this by its own protocol for reading several samples at once."""
+        if self._table is not None and ticket.indices:
+            return Parcel([self._table.take(ticket.indices)], [len(ticket.indices)])
         try:
-            if self._seed is None or get_worker_info() is not None:
-                return self._read(ticket)
+            if self._seed is None:
+                return self._read(ticket, None)
+            if not self._draws:
+                traces = Traces()
+                parcel = self._read(ticket, None)
+                if not traces.are_there():
+                    return parcel
+                # From here on samples are seeded; this micro-batch is read again, and is what it would have been.
+                self._draws = True
+                traces.remove()
+            if get_worker_info() is not None:
+                return self._read(ticket, self._seed)
             with kept_generators():
-                return self._read(ticket)
+                return self._read(ticket, self._seed)
         except DataError as error:
             # By hand: torch would wrap it into text, and nobody could read hint and rank from it.
             return Parcel([], [], fault=(error.message, error.hint or ""))
 
-    def _read(self, ticket: MapTicket) -> Parcel:
+    def _read(self, ticket: MapTicket, seed: int | None) -> Parcel:
         if ticket.epoch != self._epoch:
             self._epoch = ticket.epoch
             tell_epoch(self._dataset, ticket.epoch)
-        samples, names = self._packing.sift(self._fetch(ticket), ticket.indices)
+        fetched = self._fetch(ticket, seed)
+        samples, names = self._packing.sift(fetched, ticket.indices)
+        is_whole = len(samples) == len(fetched)
+        kept = None if is_whole else [number for number, one in enumerate(fetched) if one is not None]
         if samples:
-            return Parcel([self._packing.pack(samples, names)], [len(samples)])
-        return Parcel([self._packing.pack_empty(self._find_any(ticket))], [0])
+            return Parcel([self._packing.pack(samples, names)], [len(samples)], kept=kept)
+        return Parcel([self._packing.pack_empty(self._find_any(ticket, seed))], [0], kept=kept)
 
-    def _fetch(self, ticket: MapTicket) -> Sequence[Any]:
+    def _fetch(self, ticket: MapTicket, seed: int | None) -> Sequence[Any]:
         indices = ticket.indices
         if self._seed is None and indices and getattr(self._dataset, "__getitems__", None):
             try:
@@ -83,25 +102,25 @@ class MapReader:
                 raise
             return several
         places: Sequence[int | None] = ticket.places or [None] * len(indices)
-        return [self._fetch_one(ticket.epoch, *pair) for pair in zip(indices, places, strict=True)]
+        return [self._fetch_one(ticket.epoch, *pair, seed) for pair in zip(indices, places, strict=True)]
 
-    def _fetch_one(self, epoch: int, index: int, place: int | None) -> Any:
-        if self._seed is not None:
+    def _fetch_one(self, epoch: int, index: int, place: int | None, seed: int | None) -> Any:
+        if seed is not None:
             # A sample that weights draw several times in an epoch is augmented in several ways.
             path = (epoch, index) if place is None else (epoch, index, place)
-            seed_for(self._seed, "sample", *path)
+            seed_for(seed, "sample", *path)
         try:
             return self._dataset[index]
         except Exception as error:
             leave_note(error, f"while reading sample {index} of the data set, in epoch {epoch}")
             raise
 
-    def _find_any(self, ticket: MapTicket) -> Any:
+    def _find_any(self, ticket: MapTicket, seed: int | None) -> Any:
         first = ticket.indices[0] if ticket.other is None else ticket.other
         size = len(self._dataset)
         tried = [(first + step) % size for step in range(min(size, _MOST_TRIED))]
         for index in tried:
-            sample = self._fetch_one(ticket.epoch, index, None)
+            sample = self._fetch_one(ticket.epoch, index, None, seed)
             if sample is not None:
                 return sample
         raise DataError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from rankwise.data.place import hide
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -39,7 +41,7 @@ class Step:
         return self._num_micro_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield them; the step counts as consumed when the last one is handed out."""
+        """Yield them; each becomes the one at hand (``rankwise.data.place``), and the step counts as consumed with the last."""
         return self._micro_batches
 
     def __repr__(self) -> str:
@@ -49,3 +51,4 @@ class Step:
         """Take what the loop has left: the next step comes behind it."""
         for _ in self._micro_batches:
             pass
+        hide()

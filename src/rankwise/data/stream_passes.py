@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError, UsageError
 from rankwise.data.batches import count_micro_batches
+from rankwise.data.place import deal_places, show
 from rankwise.data.prefetch import move_tree
 from rankwise.data.schedule import Schedule
 from rankwise.data.splitting import is_one_shot
@@ -16,11 +17,12 @@ from rankwise.data.stream_cursor import describe_dealing
 from rankwise.data.stream_reader import Opening, StreamTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rankwise.data.batches import Parcel
     from rankwise.data.peers import Peers
     from rankwise.data.pipeline import Pipeline
+    from rankwise.data.place import Place
     from rankwise.data.stream_cursor import StreamCursor
     from rankwise.data.stream_reader import Dealing
 
@@ -202,17 +204,19 @@ class StreamPasses:
 
     def _make(self, parcel: Parcel | None, batches: list[Any], total: int, advance: Any) -> Step:
         cursor, number, epoch, done = self._cursor, self._number, self._cursor.epoch, self._cursor.num_steps
+        places = self._deal_places([0] * len(batches) if parcel is None else parcel.counts)
 
         def hand_out() -> Iterator[Any]:
-            for place, batch in enumerate(batches):
+            for left, batch, place in zip(reversed(range(len(batches))), batches, places, strict=True):
                 if (self._number, cursor.epoch, cursor.num_steps) != (number, epoch, done):
                     raise UsageError(
                         f"this loop stands at step {done} of epoch {epoch}, and the loader has been moved to step {cursor.num_steps} of epoch {cursor.epoch}",
                         rank=self._peers.rank,
                         hint="one loop at a time: leave it before set_epoch(), load_state_dict() or another loop over this loader",
                     )
-                if place == len(batches) - 1:
+                if left == 0:
                     advance()
+                show(place)
                 yield batch
 
         return Step(
@@ -223,6 +227,14 @@ class StreamPasses:
             global_samples=total,
             world_size=self._peers.world_size,
         )
+
+    def _deal_places(self, sizes: Sequence[int]) -> Iterator[Place]:
+        """Return the places of the micro-batches of the step that comes next."""
+        cursor, num_ranks = self._cursor, self._dealing.world_size
+        # One stream for all: what is left of the step's elements is dealt out in turn, so no rank need ask for positions.
+        # Streams of their own: each rank counts its own samples, and the ranks' numbers interleave: no two are equal.
+        start = cursor.consumed if self._dealing.split == "stride" else cursor.consumed * num_ranks
+        return deal_places(cursor.epoch, start + self._dealing.rank, num_ranks, sizes)
 
 
 def draw_tickets(

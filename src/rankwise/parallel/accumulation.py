@@ -63,31 +63,48 @@ def accumulate(
     if watch is not None and watch.has_synced_batchnorm and isinstance(micro_batches, Sized):
         _compare_numbers(len(micro_batches), ctx or current())
     source = iter(micro_batches)
-    try:
-        following = next(source)
-    except StopIteration:
-        raise UsageError(
-            "accumulate() got no micro-batch, and the other ranks would wait for this one",
-            rank=watch.rank if watch else None,
-            hint="a rank without samples takes one micro-batch of none: [(inputs[:0], targets[:0])]",
-        ) from None
     number, is_last = 0, False
     try:
-        while not is_last:
-            micro = following
-            try:
-                following = next(source)
-            except StopIteration:
-                is_last = True
+        for micro, is_last in _mark_last(
+            source, len(micro_batches) if isinstance(micro_batches, Sized) else None
+        ):
             number += 1
             # Around forward and backward: DDP decides in the forward whether the backward will average.
             with nullcontext() if is_last else ddp.no_sync():
                 yield micro
+            if is_last:
+                return
     except GeneratorExit:
         # The loop was left. What was accumulated is this rank's own, and would go into a step as if it were the average.
         if watch is not None and not is_last:
             watch.num_left_unsynced = number
         raise
+    if number == 0:
+        raise UsageError(
+            "accumulate() got no micro-batch, and the other ranks would wait for this one",
+            rank=watch.rank if watch else None,
+            hint="a rank without samples takes one micro-batch of none: [(inputs[:0], targets[:0])]",
+        )
+    raise UsageError(
+        f"accumulate() got {number} micro-batches of a container whose len() is {len(micro_batches)}",  # type: ignore[arg-type]
+        rank=watch.rank if watch else None,
+        hint="pass an iterator, whose length nobody asks for",
+    )
+
+
+def _mark_last(source: Iterator[Micro], length: int | None) -> Iterator[tuple[Micro, bool]]:
+    """Yield each with whether it is the last; where the length is known, none is taken before its turn."""
+    if length is not None:
+        for number, micro in enumerate(source, 1):
+            yield micro, number == length
+        return
+    held: list[Micro] = []
+    for micro in source:
+        if held:
+            yield held.pop(), False
+        held.append(micro)
+    if held:
+        yield held.pop(), True
 
 
 def _compare_numbers(number: int, ctx: RankContext) -> None:

@@ -84,8 +84,9 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
             if watch.num_left_unsynced:
                 _check_unsynced(watch)
         # Buffers are shared in training only, so that one rank may evaluate alone: in evaluation they don't change.
-        before: bool = self.require_forward_param_sync
-        self.require_forward_param_sync = before and self.training
+        hides = not self.training and self.require_forward_param_sync
+        if hides:
+            self.require_forward_param_sync = False
         try:
             with naming_on(watch.rank, "the forward of the wrapped model"):
                 return super().forward(*inputs, **kwargs)
@@ -95,8 +96,8 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
                 raise
             raise named from error
         finally:
-            if not self.training:
-                self.require_forward_param_sync = before
+            if hides:
+                self.require_forward_param_sync = True
 
     def train(self, mode: bool = True) -> CheckedDDP:  # noqa: FBT001 - torch's signature
         """Set training mode, as in torch; the next forward looks at the parameters."""

@@ -19,7 +19,7 @@ from rankwise.evidence.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.stop_deadline import find_deadline
-from rankwise.runtime.stopping import NOTICES, StopWatch, read_signals
+from rankwise.runtime.stopping import NOTICES, WISH, StopWatch, read_signals
 from rankwise.runtime.turns import take_turns
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class RankContext:
             check()
         if not self._stop[0].should_stop():
             return False
-        if self._count("stops") == 1:
+        if self._count("stops") == 1 and not self.stop_was_requested:
             ask_requeue()  # a script may leave by sys.exit(75) as well
         return True
 
@@ -265,6 +265,24 @@ class RankContext:
                 timeout_s=self.timeout_s, deadline=deadline, signals=numbers, clock=SYSTEM_CLOCK,
             )
         )  # fmt: skip
+
+    def request_stop(self, reason: str) -> None:
+        """Have ``should_stop()`` return True on all ranks soon, at one agreed call: what one rank finds out is true for all.
+
+        Nothing is waited for, and any rank may call it; of several reasons the first one counts. A job that stops by its own
+        wish need not be started again: leave it by ``close()``, and not by ``leave_for_requeue()``.
+
+        Args:
+            reason: Why; ``stop_reason`` shows it on all ranks.
+        """
+        if not self._stop:
+            self.listen_for_stop()
+        self._stop[0].request(reason)
+
+    @property
+    def stop_was_requested(self) -> bool:
+        """Whether it stops because a rank has called ``request_stop()``, and not on a notice."""
+        return (self.stop_reason or "").startswith(WISH)
 
     @property
     def stop_reason(self) -> str | None:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: What schedulers send before they end a job: Slurm and Kubernetes SIGTERM; SIGUSR1 by ``#SBATCH --signal=USR1@90``.
 NOTICES = ("SIGTERM", "SIGUSR1")
+#: How a reason begins if it is a rank's wish, and not a scheduler's.
+WISH = "asked for: "
 _GLANCE_S = 0.5
 #: So many questions a second are nothing to the store.
 _MOST_GLANCES_PER_S = 2000
@@ -74,7 +76,7 @@ class StopWatch:
         self.reason: str | None = None
         self._vote = StopVote()
         # Unlike an Event's, its put() may be interrupted by a handler that calls it too.
-        self._came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[int | str | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._has_notice = False
         self._request, self._trouble = "", ""
@@ -114,6 +116,10 @@ class StopWatch:
         if told:
             self.reason = self._request
         return told
+
+    def request(self, reason: str) -> None:
+        """Stop at this rank's own wish, as after a notice."""
+        self._came.put(reason)
 
     def close(self) -> None:
         """Stop listening. After a notice the handlers stay: the rank is leaving, and a second signal must not end it."""
@@ -184,9 +190,11 @@ class StopWatch:
     def _find_reason(self, wait_s: float = 0.0) -> str | None:
         """Return why this rank itself wants to stop, waiting a little for a reason."""
         with suppress(queue.Empty):
-            number = self._came.get(block=wait_s > 0, timeout=wait_s or None)
-            if number is not None:
-                return f"{signal.Signals(number).name} on rank {self._rank}"
+            came = self._came.get(block=wait_s > 0, timeout=wait_s or None)
+            if isinstance(came, str):
+                return f"{WISH}{came}, on rank {self._rank}"
+            if came is not None:
+                return f"{signal.Signals(came).name} on rank {self._rank}"
         return (
             f"{self._deadline.reason}, on rank {self._rank}" if self._deadline and self._is_late() else None
         )

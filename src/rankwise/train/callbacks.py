@@ -1,0 +1,45 @@
+"""Take part in a training: called on every rank, at the same steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankwise.train.events import Ended, Evaluated, Report, Started
+    from rankwise.train.trainer import Trainer
+
+
+class Callback:
+    """What a user adds to the loop; derive from it, and write the methods that are needed.
+
+    All methods are called on all ranks, so they may call collectives; those who print ask ``trainer.ctx.is_main``, and those
+    who only write things down are better a ``Logger``. To end the training, call ``trainer.stop(reason)``, on one rank or on all.
+    """
+
+    def on_start(self, trainer: Trainer, started: Started) -> None:
+        """Called before the first step, after the checkpoint was loaded."""
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        """Called after each optimizer step."""
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        """Called every ``log_every`` steps, with numbers that are equal on all ranks."""
+
+    def on_evaluation(self, trainer: Trainer, evaluated: Evaluated) -> None:
+        """Called after each evaluation."""
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        """Called after the last step of an epoch, before it is evaluated and saved."""
+
+    def on_checkpoint(self, trainer: Trainer, step: int) -> None:
+        """Called before a checkpoint is written; what ``state_dict`` returns goes into it."""
+
+    def on_end(self, trainer: Trainer, ended: Ended) -> None:
+        """Called once after the last step; not after an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must outlive the process; nothing by default."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""

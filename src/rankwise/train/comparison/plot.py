@@ -1,0 +1,141 @@
+"""Draws where runs part: their losses, and below them how far they are apart; needs matplotlib."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import UsageError
+from rankwise.train.comparison.parameters import relative_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rankwise.train.comparison.runs import Comparison
+    from rankwise.train.journal import Journal
+
+_KINDS = (".svg", ".png", ".pdf")
+# The colours of Okabe and Ito, which the colour-blind can tell apart.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_GREY = "#666666"
+#: Behind a text, so that curves don't cross it.
+_PAPER = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
+#: More points than this can't be seen, and make the picture slow.
+_MOST_POINTS = 4000
+
+
+def draw(first: Journal, others: Sequence[tuple[Journal, Comparison]], path: Path) -> None:
+    """Draw runs against the first one.
+
+    Args:
+        first: The run that the others were compared with.
+        others: The others, and how each compares.
+        path: The picture's file; its ending says of which kind it is.
+
+    Raises:
+        UsageError: matplotlib is not there, the ending is unknown, or the file can't be written.
+    """
+    if path.suffix not in _KINDS:
+        raise UsageError(f"--plot {path}: {path.suffix or 'no ending'}", hint=f"end the name with one of {', '.join(_KINDS)}")  # fmt: skip
+    try:
+        # Without pyplot, so that the choice of a window system stays the user's.
+        from matplotlib.figure import Figure  # noqa: PLC0415 - optional
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--plot needs matplotlib, and this Python can't import it: {error}", hint="pip install 'rankwise[plot]'") from error  # fmt: skip
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    losses, distances = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _draw_losses(losses, first, others)
+    _draw_distances(distances, first, others)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror or error}") from error
+
+
+def _draw_losses(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comparison]]) -> None:
+    curves = [first.losses(), *(run.losses() for run, _ in others)]
+    axes.plot(*_thin(curves[0]), color="black", linewidth=1.6, label=f"a: {_name(first)}")
+    for number, ((run, comparison), curve) in enumerate(zip(others, curves[1:], strict=True)):
+        colour = _COLOURS[number % len(_COLOURS)]
+        letter = "b: " if len(others) == 1 else ""
+        axes.plot(*_thin(curve), color=colour, linewidth=1.0, label=f"{letter}{_name(run)}")
+        _mark(axes, comparison, colour)
+    heights = [one for curve in curves for one in curve.values() if math.isfinite(one)]
+    if heights and 0 < min(heights) < max(heights) / 50:
+        axes.set_yscale("log")
+    axes.set_ylabel("loss")
+    axes.legend(frameon=False, fontsize="small")
+    _tidy(axes)
+
+
+def _draw_distances(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comparison]]) -> None:
+    told = first.losses()
+    limit, lowest = others[0][1].tolerance, math.inf
+    for number, (run, comparison) in enumerate(others):
+        colour = _COLOURS[number % len(_COLOURS)]
+        curve = run.losses()
+        distances = {step: relative_difference(told[step], curve[step]) for step in sorted(told.keys() & curve.keys())}  # fmt: skip
+        # Equal losses have no place on a log scale, and a run that is not finite has no distance.
+        seen = {step: one if 0 < one < math.inf else math.nan for step, one in distances.items()}
+        lowest = min([lowest, *(one for one in seen.values() if not math.isnan(one))])
+        axes.plot(*_thin(seen), color=colour, linewidth=1.0, marker="." if len(seen) <= 200 else "", markersize=3)  # fmt: skip
+        _mark(axes, comparison, colour)
+        _name_parting(axes, comparison, colour, height=5 + 14 * number)
+    axes.set_yscale("log")
+    if lowest == math.inf:
+        axes.set_ylim(1e-17, 1.0)
+        axes.text(0.5, 0.5, "no finite difference to draw", transform=axes.transAxes, ha="center", va="center", color=_GREY)  # fmt: skip
+    if limit > 0:
+        axes.axhline(limit, color=_GREY, linewidth=0.8, linestyle="--")
+        axes.annotate(f"tolerance {limit:.0e}", (1, limit), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points", ha="right", fontsize="small", color=_GREY, bbox=_PAPER)  # fmt: skip
+    axes.set_ylabel("relative difference")
+    axes.set_xlabel("step")
+    _tidy(axes)
+
+
+def _mark(axes: Any, comparison: Comparison, colour: str) -> None:
+    if comparison.losses.parting is not None:
+        axes.axvline(comparison.losses.parting.step, color=colour, linewidth=0.8, linestyle=":")
+
+
+def _name_parting(axes: Any, comparison: Comparison, colour: str, *, height: float) -> None:
+    losses = comparison.losses
+    if losses.parting is None:
+        return
+    is_late = losses.parting.step > (losses.first.step + losses.last.step) / 2
+    axes.annotate(
+        f"they part at step {losses.parting.step}",
+        (losses.parting.step, 0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4 if is_late else 4, height),
+        textcoords="offset points",
+        ha="right" if is_late else "left",
+        fontsize="small",
+        color=colour,
+        bbox=_PAPER,
+    )
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
+
+
+def _name(run: Journal) -> str:
+    return str(run.folder) if run.path.name == "journal.jsonl" else str(run.path)
+
+
+def _thin(curve: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    """Return steps and values to draw: of a long curve the lowest and the highest of each short piece, so that no peak is lost."""
+    steps = list(curve)
+    size = -(-2 * len(steps) // _MOST_POINTS)
+    if size > 2:
+        pieces = (steps[at : at + size] for at in range(0, len(steps), size))
+        steps = sorted({step for piece in pieces for step in _pick(curve, piece)})
+    return steps, [curve[step] for step in steps]
+
+
+def _pick(curve: Mapping[int, float], steps: Sequence[int]) -> set[int]:
+    known = [step for step in steps if not math.isnan(curve[step])] or steps[:1]
+    return {min(known, key=curve.__getitem__), max(known, key=curve.__getitem__)}

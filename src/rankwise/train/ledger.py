@@ -1,0 +1,229 @@
+"""Keeps the losses of some steps on the device, and adds them up over the ranks in one exchange that nobody waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+import torch.distributed as dist
+
+from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from rankwise.runtime.context import RankContext
+
+#: What a loss function may return: a mean, or a sum with the number of what was summed.
+Measured = Any
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """The sums of some steps over all ranks.
+
+    Attributes:
+        losses: The loss of each step.
+        weights: Samples or tokens of each step; empty if the losses were weighed already.
+        metrics: The mean of each metric over all these steps.
+        grad_norms: The gradient's norm at each step, or empty.
+        extras: Other numbers of this rank that were on the device.
+        own_losses: This rank's part in the losses.
+    """
+
+    losses: list[float]
+    weights: list[float]
+    metrics: dict[str, float]
+    grad_norms: list[float]
+    extras: list[float]
+    own_losses: list[float]
+
+
+@final
+class Ledger:
+    """What a rank has measured since the last exchange.
+
+    Args:
+        ctx: The job.
+    """
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx = ctx
+        self._names: tuple[str, ...] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: list[Tensor] = []
+        self._weights: list[Any] = []
+        self._ends: list[int] = []
+        self._grad_norms: list[Tensor] = []
+        self._metrics: dict[str, list[tuple[Any, Any]]] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps since the last exchange."""
+        return len(self._ends)
+
+    def add(self, value: Tensor, weight: Any = None) -> None:
+        """Note the loss of a micro-batch.
+
+        Args:
+            value: A scalar. With a weight: a sum; without: scaled so that the mean over the ranks is the mean over the samples.
+            weight: The number of what was summed.
+        """
+        self._values.append(value.detach())
+        if weight is not None:
+            self._weights.append(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+
+    def add_metric(self, name: str, total: Any, count: Any) -> None:
+        """Note a sum and the number of what was summed."""
+        self._metrics.setdefault(name, []).append(
+            (
+                total.detach() if isinstance(total, torch.Tensor) else total,
+                count.detach() if isinstance(count, torch.Tensor) else count,
+            )
+        )
+
+    def end_step(self, grad_norm: Any = None) -> None:
+        """Note that an optimizer step is over."""
+        self._ends.append(len(self._values))
+        if grad_norm is not None:
+            self._grad_norms.append(grad_norm.detach())
+
+    def send(self, extras: list[Tensor] | None = None) -> Exchange:
+        """Begin to add up over the ranks, and forget.
+
+        Args:
+            extras: Scalars of this rank, to be read along.
+
+        Returns:
+            The exchange, to be read later.
+
+        Collective: every rank, after the same step.
+        """
+        names = tuple(sorted(self._metrics))
+        self._check_names(names)
+        device, number = self._ctx.device, len(self._ends)
+        parts = [self._sum_by_step(self._values, device)]
+        if self._weights:
+            parts.append(self._sum_by_step(self._weights, device))
+        for name in names:
+            totals, counts = zip(*self._metrics[name], strict=True)
+            parts += [_gather(totals, device).sum()[None], _gather(counts, device).sum()[None]]
+        exchange = Exchange(
+            ctx=self._ctx,
+            sums=torch.cat(parts),
+            own=parts[0],
+            beside=_gather([*self._grad_norms, *(extras or [])], device),
+            num_steps=number,
+            has_weights=bool(self._weights),
+            names=names,
+            num_norms=len(self._grad_norms),
+        )
+        self._clear()
+        exchange.begin()
+        return exchange
+
+    def _sum_by_step(self, values: list[Any], device: torch.device) -> Tensor:
+        each = _gather(values, device).reshape(-1)
+        if len(values) == len(self._ends):
+            return each
+        sizes = [end - start for start, end in zip([0, *self._ends], self._ends, strict=False)]
+        of_step = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
+        return torch.zeros(len(sizes), dtype=each.dtype, device=device).index_add_(0, of_step, each)
+
+    def _check_names(self, names: tuple[str, ...]) -> None:
+        if self._names is None:
+            self._ctx.agree(names, "the names of what the loss function returns")
+            self._names = names
+        elif names != self._names:
+            raise UsageError(
+                f"the loss function has returned {list(self._names)} until now, and {list(names)} since the last report",
+                rank=self._ctx.rank,
+                hint="return the same names for every batch; (0, 0) where there is nothing to count",
+            )
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """Sums on their way over the ranks and off the device.
+
+    Attributes:
+        ctx: The job.
+        sums: What is added up.
+        own: This rank's losses.
+        beside: What is the same on all ranks, or this rank's own.
+        num_steps: Steps in it.
+        has_weights: Whether weights follow the losses.
+        names: Of the metrics.
+        num_norms: How many gradient norms stand beside.
+    """
+
+    ctx: RankContext
+    sums: Tensor
+    own: Tensor
+    beside: Tensor
+    num_steps: int
+    has_weights: bool
+    names: tuple[str, ...]
+    num_norms: int
+    _work: Any = field(default=None, init=False)
+    _event: Any = field(default=None, init=False)
+
+    def begin(self) -> None:
+        """Send; the training goes on meanwhile, on the GPU too."""
+        on_cuda = self.sums.device.type == "cuda"
+        if self.ctx.world_size > 1:
+            self.own = self.own.clone()
+            # Gloo works in a thread of its own; NCCL on a stream, for which only other kernels wait.
+            self._work = dist.all_reduce(self.sums, group=self.ctx.group, async_op=not on_cuda)
+        if on_cuda:
+            self.sums, self.own, self.beside = (
+                torch.empty_like(one, device="cpu", pin_memory=True).copy_(one, non_blocking=True)
+                for one in (self.sums, self.own, self.beside)
+            )
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> Totals:
+        """Wait for the sums, and return them."""
+        if self._work is not None:
+            self._work.wait()
+        if self._event is not None:
+            self._event.synchronize()
+        sums, beside, number = self.sums.tolist(), self.beside.tolist(), self.num_steps
+        losses, rest = sums[:number], sums[number:]
+        weights: list[float] = []
+        if self.has_weights:
+            weights, rest = rest[:number], rest[number:]
+            losses = [loss / weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
+        else:
+            losses = [loss / self.ctx.world_size for loss in losses]
+        pairs: Mapping[str, tuple[float, float]] = dict(
+            zip(self.names, zip(rest[::2], rest[1::2], strict=True), strict=True)
+        )
+        return Totals(
+            losses=losses,
+            weights=weights,
+            metrics={
+                name: total / count if count else float("nan") for name, (total, count) in pairs.items()
+            },
+            grad_norms=beside[: self.num_norms],
+            extras=beside[self.num_norms :],
+            own_losses=self.own.tolist(),
+        )
+
+
+def _gather(values: Any, device: torch.device) -> Tensor:
+    """Return scalars as one vector on the device; in float64, where the device has it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    try:
+        # All are scalars on the device, as a rule; looking at each would take longer than that.
+        return torch.stack(values).to(device, dtype)
+    except (RuntimeError, TypeError):  # numbers, shapes like (1,), several devices
+        return torch.tensor([float(value) for value in values], dtype=dtype).to(device)

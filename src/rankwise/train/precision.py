@@ -1,0 +1,57 @@
+"""Mixed precision: forward passes in fewer bits, weights in all of them (Micikevicius et al., arXiv:1710.03740)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@final
+class Precision:
+    """How a step computes: autocast around the forward pass, and for fp16 a scaler around the gradients.
+
+    Args:
+        name: "fp32", "bf16" or "fp16".
+        device: Where.
+    """
+
+    def __init__(self, name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> None:
+        self._dtype, self._kind = _DTYPES.get(name), device.type
+        #: Keeps small fp16 gradients from vanishing; a part of the checkpoint. None where none is needed.
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        return nullcontext() if self._dtype is None else torch.autocast(self._kind, dtype=self._dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients; with a scaler they are too great until ``unscale``."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Make the gradients what they are."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Move the weights; with a scaler not where a gradient has overflown: on no rank, as gradients are averaged before."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def skip(self) -> None:
+        """End a step that is skipped."""
+        if self.scaler is not None:
+            self.scaler.update()

@@ -1,0 +1,163 @@
+"""One optimizer step: forward and backward of its micro-batches, then gradients made right, then the weights moved."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwise.base.errors import NumericsError, UsageError
+from rankwise.data.place import find_place
+from rankwise.parallel.ddp import apply_ddp
+from rankwise.train.compiling import Compilation
+from rankwise.train.optimizers import choose_fused
+from rankwise.train.precision import Precision
+from rankwise.train.weighing import Weighing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from rankwise.data.steps import Step
+    from rankwise.runtime.context import RankContext
+    from rankwise.train.config import TrainerConfig
+    from rankwise.train.tracking import Track
+
+#: A step may go wrong by a bad sample; so many in a row are a training that has gone wrong.
+_MOST_SKIPPED = 10
+
+
+@final
+class Stepping:
+    """Computes steps.
+
+    Args:
+        model: Wrapped already, or not.
+        optimizer: Over its parameters.
+        loss: The user's loss function.
+        config: Of the training.
+        ctx: The job.
+
+    Attributes:
+        ddp: The wrapped model.
+        model: The model itself.
+        precision: In how many bits it computes.
+
+    Collective: every rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Callable[[nn.Module, Any], Any],
+        config: TrainerConfig,
+        ctx: RankContext,
+    ) -> None:
+        self.ddp = (
+            model
+            if isinstance(model, DistributedDataParallel)
+            else apply_ddp(model, ctx=ctx, sync_batchnorm=config.sync_batchnorm)
+        )
+        self.model: nn.Module = self.ddp.module
+        _check_optimizer(optimizer, self.model, ctx)
+        self.precision = Precision(config.precision, ctx.device)
+        self._compilation = Compilation(self.model, config.compile, ctx) if config.compile else None
+        self._loss, self._optimizer, self._ctx = loss, optimizer, ctx
+        self._clip_norm, self._skips = config.clip_norm, config.non_finite == "skip"
+        self._weighing = Weighing(ctx)
+        self._num_skipped = 0
+        if config.fused:
+            choose_fused(optimizer)
+
+    def backward(self, batch: Any, step: Step, track: Track) -> None:
+        """Compute the gradients of a micro-batch, and note its loss.
+
+        Args:
+            batch: The micro-batch.
+            step: The step that it belongs to.
+            track: What is told of the loss.
+        """
+        place = find_place()
+        num_samples = step.num_samples if place is None else len(place.positions)
+        with self.precision.autocast():
+            returned = self._loss(self.ddp, batch)
+            weighed = self._weighing.weigh(returned, step, num_samples, track)
+        self.precision.backward(weighed)
+        if self._compilation is not None:
+            self._compilation.check()
+            self._compilation = None
+
+    def move_weights(self, step: Step, track: Track) -> None:
+        """Make the optimizer's step; note that it is done.
+
+        Args:
+            step: The step whose gradients are there.
+            track: What is told.
+
+        Raises:
+            NumericsError: Too many steps in a row had gradients that are not finite.
+        """
+        self.precision.unscale(self._optimizer)
+        gradients: list[Tensor] = []
+        if self._weighing.has_counts or self._clip_norm is not None or self._skips:
+            gradients = [
+                parameter.grad
+                for group in self._optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None
+            ]
+        self._weighing.correct(gradients, step)
+        norm = self._clip(gradients)
+        if self._skips and norm is not None and self.precision.scaler is None and not math.isfinite(norm):
+            self._skip(float(norm), track.steps_done + 1)
+        else:
+            self.precision.step(self._optimizer)
+            self._num_skipped = 0
+        self._optimizer.zero_grad()
+        track.step(step, grad_norm=norm)
+
+    def _clip(self, gradients: list[Tensor]) -> Tensor | None:
+        if self._clip_norm is None and not self._skips:
+            return None
+        norm: Tensor = torch.nn.utils.get_total_norm(gradients)
+        if self._clip_norm is not None:
+            parameters = [
+                parameter for group in self._optimizer.param_groups for parameter in group["params"]
+            ]
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
+        return norm
+
+    def _skip(self, norm: float, number: int) -> None:
+        """Leave the weights as they are: on all ranks alike, as the gradients have been averaged."""
+        self._num_skipped += 1
+        if self._num_skipped >= _MOST_SKIPPED:
+            raise NumericsError(
+                f"the gradient's norm was {norm} at step {number}, and not finite at the {self._num_skipped - 1} steps before it",
+                rank=self._ctx.rank,
+                hint="one bad batch can be skipped, this can't: look at the data, the learning rate and the precision",
+            )
+        if self._ctx.is_main:
+            sys.stderr.write(
+                f"rankwise: step {number} was skipped on all ranks: the gradient's norm is {norm}\n"
+            )
+
+
+def _check_optimizer(optimizer: Optimizer, model: nn.Module, ctx: RankContext) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) in held
+    ]
+    if not trained:
+        raise UsageError(
+            f"the optimizer holds {len(held)} parameters, and none of the model's parameters is among them",
+            rank=ctx.rank,
+            hint="build it from this very model: optimizer(model.parameters(), ...), after anything that replaces them",
+        )

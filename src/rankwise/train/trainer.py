@@ -1,0 +1,379 @@
+"""The loop that everyone writes, written once: fit, report, evaluate, save, go on, on any number of ranks."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from rankwise import checkpoint
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import UsageError
+from rankwise.data.loader import DataLoader
+from rankwise.parallel.accumulation import accumulate
+from rankwise.parallel.model_check import check_replicas
+from rankwise.runtime.context import current
+from rankwise.train.evaluating import Best, Evaluation
+from rankwise.train.stepping import Stepping
+from rankwise.train.tracking import Track
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from rankwise.data.steps import Step
+    from rankwise.runtime.context import RankContext
+    from rankwise.train.callbacks import Callback
+    from rankwise.train.config import Every, TrainerConfig
+    from rankwise.train.events import Ended, Logger, Report
+
+
+@final
+class Trainer:
+    """Trains a model on all ranks as one process would train it, and goes on where it was stopped.
+
+    With a folder: it loads the latest checkpoint there, whatever the number of ranks was, saves in the background, and stops in time on a
+    scheduler's notice (see ``ctx.should_stop``). Rank 0 writes journal.jsonl, steps.csv and curves.svg there.
+
+    Args:
+        model: On any device, or wrapped by ``apply_ddp`` with options of your own.
+        optimizer: Over the model's parameters.
+        loader: The training data, dealt out by global batches.
+        loss: Takes the model and a batch, and returns the mean loss over the batch's samples; or ``(sum, count)``, for a mean over
+            tokens that are not masked; or a dict of these, where "loss" is trained and the others are shown.
+        config: How long, how precisely, and what besides.
+        folder: Where checkpoints and logs go; None: nothing is kept.
+        scheduler: Of the learning rate; stepped once a global step, or as ``config.scheduler_every`` says. One that waits for a
+            plateau is stepped with ``config.monitor`` after each evaluation.
+        evaluation: What to evaluate, exactly, over all ranks.
+        callbacks: Called on every rank.
+        loggers: Called on rank 0.
+        ctx: The job; None: that which ``init()`` has joined.
+
+    Attributes:
+        ctx: The job.
+        ddp: The model, wrapped.
+        model: The model itself.
+        optimizer: As given.
+        scheduler: As given.
+        loader: As given.
+        config: As given.
+        track: Counts steps and tells the loggers.
+        best: The best value of the monitor so far.
+
+    Raises:
+        UsageError: Arguments that don't fit together.
+        ModelError: The model differs between ranks or can't be trained; see ``apply_ddp``.
+
+    Collective: every rank, with the same arguments.
+    """
+
+    def __init__(  # noqa: PLR0913 - most calls give six
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: DataLoader,
+        loss: Callable[[nn.Module, Any], Any],
+        *,
+        config: TrainerConfig,
+        folder: str | Path | None = None,
+        scheduler: Any = None,
+        evaluation: Evaluation | None = None,
+        callbacks: Iterable[Callback] = (),
+        loggers: Iterable[Logger] = (),
+        ctx: RankContext | None = None,
+    ) -> None:
+        self.ctx = ctx or current()
+        _check_loader(loader, self.ctx)
+        _check_evaluation(evaluation, config, scheduler)
+        self.config, self.loader, self.scheduler, self.evaluation = config, loader, scheduler, evaluation
+        self.callbacks, self._folder = tuple(callbacks), None if folder is None else Path(folder)
+        self._stepping = Stepping(model, optimizer, loss, config, self.ctx)
+        self.ddp, self.model, self.optimizer = self._stepping.ddp, self._stepping.model, optimizer
+        self.track = Track(
+            loader, optimizer, model=self.model, folder=folder, loggers=loggers, progress=config.progress,
+            epochs=config.epochs, steps=config.steps, log_every=config.log_every, norms_every=config.norms_every,
+            non_finite="stop" if config.non_finite == "stop" else "keep", settings=config.settings(), ctx=self.ctx,
+        )  # fmt: skip
+        self.track.on_report = self._hear_report
+        self.best = Best(config)
+        self._metrics: dict[str, float] = {}
+        self._evaluated_step, self._saved_step, self._closed_epochs = -1, -1, 0
+        self._save_is_due = False
+        self._reason: str | None = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done since the beginning of the training."""
+        return self.track.steps_done
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self.loader.epoch
+
+    # ---------------------------------------------------------------------- the loop
+
+    def fit(self) -> Ended:
+        """Train until ``config`` says that it is over; in a folder, what is left of it.
+
+        Returns:
+            How it ended; ``metrics`` and ``best`` hold the results.
+
+        Raises:
+            NumericsError: A loss was NaN or infinite; nothing was saved after it.
+            SystemExit: With ``rankwise.REQUEUE``, after a scheduler's notice: the state is saved, and the job is to be started again.
+
+        Collective: every rank.
+        """
+        with self._running():
+            for epoch in self._epochs():
+                for step in self._steps():
+                    for batch in accumulate(self.ddp, step, ctx=self.ctx):
+                        self._stepping.backward(batch, step, self.track)
+                    self._stepping.move_weights(step, self.track)
+                    self._schedule("step")
+                    self._do_what_is_due()
+                if self._reason is None:
+                    self._close_epoch(epoch)
+            self._finish()
+            return self.track.end(self._reason or "done")
+
+    def stop(self, reason: str) -> None:
+        """Have all ranks end the training after the same step, soon; a call on one rank is enough.
+
+        Args:
+            reason: Why; ``fit`` returns it.
+        """
+        self.ctx.request_stop(reason)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate now, and tell callbacks and loggers.
+
+        Returns:
+            The metrics, equal on all ranks.
+
+        Collective: every rank.
+        """
+        if self.evaluation is None:
+            raise UsageError("this Trainer has nothing to evaluate", hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))")  # fmt: skip
+        self.track.flush()
+        start_s = SYSTEM_CLOCK.monotonic()
+        self._metrics = self.evaluation.run(self.model, self._stepping.precision, self.ctx)
+        seconds = SYSTEM_CLOCK.monotonic() - start_s
+        self._evaluated_step = self.step
+        is_best = self.best.judge(self._metrics, self.step)
+        evaluated = self.track.evaluated(self._metrics, seconds=seconds, is_best=is_best)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(self._metrics[str(self.config.monitor)])
+        for callback in self.callbacks:
+            callback.on_evaluation(self, evaluated)
+        self._reason = self._reason or self.best.reason_to_stop
+        self.track.skip_time()
+        return self._metrics
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The result of the last evaluation."""
+        return dict(self._metrics)
+
+    # ------------------------------------------------------------- beginning and end
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Load, tell that it begins; and, if it ends by an error, why."""
+        if self._folder is not None:
+            checkpoint.load(self._folder, self._state())
+        if self.step == 0 and self.config.seed is not None:
+            self.ctx.seed(self.config.seed)
+        self._saved_step = self.step
+        self._reason = self.best.reason_to_stop
+        try:
+            started = self.track.start()
+            for callback in self.callbacks:
+                callback.on_start(self, started)
+            yield
+        except BaseException as error:
+            self.track.abandon(error)
+            raise
+
+    def _finish(self) -> None:
+        if self.evaluation is not None and self._evaluated_step != self.step:
+            self.evaluate()
+        self._save()
+        ended = self.track.foresee(self._reason or "done")
+        for callback in self.callbacks:
+            callback.on_end(self, ended)
+
+    def _leave(self) -> None:
+        """Stop as ``should_stop`` has asked: for good if a rank has wished it, else until the job is started again."""
+        if self.ctx.stop_was_requested:
+            self._reason = self.ctx.stop_reason
+            return
+        self._save()
+        self.track.end(str(self.ctx.stop_reason), is_over=False)
+        self.ctx.leave_for_requeue()
+
+    # ------------------------------------------------------------------ epochs, steps
+
+    def _epochs(self) -> Iterator[int]:
+        # Without epochs, until the steps are done.
+        for epoch in self.loader.epochs(self.config.epochs or 1 << 62):
+            if self._is_over():
+                return
+            yield epoch
+            if self._reason is not None:
+                return
+
+    def _steps(self) -> Iterator[Step]:
+        for step in self.loader.steps():
+            self._save_if_due()
+            yield step
+            if self._is_over():
+                self._reason = self._reason or "done"
+                return
+
+    def _is_over(self) -> bool:
+        limit = self.config.steps
+        return self._reason is not None or (limit is not None and self.step >= limit)
+
+    def _close_epoch(self, epoch: int) -> None:
+        # A checkpoint may be of the time after the epoch's end: then its pass is empty, and all this is done.
+        if self._closed_epochs <= epoch:
+            self._closed_epochs = epoch + 1
+            self.track.flush()
+            for callback in self.callbacks:
+                callback.on_epoch_end(self, epoch)
+            self._schedule("epoch")
+            if self.config.evaluate_every == "epoch" and self._evaluated_step != self.step:
+                self._evaluate_if_any()
+            self._save_is_due = self._save_is_due or self.config.save_every == "epoch"
+        self._save_if_due()
+
+    def _do_what_is_due(self) -> None:
+        for callback in self.callbacks:
+            callback.on_step(self, self.step)
+        if self._is_due(self.config.evaluate_every):
+            self._evaluate_if_any()
+        if self._is_due(self.config.check_replicas_every):
+            check_replicas(self.ddp, ctx=self.ctx)
+        # Not now: after the last step of an epoch the evaluation comes first, so that its result is in the checkpoint.
+        self._save_is_due = self._save_is_due or self._is_due(self.config.save_every)
+        if self.ctx.should_stop():
+            self._leave()
+
+    def _is_due(self, every: Every) -> bool:
+        return isinstance(every, int) and self.step % every == 0
+
+    def _evaluate_if_any(self) -> None:
+        if self.evaluation is not None:
+            self.evaluate()
+
+    def _schedule(self, after: str) -> None:
+        is_moved = self.scheduler is not None and self.config.scheduler_every == after
+        if is_moved and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+
+    def _hear_report(self, report: Report) -> None:
+        for callback in self.callbacks:
+            callback.on_report(self, report)
+
+    # ------------------------------------------------------------------- checkpoints
+
+    def _save_if_due(self) -> None:
+        if self._save_is_due:
+            self._save(background=True)
+
+    def _save(self, *, background: bool = False) -> None:
+        """Save, unless this step is saved; never a state whose losses have not been looked at."""
+        self._save_is_due = False
+        self.track.flush()
+        if self._folder is None or self._saved_step == self.step:
+            return
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, self.step)
+        keep = self.config.keep or checkpoint.Keep(
+            last=2,
+            best=1 if self.config.monitor else 0,
+            metric=self.config.monitor or "",
+            mode=self.config.mode,
+        )
+        checkpoint.save(
+            self._folder,
+            self._state(),
+            step=self.step,
+            keep=keep,
+            metrics=self._metrics if self._evaluated_step == self.step else None,
+            background=background,
+        )
+        self._saved_step = self.step
+
+    def _state(self) -> dict[str, Any]:
+        parts = {
+            "model": self.ddp,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": self._stepping.precision.scaler,
+            "loader": self.loader,
+            "trainer": self,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the loop itself: counters, the best value, the callbacks' states."""
+        return {
+            "track": self.track.state_dict(),
+            "best": self.best.state_dict(),
+            "metrics": dict(self._metrics),
+            "evaluated_step": self._evaluated_step,
+            "closed_epochs": self._closed_epochs,
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Args:
+            state: What ``state_dict`` has returned, with the same callbacks in the same order.
+        """
+        self.track.load_state_dict(state["track"])
+        self.best.load_state_dict(state["best"])
+        self._metrics = dict(state["metrics"])
+        self._evaluated_step, self._closed_epochs = state["evaluated_step"], state["closed_epochs"]
+        saved = state["callbacks"]
+        if len(saved) != len(self.callbacks):
+            raise UsageError(
+                f"the checkpoint has the states of {len(saved)} callbacks, and this Trainer has {len(self.callbacks)}",
+                hint="give the same callbacks in the same order, or begin in another folder",
+            )
+        for callback, its_state in zip(self.callbacks, saved, strict=True):
+            callback.load_state_dict(its_state)
+
+
+def _check_loader(loader: Any, ctx: RankContext) -> None:
+    if isinstance(loader, DataLoader):
+        return
+    size = getattr(loader, "batch_size", None)
+    example = f"global_batch={size * ctx.world_size}" if isinstance(size, int) else "global_batch=..."
+    raise UsageError(
+        f"the loader is a {type(loader).__module__}.{type(loader).__name__}, and nobody knows which samples of a step it gives to which rank",
+        rank=ctx.rank,
+        hint=f"give the data set to rankwise.DataLoader(dataset, {example}): no sampler is needed",
+    )
+
+
+def _check_evaluation(evaluation: Evaluation | None, config: TrainerConfig, scheduler: Any) -> None:
+    if config.monitor is not None and evaluation is None:
+        raise UsageError(
+            f"monitor={config.monitor!r}, and there is nothing to evaluate",
+            hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))",
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and config.monitor is None:
+        raise UsageError(
+            "ReduceLROnPlateau waits for a metric, and none is named",
+            hint='TrainerConfig(monitor="loss"), with an evaluation that has this metric',
+        )

@@ -1,0 +1,554 @@
+"""The Trainer in the hands of a user: what it does by itself, what it refuses, and that all ranks do it alike."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import math
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
+
+import rankwise
+from rankwise import checkpoint
+from rankwise.data import metrics
+from rankwise.testing import run_ranks
+from rankwise.train import Callback, Evaluation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_SAMPLES, GLOBAL_BATCH = 40, 8  # five steps an epoch
+
+
+def build_data() -> TensorDataset:
+    inputs = torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Tensor:
+    return mse_loss(model(batch[0]), batch[1])
+
+
+class Diary(Callback):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def on_start(self, trainer: Any, started: Any) -> None:
+        self.heard.append(("start", started.step))
+
+    def on_step(self, trainer: Any, step: int) -> None:
+        self.heard.append(("step", step))
+
+    def on_report(self, trainer: Any, report: Any) -> None:
+        self.heard.append(("report", report.step, round(report.loss, 6)))
+
+    def on_evaluation(self, trainer: Any, evaluated: Any) -> None:
+        self.heard.append(("evaluation", evaluated.step, evaluated.is_best))
+
+    def on_epoch_end(self, trainer: Any, epoch: int) -> None:
+        self.heard.append(("epoch", epoch))
+
+    def on_checkpoint(self, trainer: Any, step: int) -> None:
+        self.heard.append(("checkpoint", step))
+
+    def on_end(self, trainer: Any, ended: Any) -> None:
+        self.heard.append(("end", ended.step, ended.reason))
+
+
+def build(
+    *, loss: Any = mean_loss, folder: Any = None, callbacks: Any = (), loggers: Any = (), evaluates: bool = False,
+    scheduler: Any = None, model: nn.Module | None = None, optimizer: Any = None, data: Any = None, micro_batch: int | None = None, **config: Any,
+) -> rankwise.Trainer:  # fmt: skip
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = model or nn.Linear(4, 1)
+    optimizer = (optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05)))(model.parameters())
+    evaluation = (
+        Evaluation(build_data(), {"loss": metrics.MeanSquaredError()}, batch_size=8) if evaluates else None
+    )
+    return rankwise.Trainer(
+        model, optimizer, rankwise.DataLoader(data or build_data(), global_batch=GLOBAL_BATCH, micro_batch=micro_batch), loss,
+        folder=folder, callbacks=callbacks, loggers=loggers, evaluation=evaluation,
+        scheduler=scheduler(optimizer) if scheduler else None,
+        config=rankwise.TrainerConfig(**{"progress": False, "log_every": 2, **config}),
+    )  # fmt: skip
+
+
+def hear(folder: Any, **config: Any) -> list[Any]:
+    with rankwise.init(device="cpu"):
+        diary = Diary()
+        build(folder=folder, callbacks=[diary], evaluates=True, monitor="loss", **config).fit()
+        return diary.heard
+
+
+def test_callbacks_hear_the_same_on_all_ranks_in_order(tmp_path: Path) -> None:
+    """Reports come with the steps that they tell of, before the evaluation that follows; the end comes once."""
+    first, second = run_ranks(_hear_two_epochs, 2, tmp_path)
+    assert first == second
+    kinds = [one[:2] for one in first if one[0] != "step"]
+    assert kinds == [
+        ("start", 0), ("report", 2), ("report", 4), ("report", 5), ("epoch", 0), ("evaluation", 5), ("checkpoint", 5),
+        ("report", 6), ("report", 8), ("report", 10), ("epoch", 1), ("evaluation", 10), ("checkpoint", 10), ("end", 10),
+    ]  # fmt: skip
+    assert [one[1] for one in first if one[0] == "step"] == list(range(1, 11))
+
+
+def _hear_two_epochs(folder: Any) -> list[Any]:
+    return hear(folder, epochs=2)
+
+
+# ------------------------------------------------------------------------------ numbers that are not
+
+
+def spoil(at_step: int, rank: int = 1) -> Any:
+    """Return a loss function that is NaN on one rank at one step."""
+    calls = [0]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        calls[0] += 1
+        value = mean_loss(model, batch)
+        return value * math.nan if calls[0] == at_step and rankwise.current().rank == rank else value
+
+    return loss
+
+
+def meet_nan(folder: Any, non_finite: str) -> Any:
+    with rankwise.init(device="cpu"):
+        trainer = build(
+            loss=spoil(7), folder=folder, epochs=3, non_finite=non_finite, save_every=2, log_every=10
+        )
+        try:
+            trainer.fit()
+        except rankwise.NumericsError as error:
+            return str(error)
+        weights = [value.tolist() for value in trainer.model.parameters()]
+        return trainer.step, weights
+
+
+def test_nan_on_one_rank_stops_all_and_names_step_and_rank(tmp_path: Path) -> None:
+    """Both ranks raise the same error, which tells the step and the guilty rank; the newest checkpoint is from before."""
+    for rank, told in enumerate(run_ranks(meet_nan, 2, tmp_path, "stop")):
+        assert told.startswith(
+            f"[rank {rank}] the loss of step 7 is nan (on rank 1); the step before it had 3.72"
+        ), told
+    assert checkpoint.latest(tmp_path).name == "step-6"
+
+
+def test_a_skipped_step_is_skipped_on_all_ranks() -> None:
+    """With "skip" the weights stay finite and equal on all ranks, and the training goes to its end."""
+    first, second = run_ranks(meet_nan, 2, None, "skip")
+    assert first == second
+    assert first[0] == 15
+    assert all(math.isfinite(value) for row in first[1] for value in torch.tensor(row).flatten().tolist())
+
+
+def skip_for_ever() -> str:
+    with rankwise.init(device="cpu"):
+        trainer = build(
+            loss=lambda model, batch: mean_loss(model, batch) * math.nan, epochs=9, non_finite="skip"
+        )
+        with pytest.raises(rankwise.NumericsError) as caught:
+            trainer.fit()
+        return str(caught.value)
+
+
+def test_ten_skipped_steps_in_a_row_are_an_error() -> None:
+    """A training in which nothing is finite any more does not go on in silence."""
+    for told in run_ranks(skip_for_ever, 2):
+        assert "the gradient's norm was nan at step 10, and not finite at the 9 steps before it" in told
+
+
+# ------------------------------------------------------------------------------- early, best, wished
+
+
+def stop_early(folder: Any) -> Any:
+    with rankwise.init(device="cpu"):
+        diary = Diary()
+        # A learning rate that makes it worse at each step.
+        trainer = build(
+            folder=folder, epochs=50, evaluates=True, monitor="loss", patience=2, callbacks=[diary],
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.2), evaluate_every=1, save_every=1,
+        )  # fmt: skip
+        ended = trainer.fit()
+        again = build(
+            folder=folder, epochs=50, evaluates=True, monitor="loss", patience=2, callbacks=[Diary()]
+        )
+        return ended.reason, ended.step, trainer.best.step, again.fit().step
+
+
+def test_early_stop_is_agreed_and_remembered(tmp_path: Path) -> None:
+    """All ranks stop after the same evaluation, the best checkpoint is kept, and a second start does not train on."""
+    found = run_ranks(stop_early, 3, tmp_path)
+    assert found == [("no better loss in 2 evaluations", 3, 1, 3)] * 3
+    assert [one.step for one in checkpoint.list_checkpoints(tmp_path)] == [3, 2, 1]
+
+
+class Wish(Callback):
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step(self, trainer: Any, step: int) -> None:
+        if trainer.ctx.rank == self.rank and step == self.step:
+            trainer.stop("seen enough")
+
+
+def wish() -> Any:
+    with rankwise.init(device="cpu"):
+        ended = build(epochs=400, callbacks=[Wish(2, 3)]).fit()
+        return ended.step, ended.reason, ended.is_over
+
+
+def test_the_wish_of_one_rank_ends_all_at_the_same_step() -> None:
+    """``trainer.stop()`` on rank 2 only: all ranks end after the same step, for the reason that rank 2 gave."""
+    found = set(run_ranks(wish, 3))
+    assert len(found) == 1
+    step, reason, is_over = found.pop()
+    assert 3 <= step < 2000
+    assert (reason, is_over) == ("asked for: seen enough, on rank 2", True)
+
+
+class Notice(Callback):
+    """Sends SIGTERM to its own process, as a scheduler would."""
+
+    def on_step(self, trainer: Any, step: int) -> None:
+        if trainer.ctx.rank == 1 and step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def be_preempted(folder: Any) -> Any:
+    with rankwise.init(device="cpu"):
+        trainer = build(folder=folder, epochs=4000, callbacks=[Notice()], save_every=None)
+        try:
+            trainer.fit()
+        except SystemExit as ended:
+            return ended.code, trainer.step
+    return None
+
+
+def go_on(folder: Any, num_steps: int) -> Any:
+    with rankwise.init(device="cpu"):
+        trainer = build(folder=folder, steps=num_steps, callbacks=[Callback()])
+        trainer.fit()
+        return trainer.step, trainer.epoch
+
+
+def test_a_notice_saves_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    """SIGTERM to one of two ranks: both save at one step and leave with 75; three ranks go on from there."""
+    first, second = run_ranks(be_preempted, 2, tmp_path)
+    assert first == second
+    assert first[0] == rankwise.REQUEUE
+    assert checkpoint.latest(tmp_path).name == f"step-{first[1]}"
+    assert run_ranks(go_on, 3, tmp_path, first[1] + 4) == [(first[1] + 4, (first[1] + 4) // 5)] * 3
+    rows = (tmp_path / "steps.csv").read_text().splitlines()
+    assert [int(row.split(",")[0]) for row in rows[1:]] == list(range(1, first[1] + 5))
+
+
+# ---------------------------------------------------------------------------------- resume in an epoch
+
+
+def hear_interrupted(folder: Any, steps: int | None) -> Any:
+    with rankwise.init(device="cpu"):
+        diary = Diary()
+        trainer = build(folder=folder, callbacks=[diary], evaluates=True, monitor="loss", epochs=2, steps=steps,
+                        scheduler=lambda optimizer: MultiStepLR(optimizer, [1, 2]), scheduler_every="epoch")  # fmt: skip
+        trainer.fit()
+        return diary.heard, trainer.optimizer.param_groups[0]["lr"]
+
+
+def test_an_epochs_end_is_dealt_with_once(tmp_path: Path) -> None:
+    """A training that is stopped right at an epoch's end does its evaluation and schedule once, then or later."""
+    run_ranks(hear_interrupted, 2, tmp_path, 5)
+    heard, lr = run_ranks(hear_interrupted, 2, tmp_path, None)[0]
+    assert [one for one in heard if one[0] in {"epoch", "evaluation"}] == [("epoch", 0), ("epoch", 1), ("evaluation", 10, True)]  # fmt: skip
+    assert lr == pytest.approx(0.05 * 0.01)
+    assert run_ranks(hear_interrupted, 1, tmp_path, None)[0][0] == [("start", 10), ("end", 10, "done")]
+
+
+# ------------------------------------------------------------------------------- precision, schedules
+
+
+def learn(options: dict[str, Any]) -> Any:
+    with rankwise.init(device="cpu"):
+        diary = Diary()
+        trainer = build(epochs=8, callbacks=[diary], **options)
+        trainer.fit()
+        losses = [one[2] for one in diary.heard if one[0] == "report"]
+        dtypes = {str(parameter.dtype) for parameter in trainer.model.parameters()}
+        return losses[0], losses[-1], dtypes, trainer.optimizer.param_groups[0]["lr"]
+
+
+class WhichType(nn.Module):
+    """A linear layer that remembers in which type it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.inner(inputs)
+        assert outputs.dtype == torch.get_autocast_dtype("cpu")
+        return outputs
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns_with_whole_weights(precision: str) -> None:
+    """Forward passes run in 16 bits, weights stay in 32, and the loss falls."""
+    for first, last, dtypes, _ in run_ranks(_learn_mixed, 2, precision):
+        assert last < first / 2
+        assert dtypes == {"torch.float32"}
+
+
+def _learn_mixed(precision: str) -> Any:
+    return learn({"precision": precision, "model": WhichType(), "clip_norm": 5.0})
+
+
+def learn_on_plateau() -> Any:
+    return learn({
+        "evaluates": True, "monitor": "loss", "mode": "max", "evaluate_every": 5,
+        "scheduler": lambda optimizer: ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5),
+    })  # fmt: skip
+
+
+def test_a_plateau_is_judged_by_the_monitor() -> None:
+    """The loss falls, and the schedule waits for it to rise: it halves the rate after each evaluation but the first."""
+    assert [found[3] for found in run_ranks(learn_on_plateau, 2)] == [0.05 / 2**7] * 2
+
+
+def compile_it() -> Any:
+    with rankwise.init(device="cpu"):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        trainer = build(epochs=2, model=model, compile={"backend": "aot_eager"}, evaluates=True)
+        trainer.fit()
+        copy.deepcopy(trainer.model)(torch.ones(2, 4))
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return graphs, sorted(trainer.model.state_dict())
+
+
+def test_a_compiled_model_is_compiled_and_keeps_its_names() -> None:
+    """A Sequential, whose forward is torch's own, is compiled all the same; parameters have the names of the plain model."""
+    for graphs, names in run_ranks(compile_it, 2):
+        assert graphs > 0
+        assert names == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+# ------------------------------------------------------------------------------------ losses and metrics
+
+
+def measure_both() -> Any:
+    """Five classes; ranks and micro-batches of different sizes; the mean of means would be another number."""
+    with rankwise.init(device="cpu"):
+        inputs = torch.randn(21, 4, generator=torch.Generator().manual_seed(0))
+        targets = torch.arange(21) % 5
+        model = nn.Linear(4, 5)
+
+        def loss(model: nn.Module, batch: Any) -> Any:
+            outputs = model(batch[0])
+            right = outputs.argmax(dim=1) == batch[1]
+            return {
+                "loss": cross_entropy(outputs, batch[1]),
+                "right": (right.sum(), len(right)),
+                "mean": right.float().mean(),
+            }
+
+        reports: list[Any] = []
+
+        class Keep(Callback):
+            def on_report(self, trainer: Any, report: Any) -> None:
+                reports.append(report)
+
+        trainer = build(data=TensorDataset(inputs, targets), model=model, loss=loss, callbacks=[Keep()], epochs=1,
+                        log_every=10, micro_batch=3, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))  # fmt: skip
+        trainer.fit()
+        outputs = trainer.model(inputs)
+        expected = (
+            cross_entropy(outputs, targets).item(),
+            (outputs.argmax(dim=1) == targets).float().mean().item(),
+        )
+        return reports[0], expected
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_the_loss_function_returns_is_averaged_over_samples(world_size: int) -> None:
+    """Loss and metrics of an epoch at a rate of 0 are those of the whole data set, for uneven shares and micro-batches of none."""
+    for report, (loss, right) in run_ranks(measure_both, world_size):
+        assert report.loss == pytest.approx(loss, rel=1e-6)
+        assert report.metrics == pytest.approx({"right": right, "mean": right}, rel=1e-6)
+        assert report.samples == 21
+
+
+def return_wrong(what: str) -> str:
+    with rankwise.init(device="cpu"):
+        wrong: dict[str, Any] = {
+            "vector": lambda model, batch: (model(batch[0]) - batch[1]).flatten(),
+            "number": lambda model, batch: mean_loss(model, batch).item(),
+            "detached": lambda model, batch: mean_loss(model, batch).detach(),
+            "nothing": lambda *_: None,
+            "no loss": lambda model, batch: {"total": mean_loss(model, batch)},
+        }
+        with pytest.raises(rankwise.UsageError) as caught:
+            build(loss=wrong[what], epochs=1).fit()
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("vector", "returned a Tensor of shape (4,) as 'loss'"),
+        ("number", "returned a float as 'loss'"),
+        ("detached", "returned a tensor without a gradient"),
+        ("nothing", "returned a NoneType as 'loss'"),
+        ("no loss", "returned a dict with ['total']"),
+    ],
+)
+def test_a_loss_function_that_returns_something_else_is_told(what: str, said: str) -> None:
+    """The error says what was returned, and what to return."""
+    for told in run_ranks(return_wrong, 2, what):
+        assert said in told
+        assert "->" in told
+
+
+# --------------------------------------------------------------------------------------- what is refused
+
+
+def attempt(what: str) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = rankwise.DataLoader(build_data(), global_batch=8)
+    config = rankwise.TrainerConfig(epochs=1, progress=False)
+    if what == "torch loader":
+        rankwise.Trainer(
+            model, optimizer, TorchDataLoader(build_data(), batch_size=4), mean_loss, config=config
+        )
+    elif what == "foreign optimizer":
+        other = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
+        rankwise.Trainer(model, other, loader, mean_loss, config=config)
+    elif what == "monitor":
+        build(epochs=1, monitor="loss")
+    elif what == "unknown monitor":
+        build(epochs=1, evaluates=True, monitor="accuracy").fit()
+    elif what == "plateau":
+        build(epochs=1, scheduler=ReduceLROnPlateau)
+    elif what == "nothing to evaluate":
+        rankwise.Trainer(model, optimizer, loader, mean_loss, config=config).evaluate()
+
+
+def refuse(what: str) -> str:
+    with rankwise.init(device="cpu"):
+        with pytest.raises(rankwise.RankwiseError) as caught:
+            attempt(what)
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("torch loader", "rankwise.DataLoader(dataset, global_batch=8)"),
+        ("foreign optimizer", "none of the model's parameters"),
+        ("monitor", "monitor='loss', and there is nothing to evaluate"),
+        ("unknown monitor", "monitor='accuracy', and the evaluation has 'loss'"),
+        ("plateau", "ReduceLROnPlateau waits for a metric"),
+        ("nothing to evaluate", "this Trainer has nothing to evaluate"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_with_what_to_do(what: str, said: str) -> None:
+    """Each on all ranks, before anything hangs."""
+    for told in run_ranks(refuse, 2, what):
+        assert said in told
+        assert "->" in told
+
+
+# ------------------------------------------------------------------------------------- replicas, loggers
+
+
+class Drift(Callback):
+    def on_step(self, trainer: Any, step: int) -> None:
+        if step == 3 and trainer.ctx.rank == 1:
+            with torch.no_grad():
+                trainer.model.weight.add_(1e-3)
+
+
+def drift() -> str:
+    with rankwise.init(device="cpu"), pytest.raises(rankwise.ModelError) as caught:
+        build(epochs=4, callbacks=[Drift()], check_replicas_every=4).fit()
+    return str(caught.value)
+
+
+def test_weights_that_drift_apart_are_found() -> None:
+    """A weight changed on one rank by a thousandth is named at the next check, on all ranks."""
+    for told in run_ranks(drift, 2):
+        assert "'weight'" in told
+
+
+class Broken:
+    """A logger whose dashboard is away."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def on_start(self, started: Any) -> None:
+        pass
+
+    def on_step(self, step: int) -> None:
+        pass
+
+    def on_report(self, report: Any) -> None:
+        self.num_calls += 1
+        raise ConnectionError("no route to the dashboard")
+
+    def on_evaluation(self, evaluated: Any) -> None:
+        pass
+
+    def on_end(self, ended: Any) -> None:
+        self.num_calls += 1
+
+
+def log_badly(folder: Any) -> Any:
+    with rankwise.init(device="cpu"):
+        logger = Broken()
+        ended = build(epochs=2, loggers=[logger], folder=folder).fit()
+        return ended.reason, logger.num_calls
+
+
+def test_a_logger_that_fails_ends_no_training(tmp_path: Path) -> None:
+    """It is called on rank 0 only, once, and left out from then on; the others go on to write."""
+    assert run_ranks(log_badly, 2, tmp_path) == [("done", 1), ("done", 0)]
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert kinds == ["started", *["report"] * 6, "ended"]
+
+
+def compile_nothing() -> Any:
+    with rankwise.init(device="cpu"), contextlib.redirect_stderr(io.StringIO()) as told:
+        model = nn.Linear(4, 1)
+        model.forward = torch.compiler.disable(model.forward)
+        build(epochs=1, model=model, compile={"backend": "aot_eager"}).fit()
+        return told.getvalue()
+
+
+def test_a_model_that_is_not_compiled_is_told() -> None:
+    """compile=True on a model that torch leaves alone: rank 0 says so, once, and the training goes on."""
+    first, second = run_ranks(compile_nothing, 2)
+    assert first.count("torch has compiled no part of the model") == 1
+    assert "compiled" not in second
+
+
+def save_often(folder: Any) -> Any:
+    with rankwise.init(device="cpu"):
+        build(folder=folder, epochs=2, evaluates=True, monitor="loss", save_every=5).fit()
+        return [(one.step, sorted(one.manifest.metrics)) for one in checkpoint.list_checkpoints(folder)]
+
+
+def test_a_checkpoint_at_an_epochs_end_has_the_evaluation(tmp_path: Path) -> None:
+    """A save that is due at the last step of an epoch waits for the epoch's evaluation, by which the best one is found."""
+    assert run_ranks(save_often, 2, tmp_path)[0] == [(10, ["loss"]), (5, ["loss"])]
