@@ -189,7 +189,7 @@ class Task:
     precision: str = "fp32"
     compiler: str | None = None
     is_own_data: bool = False
-    log_every: int = 10
+    log_every: int = 50
 
     @property
     def size(self) -> Size | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -31,10 +32,11 @@ class Table:
         Args:
             indices: Of the samples.
         """
-        chosen = torch.tensor(indices)
+        # A third of the time of torch.tensor(), which looks at each number.
+        chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
         if self._rows is not None:
-            chosen = self._rows[chosen]
-        return [tensor[chosen.to(tensor.device)] for tensor in self._tensors]
+            chosen = self._rows.index_select(0, chosen)
+        return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in self._tensors]
 
 
 def find_table(dataset: Any, collate: Callable[..., Any]) -> Table | None:

@@ -23,7 +23,7 @@ class Callback:
         """Called after each optimizer step."""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        """Called every ``log_every`` steps, with numbers that are equal on all ranks."""
+        """Called every ``log_every`` steps, a step later, with numbers that are equal on all ranks."""
 
     def on_evaluation(self, trainer: Trainer, evaluated: Evaluated) -> None:
         """Called after each evaluation."""

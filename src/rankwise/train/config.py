@@ -33,7 +33,7 @@ class TrainerConfig:
         fused: Let torch's optimizers run fused where they can and the user has left it open; on a CPU AdamW is faster by much.
         seed: Seeds random numbers at the start, each rank's differently, so that no two ranks draw the same dropout; None: left alone.
         scheduler_every: Whether the learning rate schedule moves at each "step" or each "epoch".
-        log_every: Steps between two reports; the loss stays on the device until then.
+        log_every: Steps between two reports; the loss stays on the device until then. "auto": as many as a quarter of a second has.
         evaluate_every: Steps between two evaluations, or "epoch".
         save_every: Steps between two checkpoints, or "epoch"; one is written at the end and before a requeue in any case.
         keep: Which checkpoints stay; None: the last two, and the best if there is a ``monitor``.
@@ -57,7 +57,7 @@ class TrainerConfig:
     fused: bool = True
     seed: int | None = 0
     scheduler_every: Literal["step", "epoch"] = "step"
-    log_every: int = 10
+    log_every: int | Literal["auto"] = "auto"
     evaluate_every: Every = "epoch"
     save_every: Every = "epoch"
     keep: Keep | None = None
@@ -75,8 +75,10 @@ class TrainerConfig:
             raise UsageError(
                 "TrainerConfig() says neither epochs nor steps", hint="for example TrainerConfig(epochs=10)"
             )
-        for name in ("epochs", "steps", "log_every", "patience", "check_replicas_every", "norms_every"):
-            _check_count(name, getattr(self, name), may_be_none=name != "log_every")
+        for name in ("epochs", "steps", "patience", "check_replicas_every", "norms_every"):
+            _check_count(name, getattr(self, name))
+        if self.log_every != "auto":
+            _check_count("log_every", self.log_every, may_be_none=False, or_else=' or "auto"')
         for name in ("evaluate_every", "save_every"):
             if getattr(self, name) != "epoch":
                 _check_count(name, getattr(self, name), or_else=' or "epoch"')

@@ -32,6 +32,7 @@ class Totals:
         metrics: The mean of each metric over all these steps.
         grad_norms: The gradient's norm at each step, or empty.
         extras: Other numbers of this rank that were on the device.
+        proposal: What rank 0 has proposed.
         own_losses: This rank's part in the losses.
     """
 
@@ -40,6 +41,7 @@ class Totals:
     metrics: dict[str, float]
     grad_norms: list[float]
     extras: list[float]
+    proposal: int
     own_losses: list[float]
 
 
@@ -94,11 +96,12 @@ class Ledger:
         if grad_norm is not None:
             self._grad_norms.append(grad_norm.detach())
 
-    def send(self, extras: list[Tensor] | None = None) -> Exchange:
+    def send(self, extras: list[Tensor] | None = None, *, proposal: int = 0) -> Exchange:
         """Begin to add up over the ranks, and forget.
 
         Args:
             extras: Scalars of this rank, to be read along.
+            proposal: A number that rank 0 tells all.
 
         Returns:
             The exchange, to be read later.
@@ -114,6 +117,7 @@ class Ledger:
         for name in names:
             totals, counts = zip(*self._metrics[name], strict=True)
             parts += [_gather(totals, device).sum()[None], _gather(counts, device).sum()[None]]
+        parts.append(_gather([proposal if self._ctx.is_main else 0], device))
         exchange = Exchange(
             ctx=self._ctx,
             sums=torch.cat(parts),
@@ -197,7 +201,7 @@ class Exchange:
         if self._event is not None:
             self._event.synchronize()
         sums, beside, number = self.sums.tolist(), self.beside.tolist(), self.num_steps
-        losses, rest = sums[:number], sums[number:]
+        losses, rest, proposal = sums[:number], sums[number:-1], int(sums[-1])
         weights: list[float] = []
         if self.has_weights:
             weights, rest = rest[:number], rest[number:]
@@ -215,6 +219,7 @@ class Exchange:
             },
             grad_norms=beside[: self.num_norms],
             extras=beside[self.num_norms :],
+            proposal=proposal,
             own_losses=self.own.tolist(),
         )
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import NumericsError, UsageError
+from rankwise.base.errors import NumericsError
 from rankwise.base.requeue import REQUEUE
 from rankwise.data.evaluation import unwrap
 from rankwise.parallel.model_check import hash_values
@@ -33,6 +33,7 @@ from rankwise.runtime.context import current
 from rankwise.train.audience import Audience
 from rankwise.train.events import Ended, Evaluated, Report, Started
 from rankwise.train.ledger import Exchange, Ledger, Totals
+from rankwise.train.pace import Pace
 from rankwise.train.settings import describe
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Track:
         folder: Where journal.jsonl, steps.csv and curves.svg go; None: nowhere.
         loggers: More that listen, on rank 0.
         progress: Show a progress bar on a terminal, and lines elsewhere.
-        log_every: Steps between two reports.
+        log_every: Steps between two reports; "auto": as many as a quarter of a second has.
         norms_every: Steps between two records of the parameters' norms; None: never.
         non_finite: Whether a loss that is NaN or infinite is an error ("stop") or not ("keep").
         settings: More facts for the journal, by name; plain values.
@@ -89,15 +90,14 @@ class Track:
         folder: str | Path | None = None,
         loggers: Iterable[Logger] = (),
         progress: bool = True,
-        log_every: int = 10,
+        log_every: int | Literal["auto"] = "auto",
         norms_every: int | None = 100,
         non_finite: Literal["stop", "keep"] = "stop",
         settings: Mapping[str, Any] | None = None,
         ctx: RankContext | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if type(log_every) is not int or log_every < 1:
-            raise UsageError(f"log_every={log_every!r}", hint="a whole number of steps, 1 or more")
+        self._pace = Pace(log_every)
         self.ctx = ctx or current()
         self._loader, self._optimizer, self._model = (
             loader,
@@ -106,7 +106,7 @@ class Track:
         )
         self.num_epochs, self.num_steps = epochs, _count_steps(loader, epochs, steps)
         self._folder, self._clock = None if folder is None else Path(folder), clock
-        self._log_every, self._norms_every, self._non_finite = log_every, norms_every, non_finite
+        self._norms_every, self._non_finite = norms_every, non_finite
         self._settings = dict(settings or {})
         self._ledger = Ledger(self.ctx)
         #: Optimizer steps done, and samples seen, since the beginning of the training.
@@ -224,7 +224,7 @@ class Track:
         self._ledger.add_metric(name, total, count)
 
     def step(self, step: Step, *, grad_norm: Tensor | None = None) -> None:
-        """Note that an optimizer step is over, before the schedule moves; every ``log_every`` steps a report is made.
+        """Note that an optimizer step is over, before the schedule moves; now and then a report is made.
 
         Args:
             step: What was computed.
@@ -245,7 +245,7 @@ class Track:
         self._audience.on_step(self.steps_done)
         if self._pending is not None:
             self._publish()
-        if self.steps_done % self._log_every == 0:
+        if self._pace.is_due(self.steps_done):
             self._send()
 
     def flush(self) -> None:
@@ -288,8 +288,9 @@ class Track:
     def _send(self) -> None:
         now_s = self._clock.monotonic()
         names, norms = self._measure_norms()
+        proposal = self._pace.propose(self._ledger.num_steps, now_s - self._marked_s)
         self._pending = _Pending(
-            exchange=self._ledger.send(norms),
+            exchange=self._ledger.send(norms, proposal=proposal),
             norm_names=names,
             step=self.steps_done,
             epoch=self._epoch,
@@ -325,6 +326,7 @@ class Track:
         if pending is None:
             return
         totals = pending.exchange.read()
+        self._pace.follow(self.steps_done, totals.proposal)
         weights = totals.weights or pending.sizes
         finite = [
             (loss, weight) for loss, weight in zip(totals.losses, weights, strict=True) if math.isfinite(loss)

@@ -132,11 +132,14 @@ class ImportWatch:
 
     def _make_watched(self, plain: Any) -> Any:
         def is_initializing(spec: Any) -> bool:
-            top = spec.name.partition(".")[0]
-            if self._late is not None and top not in self._seen:
-                # Once torch is there, numpy is too.
-                self._seen.update(_READ_AT_IMPORT if top == "torch" else (top,))
-                self._late.compare(top)
+            if self._late is not None:
+                # Once is enough: torch has import statements in functions that every training step calls.
+                spec.__class__ = plain
+                top = spec.name.partition(".")[0]
+                if top not in self._seen:
+                    # Once torch is there, numpy is too.
+                    self._seen.update(_READ_AT_IMPORT if top == "torch" else (top,))
+                    self._late.compare(top)
             value: bool = vars(spec).get("_initializing", False)
             return value
 
