@@ -552,3 +552,47 @@ def save_often(folder: Any) -> Any:
 def test_a_checkpoint_at_an_epochs_end_has_the_evaluation(tmp_path: Path) -> None:
     """A save that is due at the last step of an epoch waits for the epoch's evaluation, by which the best one is found."""
     assert run_ranks(save_often, 2, tmp_path)[0] == [(10, ["loss"]), (5, ["loss"])]
+
+
+class Spoil(torch.autograd.Function):
+    """A finite value with a gradient that is none."""
+
+    @staticmethod
+    def forward(_context: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.nan
+
+
+def spoil_gradient(folder: Any) -> str:
+    calls = [0]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        calls[0] += 1
+        value = mean_loss(model, batch)
+        return Spoil.apply(value) if calls[0] == 6 else value
+
+    with rankwise.init(device="cpu"), pytest.raises(rankwise.NumericsError) as caught:
+        build(loss=loss, folder=folder, epochs=3, save_every=2).fit()
+    return str(caught.value)
+
+
+def test_weights_that_a_gradient_has_spoilt_are_not_saved(tmp_path: Path) -> None:
+    """The loss is finite and its gradient is not: the save that is due after this step is refused, with the parameters' names."""
+    for told in run_ranks(spoil_gradient, 2, tmp_path):
+        assert "after step 6 weights are NaN or infinite: 'weight', 'bias'; they are not saved" in told
+    assert checkpoint.latest(tmp_path).name == "step-4"
+
+
+def overflow_for_ever() -> str:
+    with rankwise.init(device="cpu"), pytest.raises(rankwise.NumericsError) as caught:
+        build(loss=lambda model, batch: mean_loss(model, batch) * math.nan, epochs=9, non_finite="skip", precision="fp16").fit()  # fmt: skip
+    return str(caught.value)
+
+
+def test_a_scaler_that_skips_for_ever_is_an_error() -> None:
+    """With fp16 the scaler skips steps by itself; thirty in a row are no overflow any more."""
+    for told in run_ranks(overflow_for_ever, 2):
+        assert "at step 30, and not finite at the 29 steps before it" in told

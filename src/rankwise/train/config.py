@@ -42,7 +42,7 @@ class TrainerConfig:
         patience: Stop after so many evaluations in a row without a better monitor; None: don't.
         min_delta: What counts as better.
         non_finite: What to do when a loss or a gradient is NaN or infinite: "stop" with an error before anything is saved, "skip" the step
-            on all ranks (ten in a row are an error), or "keep" going.
+            on all ranks (ten in a row are an error; thirty with fp16, whose scaler skips by itself), or "keep" going.
         check_replicas_every: Steps between two comparisons of the parameters over all ranks, to the bit; None: never.
         norms_every: Steps between two records of each parameter's norm, for ``rankwise compare``; None: never.
         progress: Show a progress bar on a terminal, and lines elsewhere; on rank 0.

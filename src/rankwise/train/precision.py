@@ -50,8 +50,3 @@ class Precision:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
-
-    def skip(self) -> None:
-        """End a step that is skipped."""
-        if self.scaler is not None:
-            self.scaler.update()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rankwise.train.tracking import Track
 
 #: A step may go wrong by a bad sample; so many in a row are a training that has gone wrong.
-_MOST_SKIPPED = 10
+_MOST_SKIPPED, _MOST_SKIPPED_BY_SCALER = 10, 30
 
 
 @final
@@ -114,11 +114,15 @@ class Stepping:
             ]
         self._weighing.correct(gradients, step)
         norm = self._clip(gradients)
-        if self._skips and norm is not None and self.precision.scaler is None and not math.isfinite(norm):
-            self._skip(float(norm), track.steps_done + 1)
+        is_skipped = self._skips and norm is not None and not math.isfinite(norm)
+        if is_skipped:
+            self._skip(float(norm or 0.0), track.steps_done + 1)
         else:
-            self.precision.step(self._optimizer)
             self._num_skipped = 0
+        if (
+            not is_skipped or self.precision.scaler is not None
+        ):  # a scaler skips by itself, and takes a smaller scale
+            self.precision.step(self._optimizer)
         self._optimizer.zero_grad()
         track.step(step, grad_norm=norm)
 
@@ -136,7 +140,9 @@ class Stepping:
     def _skip(self, norm: float, number: int) -> None:
         """Leave the weights as they are: on all ranks alike, as the gradients have been averaged."""
         self._num_skipped += 1
-        if self._num_skipped >= _MOST_SKIPPED:
+        # A scaler begins with a scale that is too great for most models.
+        most = _MOST_SKIPPED if self.precision.scaler is None else _MOST_SKIPPED_BY_SCALER
+        if self._num_skipped >= most:
             raise NumericsError(
                 f"the gradient's norm was {norm} at step {number}, and not finite at the {self._num_skipped - 1} steps before it",
                 rank=self._ctx.rank,
@@ -146,6 +152,30 @@ class Stepping:
             sys.stderr.write(
                 f"rankwise: step {number} was skipped on all ranks: the gradient's norm is {norm}\n"
             )
+
+
+def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
+    """Make sure that no weight is NaN or infinite.
+
+    Args:
+        model: The same on all ranks.
+        step: Optimizer steps done, for the error.
+        ctx: The job.
+
+    Raises:
+        NumericsError: Some are; names the parameters.
+    """
+    named = [(name, one.detach()) for name, one in model.named_parameters() if one.is_floating_point()]
+    if not named or math.isfinite(torch.nn.utils.get_total_norm([one for _, one in named])):
+        return
+    spoilt = [name for name, one in named if not bool(torch.isfinite(one).all())]
+    if spoilt:  # else the sum of squares has overflown
+        more = f" and {len(spoilt) - 3} more" if len(spoilt) > 3 else ""
+        raise NumericsError(
+            f"after step {step} weights are NaN or infinite: {', '.join(map(repr, spoilt[:3]))}{more}; they are not saved",
+            rank=ctx.rank,
+            hint="the losses were finite, a gradient was not (a square root of 0, a division?): non_finite='skip' leaves such steps out",
+        )
 
 
 def _check_optimizer(optimizer: Optimizer, model: nn.Module, ctx: RankContext) -> None:

@@ -16,7 +16,7 @@ from rankwise.parallel.accumulation import accumulate
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.evaluating import Best, Evaluation
-from rankwise.train.stepping import Stepping
+from rankwise.train.stepping import Stepping, check_finite
 from rankwise.train.tracking import Track
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Trainer:
         self._metrics: dict[str, float] = {}
         self._evaluated_step, self._saved_step, self._closed_epochs = -1, -1, 0
         self._save_is_due = False
+        self._saving: checkpoint.Saving | None = None
         self._reason: str | None = None
 
     @property
@@ -205,6 +206,8 @@ class Trainer:
         if self.evaluation is not None and self._evaluated_step != self.step:
             self.evaluate()
         self._save()
+        if self._saving is not None:
+            self._saving.wait()
         ended = self.track.foresee(self._reason or "done")
         for callback in self.callbacks:
             callback.on_end(self, ended)
@@ -302,7 +305,8 @@ class Trainer:
             metric=self.config.monitor or "",
             mode=self.config.mode,
         )
-        checkpoint.save(
+        self._check_weights()
+        self._saving = checkpoint.save(
             self._folder,
             self._state(),
             step=self.step,
@@ -311,6 +315,11 @@ class Trainer:
             background=background,
         )
         self._saved_step = self.step
+
+    def _check_weights(self) -> None:
+        """Refuse to save weights that a gradient has spoilt whose loss was finite; the same on all ranks."""
+        if self.config.non_finite == "stop":
+            check_finite(self.model, self.step, self.ctx)
 
     def _state(self) -> dict[str, Any]:
         parts = {

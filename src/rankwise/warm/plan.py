@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import rankwise
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -129,7 +131,12 @@ def _decide(text: _Text, first: Path) -> Plan:
     modules += sorted(
         name for name in text.early if name.startswith("torch.") and not name.startswith(_NOT_BEFORE_A_FORK)
     )
-    packages = sorted(foreign - {"torch", "numpy"})
+    if "rankwise" in tops:
+        modules += [
+            "rankwise.runtime.joining",
+            *sorted({rankwise._HOME[name] for name in text.names & rankwise._HOME.keys()}),
+        ]
+    packages = sorted(foreign - {"torch", "numpy", "rankwise"})
     wanted = tuple((module, name) for module, name in text.wanted if module.partition(".")[0] in packages)
     return Plan(
         modules=tuple(dict.fromkeys(modules)), first_path=first, packages=tuple(packages), wanted=wanted
