@@ -122,6 +122,19 @@ def test_gpt_by_command_survives_a_kill(form: str, tmp_path: Path) -> None:
     assert len(read_journal(tmp_path / "run").starts) == 2
 
 
+def test_the_demo_by_the_trainer_reads_digits(tmp_path: Path) -> None:
+    """One rank and two have the same losses and the same accuracy, above nine tenths after three epochs."""
+    runs = []
+    for world_size in (1, 2):
+        folder = tmp_path / str(world_size)
+        args = ("--epochs", "3", "--folder", str(folder))
+        printed = run_ranks(run_example, world_size, "digits/train_trainer.py", *args)
+        runs.append((printed[0].splitlines()[-1], read_journal(folder)))
+    assert runs[0][0] == runs[1][0]
+    assert "accuracy 0.9" in runs[0][0]
+    check_same(runs[0][1], runs[1][1], runs[0][1].last_step)
+
+
 def test_batchnorm_is_one_training(tmp_path: Path) -> None:
     """BatchNorm, early stop and the best checkpoint depend neither on the number of ranks nor on the form."""
     journals: list[Journal] = []

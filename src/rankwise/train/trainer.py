@@ -168,6 +168,7 @@ class Trainer:
         seconds = SYSTEM_CLOCK.monotonic() - start_s
         self._evaluated_step = self.step
         is_best = self.best.judge(self._metrics, self.step)
+        self._save_is_due = self._save_is_due or is_best
         evaluated = self.track.evaluated(self._metrics, seconds=seconds, is_best=is_best)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(self._metrics[str(self.config.monitor)])
