@@ -13,6 +13,7 @@ import rankwise
 import rankwise.checkpoint
 import rankwise.data.metrics
 import rankwise.testing
+import rankwise.train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,8 +64,11 @@ GIVEN = {
     "Ended",
     "Journal",
 }
-#: What every metric has is told once.
-METRIC = {name for name in vars(rankwise.data.metrics.Metric) if not name.startswith("_")}
+#: What every metric and every logger has is told once, there.
+FAMILIES = {
+    rankwise.data.metrics.Metric: {*GROUPS["Metrics"]} - {"Metric"},
+    rankwise.train.Logger: {"JsonLines", "CsvLines", "Curves", "Progress", "TensorBoard", "WandB"},
+}
 #: Groups whose names are not in `rankwise` itself.
 HOMES = {
     "Checkpoints": rankwise.checkpoint,
@@ -198,7 +202,7 @@ def write_class(name: str, kind: type) -> Iterator[str]:
         yield from (*write_signature(name, kind.__init__ if "__init__" in vars(kind) else kind), "")
     yield from write_docstring(kind, name, types)
     for member, value in vars(kind).items():
-        if member.startswith("_") or (name != "Metric" and member in METRIC):
+        if member.startswith("_") or is_told_by_family(kind, member):
             continue
         if isinstance(value, property):
             result = _name_type(inspect.signature(value.fget).return_annotation) if value.fget else ""
@@ -211,6 +215,11 @@ def write_class(name: str, kind: type) -> Iterator[str]:
             )
         elif inspect.isfunction(value):
             yield from (f"#### {name}.{member}", "", *write_function(member, value))
+
+
+def is_told_by_family(kind: type, member: str) -> bool:
+    """Tell whether what a class has is told at the protocol that it fulfils."""
+    return any(kind.__name__ in names and member in vars(family) for family, names in FAMILIES.items())
 
 
 def check_groups() -> None:

@@ -49,7 +49,7 @@ def write_run(
         lr: The learning rate of all steps.
         settings: Beside the usual ones.
         digests: Of the parameters at this start.
-        norms: Of the parameters, by step; told where a report ends at that step.
+        norms: Of the parameters, by step; told in the report that holds the step.
         metrics: Of the evaluations, by step.
         grad_norms: Of these steps.
         every: Steps between two reports.
@@ -65,7 +65,8 @@ def write_run(
         step = start + begin + len(part)
         log.on_report(
             Report(step=step, epoch=0, loss=sum(part) / len(part), losses=part, lrs=(lr,) * len(part), grad_norms=tuple(grad_norms[begin : begin + every]),
-                   metrics={"accuracy": 0.5}, samples=step * global_batch, samples_per_s=1e3, elapsed_s=1.0, eta_s=None, norms=(norms or {}).get(step))
+                   metrics={"accuracy": 0.5}, samples=step * global_batch, samples_per_s=1e3, elapsed_s=1.0, eta_s=None,
+                   norms={at: one for at, one in (norms or {}).items() if step - len(part) < at <= step})
         )  # fmt: skip
         if metrics and step in metrics:
             log.on_evaluation(Evaluated(step=step, epoch=0, metrics=metrics[step], seconds=0.1))

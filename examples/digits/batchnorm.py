@@ -9,6 +9,8 @@ accuracy, up to rounding:
 
 For that, a step holds the same samples on any number of ranks, BatchNorm sees those of all ranks, and each held-out digit
 is counted once. The best checkpoint is kept, and the training stops when nothing gets better any more.
+The commands share the folder batchnorm-run: when the training is finished, delete it to train anew. To the other form, give
+another --folder.
 """
 
 # Shape letters: B batch, C channel, H row, W column.
@@ -79,7 +81,7 @@ def main() -> None:
         track = rankwise.train.Track(loader, optimizer, epochs=args.epochs, model=model, folder=args.folder)
         state = {"model": model, "optimizer": optimizer, "loader": loader, "track": track,
                  "best": float("inf"), "best_step": 0, "epochs_without_better": 0}  # fmt: skip
-        checkpoint.load(args.folder, state)  # goes on where the last start was stopped
+        loaded = checkpoint.load(args.folder, state)  # goes on where the last start was stopped
         keep = checkpoint.Keep(last=1, best=1, metric="loss")
         with track:
             for _ in loader.epochs(args.epochs):
@@ -104,6 +106,8 @@ def main() -> None:
                     state["epochs_without_better"] += 1
                 track.evaluated(found, seconds=time.perf_counter() - start_s, is_best=is_better)
                 checkpoint.save(args.folder, state, step=track.steps_done, keep=keep, metrics=found)
+        if track.steps_done == loaded:
+            ctx.print(f"{args.folder} is finished: delete it to train anew")
         checkpoint.load(args.folder, {"model": model}, step=state["best_step"])
         found = rankwise.evaluate(model, held_out, METRICS, batch_size=64)
         ctx.print(

@@ -5,6 +5,9 @@ The same training as batchnorm.py, by the Trainer. All of these end with the sam
     rankwise run --nproc-per-node 2 examples/digits/batchnorm_trainer.py
     torchrun --standalone --nproc-per-node 2 examples/digits/batchnorm_trainer.py
     python examples/digits/batchnorm_trainer.py
+
+They share the folder batchnorm-run: when the training is finished, delete it to train anew. To the other form, give another
+--folder.
 """
 
 # Shape letters: B batch, C channel, H row, W column.
@@ -54,7 +57,10 @@ def main() -> None:
             folder=args.folder,
             evaluation=Evaluation(held_out, METRICS, batch_size=64),
         )
+        before = checkpoint.latest(args.folder)
         trainer.fit()
+        if checkpoint.latest(args.folder) == before:  # nothing was left to do
+            ctx.print(f"{args.folder} is finished: delete it to train anew")
         checkpoint.load(args.folder, {"model": model}, step=trainer.best.step)
         found = rankwise.evaluate(model, held_out, METRICS, batch_size=64)
         ctx.print(

@@ -6,6 +6,8 @@ rounding, and go on where they were stopped:
     rankwise run --nproc-per-node 2 examples/digits/train_trainer.py
     torchrun --standalone --nproc-per-node 2 examples/digits/train_trainer.py
     python examples/digits/train_trainer.py
+
+They share the folder digits-run: when the training is finished, delete it to train anew.
 """
 
 # Shape letters: B batch, C channel, H row, W column.
@@ -20,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from train import build_model, load_digits
 
 import rankwise
+from rankwise import checkpoint
 from rankwise.data.metrics import Accuracy
 from rankwise.train import Evaluation
 
@@ -58,7 +61,10 @@ def main() -> None:
             scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=num_steps),
             evaluation=Evaluation(held_out, {"accuracy": Accuracy()}, batch_size=256),
         )
+        before = checkpoint.latest(args.folder)
         trainer.fit()
+        if checkpoint.latest(args.folder) == before:  # nothing was left to do
+            ctx.print(f"{args.folder} is finished: delete it to train anew")
         ctx.print(f"accuracy {trainer.metrics['accuracy']:.4f} ({len(held_out)} held-out digits)")
 
 

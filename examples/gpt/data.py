@@ -31,13 +31,16 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         text_N: The bytes of all files.
         pieces: Where each file of this set begins in the text, and where it ends.
         context: Bytes of a window.
+        at_most: How many windows there are at most, the first ones; None: all.
     """
 
-    def __init__(self, text_N: Tensor, pieces: list[tuple[int, int]], context: int) -> None:
+    def __init__(
+        self, text_N: Tensor, pieces: list[tuple[int, int]], context: int, *, at_most: int | None = None
+    ) -> None:
         self.text_N, self.context = text_N, context
         # The last byte of a file has no byte behind it that could be its target.
         begins = [torch.arange(begin, end - 1, context) for begin, end in pieces]
-        self.begins_W = torch.cat(begins)
+        self.begins_W = torch.cat(begins)[:at_most]
         self.ends_W = torch.cat(
             [(one + context + 1).clamp(max=end) for one, (_, end) in zip(begins, pieces, strict=True)]
         )
@@ -55,12 +58,15 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return inputs_S, targets_S
 
 
-def load_windows(context: int, *, file: Path | None = None) -> tuple[Windows, Windows]:
+def load_windows(
+    context: int, *, file: Path | None = None, num_held_out: int | None = None
+) -> tuple[Windows, Windows]:
     """Read the text, the same on every rank.
 
     Args:
         context: Bytes of a window.
         file: A file to read in place of the standard library; it is mapped into memory, so it may be large.
+        num_held_out: Windows to evaluate on, at most; None: all that are held out.
 
     Returns:
         The windows to train on and those held out: every fortieth file of the library, or the last fortieth of ``file``.
@@ -69,7 +75,10 @@ def load_windows(context: int, *, file: Path | None = None) -> tuple[Windows, Wi
         size = file.stat().st_size
         cut = size - size // HOLD_OUT_EVERY
         text_N = torch.from_file(str(file), dtype=torch.uint8, size=size)
-        return Windows(text_N, [(0, cut)], context), Windows(text_N, [(cut, size)], context)
+        return (
+            Windows(text_N, [(0, cut)], context),
+            Windows(text_N, [(cut, size)], context, at_most=num_held_out),
+        )
     # Sorted by name: a folder's own order differs from machine to machine.
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.name)
     sources = [source for path in paths if len(source := path.read_bytes()) > 1]
@@ -78,4 +87,4 @@ def load_windows(context: int, *, file: Path | None = None) -> tuple[Windows, Wi
     pieces = list(zip([0, *ends], ends, strict=False))
     held_out = pieces[HOLD_OUT_EVERY // 2 :: HOLD_OUT_EVERY]
     train = [piece for piece in pieces if piece not in held_out]
-    return Windows(text_N, train, context), Windows(text_N, held_out, context)
+    return Windows(text_N, train, context), Windows(text_N, held_out, context, at_most=num_held_out)

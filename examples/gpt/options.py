@@ -35,6 +35,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="a file to learn; by default Python's standard library")
     parser.add_argument("--folder", default="gpt-run", help="where checkpoints and the journal go")
     parser.add_argument("--every", type=positive, default=500, help="steps between two evaluations and saves")
+    parser.add_argument("--held-out", type=positive, help="windows to evaluate on; by default all held out")
     parser.add_argument("--prompt", default="def ", help="what the text at the end begins with")
     parser.add_argument("--write", type=int, default=400, help="bytes of text to write at the end")
     parser.add_argument("--kill-at", type=positive, help="kill rank 1 with -9 at this step of a new training")

@@ -8,6 +8,8 @@ A plain loop with rankwise's parts; train_trainer.py is the same training by the
 
 Kill it whenever you like, with -9 too, and start the same command again, with another number of ranks if you like: it goes
 on at the step that was saved last, and makes the steps that it would have made. SIGTERM and SIGUSR1 make it save first.
+
+The commands share the folder gpt-run: when the training is finished, delete it to train anew. To the other form, give another --folder.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def main() -> None:
     args = parse_arguments(__doc__)
     with rankwise.init(device=args.device) as ctx:
         ctx.listen_for_stop()
-        train_windows, held_out = load_windows(args.size.context, file=args.text)
+        train_windows, held_out = load_windows(args.size.context, file=args.text, num_held_out=args.held_out)
         # Nothing random happens when a window is read, so nothing has to be seeded for it.
         loader = rankwise.DataLoader(train_windows, global_batch=args.global_batch, micro_batch=args.micro_batch,
                                      seed=args.seed, drop_last=True, sample_seeds=False)  # fmt: skip
@@ -82,6 +84,8 @@ def main() -> None:
                                      settings={"precision": args.precision})  # fmt: skip
         state = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader, "track": track}  # fmt: skip
         goes_on = checkpoint.load(args.folder, state) is not None
+        if track.steps_done >= args.steps:
+            ctx.print(f"{args.folder} is finished: delete it to train anew")
         autocast = partial(torch.autocast, ctx.device.type, torch.bfloat16, enabled=args.precision == "bf16")
         with track:
             while track.steps_done < args.steps:

@@ -7,6 +7,8 @@ The same training as train.py, by the Trainer: what is left is what makes it thi
     python examples/gpt/train_trainer.py
 
 Kill it whenever you like, with -9 too, and start the same command again, with another number of ranks if you like.
+
+The commands share the folder gpt-run: when the training is finished, delete it to train anew. To the other form, give another --folder.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from model import GPT, generate, make_optimizer, sum_loss
 from options import parse_arguments, scale_lr
 
 import rankwise
+from rankwise import checkpoint
 from rankwise.data.metrics import Perplexity
 from rankwise.train import Callback, Evaluation
 
@@ -54,7 +57,7 @@ def main() -> None:
     """Train, evaluate, save, and write some text."""
     args = parse_arguments(__doc__)
     with rankwise.init(device=args.device) as ctx:
-        train_windows, held_out = load_windows(args.size.context, file=args.text)
+        train_windows, held_out = load_windows(args.size.context, file=args.text, num_held_out=args.held_out)
         loader = rankwise.DataLoader(train_windows, global_batch=args.global_batch, micro_batch=args.micro_batch,
                                      seed=args.seed, drop_last=True, sample_seeds=False)  # fmt: skip
         torch.manual_seed(args.seed)
@@ -79,7 +82,10 @@ def main() -> None:
             evaluation=Evaluation(held_out, {"perplexity": Perplexity()}, batch_size=32),
             callbacks=[Kill(args.kill_at)],
         )
+        before = checkpoint.latest(args.folder)
         trainer.fit()
+        if checkpoint.latest(args.folder) == before:  # nothing was left to do
+            ctx.print(f"{args.folder} is finished: delete it to train anew")
         if ctx.is_main and args.write:
             ctx.print(generate(model, args.prompt, num_bytes=args.write))
 

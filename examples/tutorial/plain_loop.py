@@ -6,7 +6,8 @@ Launch it by command or by function; without a launcher it is a job of one proce
     python examples/tutorial/plain_loop.py --nprocs 4
     python examples/tutorial/plain_loop.py
 
-All three print the same losses, up to rounding. Start it again and it goes on where it was saved.
+All three print the same losses, up to rounding. They share the folder plain-loop-run: start one again and it goes on where the last
+one saved; when the training is finished, delete it to train anew.
 """
 
 # Shape letters: B batch, F features.
@@ -27,7 +28,7 @@ def train(max_epochs: int, save_every: int, global_batch: int, folder: str) -> N
         loader = rankwise.DataLoader(dataset, global_batch=global_batch)
         model = rankwise.apply_ddp(model)
         state = {"model": model, "optimizer": optimizer, "loader": loader}
-        step = checkpoint.load(folder, state) or 0
+        step = loaded = checkpoint.load(folder, state) or 0
         for epoch in loader.epochs(max_epochs):
             loss_sum = 0.0
             for batch in loader.steps():
@@ -42,6 +43,8 @@ def train(max_epochs: int, save_every: int, global_batch: int, folder: str) -> N
             ctx.print(f"epoch {epoch}: {len(loader)} steps of {global_batch} samples, loss {mean:.6f}")
             if (epoch + 1) % save_every == 0 or epoch + 1 == max_epochs:
                 checkpoint.save(folder, state, step=step)
+        if step == loaded:
+            ctx.print(f"{folder} is finished: delete it to train anew")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ Launch it by command or by function:
     torchrun --standalone --nproc-per-node 4 examples/tutorial/torch_only.py
     python examples/tutorial/torch_only.py --nprocs 4
 
-Start it again and it goes on after the epoch that was saved last. plain_loop.py does the same in fewer lines, and
+The commands share the folder torch-only-run: start one again and it goes on after the epoch that was saved last; when the
+training is finished, delete the folder to train anew. plain_loop.py does the same in fewer lines, and
 with_trainer.py in fewer still.
 """
 
@@ -124,6 +125,8 @@ class Trainer:
 
     def train(self, max_epochs: int) -> None:
         """Train up to ``max_epochs``, those of earlier starts among them."""
+        if self.epochs_run >= max_epochs and dist.get_rank() == 0:
+            print(f"{self.path.parent} is finished: delete it to train anew", flush=True)
         for epoch in range(self.epochs_run, max_epochs):
             self._run_epoch(epoch)
             self.epochs_run = epoch + 1

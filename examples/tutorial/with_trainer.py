@@ -6,7 +6,8 @@ Launch it by command or by function; without a launcher it is a job of one proce
     python examples/tutorial/with_trainer.py --nprocs 4
     python examples/tutorial/with_trainer.py
 
-All three come to the same losses, up to rounding. Start it again and it goes on where it was saved.
+All three come to the same losses, up to rounding. They share the folder with-trainer-run: start one again and it goes on where the last
+one saved; when the training is finished, delete it to train anew.
 """
 
 # Shape letters: B batch, F features.
@@ -19,6 +20,7 @@ from task import launch_or_call, load_train_objs
 from torch.nn.functional import mse_loss
 
 import rankwise
+from rankwise import checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +39,10 @@ def train(max_epochs: int, save_every: int, global_batch: int, folder: str) -> N
         loader = rankwise.DataLoader(dataset, global_batch=global_batch)
         config = rankwise.TrainerConfig(epochs=max_epochs, save_every=save_every * len(loader))
         trainer = rankwise.Trainer(model, optimizer, loader, measure_loss, config=config, folder=folder)
+        before = checkpoint.latest(folder)
         ended = trainer.fit()
+        if checkpoint.latest(folder) == before:  # nothing was left to do
+            ctx.print(f"{folder} is finished: delete it to train anew")
         ctx.print(f"{ended.reason} after step {ended.step}: see {folder}/steps.csv and {folder}/curves.svg")
 
 

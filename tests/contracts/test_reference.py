@@ -43,7 +43,7 @@ def public_calls() -> Iterator[tuple[str, Any]]:
                 yield name, value
                 continue
             for member, method in vars(value).items():
-                is_told = name != "Metric" and title == "Metrics" and member in script.METRIC
+                is_told = script.is_told_by_family(value, member)
                 if inspect.isfunction(method) and not member.startswith("_") and not is_told:
                     yield f"{name}.{member}", method
 

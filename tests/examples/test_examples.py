@@ -70,6 +70,36 @@ def test_gpt_windows_cover_the_library_once() -> None:
     assert 0.01 < len(held_out) / len(train) < 0.2
 
 
+def test_gpt_evaluates_on_as_many_windows_as_asked() -> None:
+    """The first of those that are held out are taken, and the windows to train on stay as they are."""
+    load_windows = runpy.run_path(str(EXAMPLES / "gpt" / "data.py"))["load_windows"]
+    for file in (None, EXAMPLES / "gpt" / "data.py"):
+        train, held_out = load_windows(32, file=file)
+        same, some = load_windows(32, file=file, num_held_out=3)
+        assert len(same) == len(train)
+        assert len(some) == min(3, len(held_out))
+        assert all(torch.equal(some[index][0], held_out[index][0]) for index in range(len(some)))
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        *((f"gpt/{form}", TINY) for form in GPT_FORMS),
+        *((f"digits/{form}", ("--epochs", "1")) for form in (*DIGITS_FORMS, "train_trainer.py")),
+    ],
+)
+def test_a_finished_folder_is_named(script: str, args: tuple[str, ...], tmp_path: Path) -> None:
+    """Started again after its end, a training says on rank 0 that its folder is finished, and does no step; the first time it does not."""
+    folder, said = tmp_path / "run", f"{tmp_path / 'run'} is finished: delete it to train anew"
+    args = (*args, "--folder", str(folder))
+    [first] = run_ranks(run_example, 1, script, *args)
+    losses = read_journal(folder).losses()
+    again = run_ranks(run_example, 2, script, *args)
+    assert said not in first
+    assert [said in printed for printed in again] == [True, False]
+    assert read_journal(folder).losses() == losses
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Train the GPT in both forms on one process that nobody disturbs; give the folders."""
@@ -171,6 +201,9 @@ def test_tutorial_by_command_and_by_function(script: str, tmp_path: Path) -> Non
     assert len(losses) == 4  # none of them twice
     assert losses == sorted(losses, reverse=True)
     assert losses[0] == pytest.approx(21.4, abs=0.1)  # as without ranks
+    third = Running([sys.executable, path, "--nprocs", "2", *options, "4"], tmp_path).finish()
+    said = "run is finished: delete it to train anew"
+    assert [said in result.out for result in (first, second, third)] == [False, False, True]
 
 
 def read_losses(script: str, folder: Path, printed: str) -> list[float]:

@@ -269,9 +269,16 @@ def hear_interrupted(folder: Any, steps: int | None) -> Any:
 
 def test_an_epochs_end_is_dealt_with_once(tmp_path: Path) -> None:
     """A training that is stopped right at an epoch's end does its evaluation and schedule once, then or later."""
-    run_ranks(hear_interrupted, 2, tmp_path, 5)
+    heard, _ = run_ranks(hear_interrupted, 2, tmp_path, 5)[0]
+    assert [one for one in heard if one[0] in {"epoch", "evaluation"}] == [
+        ("epoch", 0),
+        ("evaluation", 5, True),
+    ]
     heard, lr = run_ranks(hear_interrupted, 2, tmp_path, None)[0]
-    assert [one for one in heard if one[0] in {"epoch", "evaluation"}] == [("epoch", 0), ("epoch", 1), ("evaluation", 10, True)]  # fmt: skip
+    assert [one for one in heard if one[0] in {"epoch", "evaluation"}] == [
+        ("epoch", 1),
+        ("evaluation", 10, True),
+    ]
     assert lr == pytest.approx(0.05 * 0.01)
     assert run_ranks(hear_interrupted, 1, tmp_path, None)[0][0] == [("start", 10), ("end", 10, "done")]
 
@@ -396,6 +403,8 @@ def return_wrong(what: str) -> str:
             "detached": lambda model, batch: mean_loss(model, batch).detach(),
             "nothing": lambda *_: None,
             "no loss": lambda model, batch: {"total": mean_loss(model, batch)},
+            "outputs": lambda model, batch: (mean_loss(model, batch), model(batch[0])),
+            "more outputs": lambda model, batch: {"loss": mean_loss(model, batch), "logits": model(batch[0])},
         }
         with pytest.raises(rankwise.UsageError) as caught:
             build(loss=wrong[what], epochs=1).fit()
@@ -410,6 +419,8 @@ def return_wrong(what: str) -> str:
         ("detached", "returned a tensor without a gradient"),
         ("nothing", "returned a NoneType as 'loss'"),
         ("no loss", "returned a dict with ['total']"),
+        ("outputs", "a pair whose second part is a Tensor of shape (4, 1), and not a count"),
+        ("more outputs", "returned a Tensor of shape (4, 1) as 'logits', and not a number"),
     ],
 )
 def test_a_loss_function_that_returns_something_else_is_told(what: str, said: str) -> None:
@@ -437,9 +448,25 @@ def attempt(what: str) -> None:
     elif what == "monitor":
         build(epochs=1, monitor="loss")
     elif what == "unknown monitor":
-        build(epochs=1, evaluates=True, monitor="accuracy").fit()
+        build(epochs=1, evaluates=True, monitor="accuracy", mode="max").fit()
     elif what == "plateau":
         build(epochs=1, scheduler=ReduceLROnPlateau)
+    elif what == "plateau's mode":
+        build(
+            epochs=1, evaluates=True, monitor="loss", scheduler=lambda one: ReduceLROnPlateau(one, mode="max")
+        )
+    elif what == "another's schedule":
+        build(epochs=1, scheduler=lambda _: MultiStepLR(optimizer, [1]))
+    elif what == "criterion":
+        build(epochs=1, loss=nn.MSELoss())
+    elif what == "callback class":
+        build(epochs=1, callbacks=[Diary])
+    elif what == "callback's method":
+        build(epochs=1, callbacks=[type("Own", (Callback,), {"on_epoch_start": lambda *_: None})()])
+    elif what == "logger":
+        build(epochs=1, loggers=[Diary()])
+    elif what == "config":
+        rankwise.Trainer(model, optimizer, loader, mean_loss, config={"epochs": 1})
     elif what == "nothing to evaluate":
         rankwise.Trainer(model, optimizer, loader, mean_loss, config=config).evaluate()
 
@@ -455,10 +482,17 @@ def refuse(what: str) -> str:
     ("what", "said"),
     [
         ("torch loader", "rankwise.DataLoader(dataset, global_batch=8)"),
-        ("foreign optimizer", "none of the model's parameters"),
+        ("foreign optimizer", "2 of them are not the model's"),
         ("monitor", "monitor='loss', and there is nothing to evaluate"),
         ("unknown monitor", "monitor='accuracy', and the evaluation has 'loss'"),
         ("plateau", "ReduceLROnPlateau waits for a metric"),
+        ("plateau's mode", "in opposite ways"),
+        ("another's schedule", "the learning rate of another optimizer"),
+        ("criterion", "loss is a MSELoss, which does not know the model"),
+        ("callback class", "the class Diary is no rankwise.train.Callback"),
+        ("callback's method", "Own.on_epoch_start would never be called"),
+        ("logger", "a Diary is no logger"),
+        ("config", "config is a dict"),
         ("nothing to evaluate", "this Trainer has nothing to evaluate"),
     ],
 )
@@ -596,3 +630,202 @@ def test_a_scaler_that_skips_for_ever_is_an_error() -> None:
     """With fp16 the scaler skips steps by itself; thirty in a row are no overflow any more."""
     for told in run_ranks(overflow_for_ever, 2):
         assert "at step 30, and not finite at the 29 steps before it" in told
+
+
+# ------------------------------------------------------------------------------------- what reviews have found
+
+
+def be_preempted_with_monitor(folder: Any) -> Any:
+    with rankwise.init(device="cpu"):
+        try:
+            build(
+                folder=folder,
+                epochs=4000,
+                callbacks=[Notice()],
+                evaluates=True,
+                monitor="loss",
+                evaluate_every=100,
+            ).fit()
+        except SystemExit as ended:
+            return ended.code
+    return None
+
+
+def test_a_notice_between_two_evaluations_saves_what_nobody_has_judged(tmp_path: Path) -> None:
+    """With a monitor a checkpoint without an evaluation is kept all the same."""
+    assert run_ranks(be_preempted_with_monitor, 2, tmp_path) == [rankwise.REQUEUE] * 2
+    latest = checkpoint.latest(tmp_path)
+    assert latest is not None
+    assert not checkpoint.list_checkpoints(tmp_path)[0].manifest.metrics
+
+
+def stop_twice() -> list[int]:
+    with rankwise.init(device="cpu"):
+        first = build(epochs=400, callbacks=[Wish(1, 2)])
+        first.fit()
+        second = build(epochs=2)
+        second.fit()
+        return [first.step < 2000, second.step]
+
+
+def test_a_wish_ends_one_training_and_not_the_next() -> None:
+    """After a training that a rank has stopped, the next one in the same process goes to its end."""
+    assert run_ranks(stop_twice, 2) == [[True, 10]] * 2
+
+
+class Uncertain(nn.Module):
+    """A loss with a weight of its own: the mean of no samples, NaN, must not reach it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.log_variance = nn.Linear(4, 1), nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs)
+
+
+def weigh_nothing(data: TensorDataset) -> list[float]:
+    with rankwise.init(device="cpu"):
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            log_variance = getattr(model, "module", model).log_variance
+            return mse_loss(model(batch[0]), batch[1]) * (-log_variance).exp() + log_variance
+
+        trainer = build(model=Uncertain(), loss=loss, data=data, epochs=1)
+        trainer.fit()
+        return [float(value) for parameter in trainer.model.parameters() for value in parameter.flatten()]
+
+
+def test_a_rank_without_samples_adds_nothing_to_any_gradient() -> None:
+    """The last step has one sample for two ranks; a factor that is learned stays finite, and equal to one process's."""
+    inputs, targets = (tensor[:9] for tensor in build_data().tensors)
+    data = TensorDataset(inputs, targets)
+    alone = run_ranks(weigh_nothing, 1, data)[0]
+    for found in run_ranks(weigh_nothing, 2, data):
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
+def evaluate_with_statistics() -> Any:
+    with rankwise.init(device="cpu") as ctx:
+        torch.manual_seed(0)
+        trainer = build(model=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)), evaluates=True, epochs=1)
+        trainer.fit()
+        own = mse_loss(trainer.model.eval()(build_data().tensors[0]), build_data().tensors[1]).item()
+        return ctx.rank, trainer.metrics["loss"], own
+
+
+def test_an_evaluation_is_that_of_one_model() -> None:
+    """BatchNorm that is not synced keeps other statistics on each rank: all evaluate with those of rank 0, which are saved."""
+    for _, measured, own in run_ranks(evaluate_with_statistics, 2):
+        assert measured == pytest.approx(own, rel=1e-5)
+
+
+def skip_spoilt_statistics() -> list[float]:
+    with rankwise.init(device="cpu"):
+        inputs, targets = (tensor.clone() for tensor in build_data().tensors)
+        inputs[7] = math.nan
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+        trainer = build(model=model, data=TensorDataset(inputs, targets), epochs=1, non_finite="skip")
+        trainer.fit()
+        return [float(value) for buffer in trainer.model.buffers() for value in buffer.flatten()]
+
+
+def test_a_skipped_step_leaves_no_trace_in_running_statistics() -> None:
+    """A sample that is NaN spoils neither weights nor BatchNorm's statistics."""
+    for found in run_ranks(skip_spoilt_statistics, 2):
+        assert all(math.isfinite(value) for value in found)
+
+
+class Interrupt(Callback):
+    def __init__(self) -> None:
+        self.is_armed = True
+
+    def on_step(self, trainer: Any, step: int) -> None:
+        if step == 3 and self.is_armed:
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+
+def fit_again(folder: Any) -> Any:
+    with rankwise.init(device="cpu"):
+        trainer = build(
+            folder=folder, epochs=2, callbacks=[Interrupt()], save_every=2, micro_batch=2, log_every=50
+        )
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+        return trainer.fit().step
+
+
+def test_fit_after_an_interrupt_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """In a notebook: the second call loads step 2, and every step stands in the table once, with one process's numbers."""
+    assert run_ranks(fit_again, 2, tmp_path / "a") == [10, 10]
+    rows = (tmp_path / "a" / "steps.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(1, 11))
+    run_ranks(go_on, 1, tmp_path / "b", 10)
+    expected = (tmp_path / "b" / "steps.csv").read_text().splitlines()[1:]
+    for ours, theirs in zip(rows, expected, strict=True):
+        assert float(ours.split(",")[3]) == pytest.approx(float(theirs.split(",")[3]), rel=1e-5)
+
+
+class Once(torch.utils.data.IterableDataset):
+    """Gives the same generator again."""
+
+    def __init__(self) -> None:
+        self.samples = ((torch.ones(4), torch.ones(1)) for _ in range(20))
+
+    def __iter__(self) -> Any:
+        return self.samples
+
+
+def exhaust() -> str:
+    with rankwise.init(device="cpu"):
+        model = nn.Linear(4, 1)
+        trainer = rankwise.Trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), rankwise.DataLoader(Once(), global_batch=8), mean_loss,
+            config=rankwise.TrainerConfig(steps=50, progress=False),
+        )  # fmt: skip
+        with pytest.raises(rankwise.DataError) as caught:
+            trainer.fit()
+        return str(caught.value)
+
+
+def test_data_that_gives_nothing_any_more_is_an_error() -> None:
+    """A stream that is empty from its second epoch on does not spin for ever."""
+    for told in run_ranks(exhaust, 1):
+        assert "epochs 1 and 2 had no samples" in told
+
+
+def mix() -> str:
+    with rankwise.init(device="cpu") as ctx:
+
+        def loss(model: nn.Module, batch: Any) -> Any:
+            value = mean_loss(model, batch)
+            return (value * 4, 4) if ctx.rank == 0 else value
+
+        with pytest.raises(rankwise.CollectiveError) as caught:
+            build(epochs=1, loss=loss).fit()
+        return str(caught.value)
+
+
+def test_ranks_that_return_different_kinds_of_losses_are_told() -> None:
+    """A sum with a count on one rank, a mean on the other: an error on both, and no abort in Gloo."""
+    for told in run_ranks(mix, 2):
+        assert "do not agree on what the loss function returns" in told
+
+
+class EarlyNotice(Callback):
+    def on_start(self, trainer: Any, started: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def be_preempted_early(folder: Any) -> Any:
+    with rankwise.init(device="cpu"), pytest.raises(SystemExit) as ended:
+        build(folder=folder, epochs=4000, callbacks=[EarlyNotice()]).fit()
+    return ended.value.code
+
+
+def test_a_notice_before_the_first_step_is_heard(tmp_path: Path) -> None:
+    """A scheduler that wants the host back at once gets a checkpoint and 75; without a folder, 143: to start again would help nobody."""
+    assert run_ranks(be_preempted_early, 2, tmp_path) == [rankwise.REQUEUE] * 2
+    assert checkpoint.latest(tmp_path) is not None
+    assert run_ranks(be_preempted_early, 2, None) == [143] * 2

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 
 def test_what_a_logger_writes_is_read_back(tmp_path: Path) -> None:
-    """Losses, rates, gradient norms, parameter norms, evaluations and the end come back as they were told, also those not finite."""
+    """Losses, rates, gradient norms, parameter norms, evaluations and the end come back as they were told, also those not finite.
+
+    Several records of norms in one report, as at the first steps of a fast training, are told by their steps.
+    """
     losses = [*make_losses(22), math.nan, math.inf, -math.inf]
     run = write_run(
-        tmp_path / "run", losses, ranks=2, lr=0.5, grad_norms=losses, digests={"w": "00ff"}, norms={20: {"w": 3.0}},
+        tmp_path / "run", losses, ranks=2, lr=0.5, grad_norms=losses, digests={"w": "00ff"}, norms={1: {"w": 1.0}, 2: {"w": math.inf}, 20: {"w": 3.0}},
         metrics={10: {"accuracy": 0.5, "loss": math.nan}}, settings={"note": "NaN"},
     )  # fmt: skip
     told = read_journal(run)
@@ -29,7 +32,7 @@ def test_what_a_logger_writes_is_read_back(tmp_path: Path) -> None:
     assert [*map(repr, told.losses().values())] == [*map(repr, losses)]
     assert [*map(repr, told.grad_norms().values())] == [*map(repr, losses)]
     assert set(told.lrs().values()) == {0.5}
-    assert told.norms() == {20: {"w": 3.0}}
+    assert told.norms() == {1: {"w": 1.0}, 2: {"w": math.inf}, 20: {"w": 3.0}}
     assert told.starts[0].started.digests == {"w": "00ff"}
     assert math.isnan(told.evaluations[0].metrics["loss"])
     assert (told.ended and told.ended.reason, told.last_step, told.num_skipped) == ("done", 25, 0)
@@ -40,16 +43,16 @@ def test_what_a_logger_writes_is_read_back(tmp_path: Path) -> None:
 def test_a_resume_takes_back_what_was_told_of_later_steps(tmp_path: Path) -> None:
     """After a start at step 25, losses, evaluations and norms of the old steps above 25 are gone, and the new ones count."""
     old, new = make_losses(50, seed=1), make_losses(15, seed=2)
-    run = write_run(tmp_path / "run", old, norms={20: {"w": 1.0}, 30: {"w": 2.0}}, metrics={20: {"a": 1.0}, 40: {"a": 2.0}}, reason=None)  # fmt: skip
+    run = write_run(tmp_path / "run", old, norms={20: {"w": 1.0}, 22: {"w": 1.5}, 26: {"w": 1.7}, 30: {"w": 2.0}}, metrics={20: {"a": 1.0}, 40: {"a": 2.0}}, reason=None)  # fmt: skip
     write_run(run, new, start=25, ranks=3)
     told = read_journal(run)
     assert told.losses() == dict(enumerate([*old[:25], *new], 1))
     assert [one.step for one in told.evaluations] == [20]
-    assert told.norms() == {20: {"w": 1.0}}
+    assert told.norms() == {20: {"w": 1.0}, 22: {"w": 1.5}}
     cut = next(one for one in told.reports if one.step == 25)
     assert cut.losses == tuple(old[20:25])
     assert math.isclose(cut.loss, sum(old[20:25]) / 5)
-    assert (cut.samples, cut.metrics, cut.norms) == (25 * 48, {}, None)
+    assert (cut.samples, cut.metrics, cut.norms) == (25 * 48, {}, {22: {"w": 1.5}})
     assert [one.started.step for one in told.starts] == [0, 25]
     assert [told.started_for(step).world_size for step in (1, 25, 26, 40)] == [1, 1, 3, 3]
 
@@ -117,6 +120,12 @@ def test_what_is_no_journal_is_said_with_its_reason(tmp_path: Path) -> None:
     path.write_text('{"kind": "ended", "step": "x", "epoch": 0, "reason": "", "is_over": true, "elapsed_s": 1}\n')  # fmt: skip
     with pytest.raises(UsageError, match="of another form"):
         read_journal(path)
+    for norms in (None, {"w": 1.0}, {"w": {"w": 1.0}}, [1.0]):
+        told = {"kind": "report", "step": 1, "epoch": 0, "loss": 1.0, "losses": [1.0], "lrs": [], "samples": 1, "samples_per_s": 1.0,
+                "elapsed_s": 1.0, "eta_s": None, "norms": norms}  # fmt: skip
+        path.write_text(json.dumps(told) + "\n")
+        with pytest.raises(UsageError, match="of another form"):
+            read_journal(path)
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rankwise.train.events import Evaluated, Started
+from rankwise.train.loggers import outlet
 from rankwise.train.loggers.bar import Moment, fit
 from rankwise.train.loggers.progress import Progress
 from told_training import FakeClock, ended, play, report, started
@@ -48,18 +49,31 @@ def test_the_bar_fits_any_terminal(width: int, num_steps: int | None, facts: lis
 
 
 def test_the_least_important_goes_first() -> None:
-    """In a narrow terminal the learning rate goes before the speed, and the count of steps stays."""
+    """In a narrow terminal the epoch goes first, then the drawn bar, then the learning rate; the count of steps stays."""
     moment = Moment(
-        step=5, num_steps=10, facts=((4, "epoch 1/2"), (0, "5/10"), (1, "loss 0.5"), (5, "lr 0.1"))
+        step=5, num_steps=10, facts=((6, "epoch 1/2"), (0, "5/10"), (1, "loss 0.5"), (4, "lr 0.1"))
     )
-    seen = [fit(moment, width)[0] for width in (80, 42, 30, 20, 3)]
+    seen = [fit(moment, width) for width in (80, 42, 30, 20, 6, 3)]
     assert seen == [
-        ["epoch 1/2", "5/10", "loss 0.5", "lr 0.1"],
-        ["epoch 1/2", "5/10", "loss 0.5"],
-        ["5/10", "loss 0.5"],
-        ["5/10"],
-        ["5/1"],
+        (["epoch 1/2", "5/10", "loss 0.5", "lr 0.1"], 40),
+        (["5/10", "loss 0.5", "lr 0.1"], 18),
+        (["5/10", "loss 0.5", "lr 0.1"], 0),
+        (["5/10", "loss 0.5"], 0),
+        (["5/10"], 0),
+        (["5/1"], 0),
     ]
+
+
+def test_eighty_columns_hold_the_learning_rate(terminal: Terminal) -> None:
+    """On a usual terminal a long training with many epochs shows step, loss, rate, speed and the time left."""
+    logger = Progress(terminal, clock=FakeClock())
+    facts = {"metrics": {"accuracy": 0.5}, "eta_s": 45296.0, "tokens_per_s": 123456.0}
+    event = Started(step=0, num_steps=200_000, epoch=0, num_epochs=1000, world_size=8, global_batch=512)
+    play(
+        logger, event, report(123_456, 0.4312, lrs=(1.234e-05,), **facts), evaluated(123_456), ended(123_456)
+    )
+    for part in ("123456/200000  loss 0.4312  lr 1.234e-05  123k tokens/s  12:34:56 left",):
+        assert part in terminal.getvalue(), part
 
 
 @pytest.fixture
@@ -122,11 +136,16 @@ def test_no_color_is_heeded(terminal: Terminal, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_rich_there_are_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal without rich gets what a log file gets."""
+    """A terminal without rich gets what a log file gets, and once in a process how to get the bar."""
     for name in ("rich.console", "rich.live"):
         monkeypatch.setitem(sys.modules, name, None)
-    play(Progress(terminal), started(), report(1, 0.5), ended(1))
-    assert terminal.getvalue().splitlines()[1].startswith("step  1/20  epoch 1/2  loss 0.5")
+    monkeypatch.setattr(outlet, "_hinted", set())
+    for _ in range(2):
+        play(Progress(terminal), started(), report(1, 0.5), ended(1))
+    lines = terminal.getvalue().splitlines()
+    assert lines[1] == "rankwise: pip install 'rankwise[train]' for a progress bar"
+    assert lines[2].startswith("step  1/20  epoch 1/2  loss 0.5")
+    assert sum("pip install" in line for line in lines) == 1
 
 
 def test_a_training_whose_length_is_unknown_has_no_bar(terminal: Terminal) -> None:

@@ -40,6 +40,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 "speed": list(course.speed.steps),
                 "metrics": {name: list(curve.steps) for name, curve in course.metrics.items()},
                 "resumes": list(course.resumes),
+                "means": {name: list(curve.steps) for name, curve in course.means.items()},
                 "best": course.best,
             }
         )
@@ -87,15 +88,16 @@ def test_after_a_resume_all_that_happened_is_there(tmp_path: Path, drawn: list[d
     """What came before is read from the journal, without what the resume took back; each step once."""
     journal, path = tmp_path / "journal.jsonl", tmp_path / "curves.svg"
     play(
-        JsonLines(journal), started(), report(2, 0.5, 0.5), evaluated(2, is_best=True), report(4, 0.5, 0.5),
+        JsonLines(journal), started(), report(2, 0.5, 0.5), evaluated(2, is_best=True), report(4, 0.5, 0.5, metrics={"f1": 0.5}),
         evaluated(4, is_best=True),
     )  # fmt: skip
     for logger in (JsonLines(journal), Curves(path)):
-        play(logger, started(step=3), report(5, 0.25, 0.25), evaluated(5), ended(5))
+        play(logger, started(step=3), report(5, 0.25, 0.25, metrics={"f1": 0.5}), evaluated(5), ended(5))
     [picture] = drawn
     assert picture["loss"] == {1: 0.5, 2: 0.5, 3: 0.5, 4: 0.25, 5: 0.25}
     assert picture["lr"] == [1, 2, 3, 4, 5]
     assert picture["metrics"] == {"accuracy": [2, 5]}
+    assert picture["means"] == {"f1": [5]}
     assert picture["resumes"] == [3]
     assert picture["best"] == 2
 
@@ -134,7 +136,7 @@ def test_without_matplotlib_one_line_tells_how_to_get_it(
     play(logger, started())
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
-    assert "pip install 'rankwise[plot]'" in said.err
+    assert "pip install 'rankwise[train]'" in said.err
     play(logger, report(1, 0.5), evaluated(1), ended(1))
     assert capsys.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
@@ -180,20 +182,23 @@ def test_the_real_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # LaTeX is not installed everywhere
     monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "#123456")
     before, had_pyplot = style_of(matplotlib), "matplotlib.pyplot" in sys.modules
-    path = tmp_path / "run" / "curves.svg"
+    path = tmp_path / "run $5" / "curves.svg"
     play(
         Curves(path),
         started(),
-        report(3, 100.0, 1.0, 0.5),
+        report(3, 100.0, 1.0, 0.5, metrics={"lost": 0.25, "grip": 1.5}),
         report(6, math.nan, math.inf, 0.25),
         evaluated(6, metrics={"loss": 0.5, "acc $x_1$ <&>": 0.5, "lost": math.nan}, is_best=True),
         ended(6),
     )
     text = texts_of(path)
-    for part in ("loss", "NaN or infinite at 2 steps, first 4", "evaluation: acc ", "learning rate", "samples a second"):  # fmt: skip
+    for part in ("<!-- run $5 -->", "<!-- lost -->", "<!-- training -->", "<!-- training: grip -->", "loss", "NaN or infinite at 2 steps, first 4", "evaluation: acc ", "learning rate", "samples a second"):  # fmt: skip
         assert part in text, part
     assert "#123456" not in text
     assert "evaluation: loss" not in text
+    # Few points are not smoothed; steps are named below the lowest row only, which has the last two of five panels.
+    assert "smoothed" not in text
+    assert text.count("<!-- step -->") == 3
     assert style_of(matplotlib) == before
     assert had_pyplot or "matplotlib.pyplot" not in sys.modules
     assert [one.name for one in path.parent.iterdir()] == ["curves.svg"]

@@ -70,7 +70,7 @@ def test_tensorboard_shows_each_step(tmp_path: Path) -> None:
         started(lr=0.5),
         report(2, 0.5, 0.25, lrs=(0.5, 0.125), grad_norms=(2.0, 1.0), metrics={"accuracy": 0.75}),
         evaluated(2, accuracy=0.875),
-        report(3, 0.125, lrs=()),
+        report(3, 0.125, lrs=(), tokens_per_s=640.0),
         ended(3),
     )
     assert read_scalars(tmp_path) == {
@@ -78,6 +78,7 @@ def test_tensorboard_shows_each_step(tmp_path: Path) -> None:
         "train/lr": {1: 0.5, 2: 0.125},
         "train/grad_norm": {1: 2.0, 2: 1.0},
         "train/samples_per_s": {2: 40.0, 3: 40.0},
+        "train/tokens_per_s": {3: 640.0},
         "train/accuracy": {2: 0.75},
         "eval/accuracy": {2: 0.875},
     }
@@ -161,7 +162,8 @@ def test_wandb_hears_reports_and_evaluations(service: SimpleNamespace, tmp_path:
         started(lr=0.5),
         report(2, 0.5, 0.25, lrs=(0.5, 0.125), grad_norms=(2.0, 1.0), metrics={"accuracy": 0.75}),
         evaluated(2, accuracy=0.875),
-        ended(2),
+        report(3, 0.125, lrs=(), tokens_per_s=640.0),
+        ended(3),
     )
     [call], [run] = service.calls, service.runs
     assert call == {"project": "project", "tags": ["x"], "config": {"world_size": 2, "global_batch": 4, "lr": 0.5, "mine": 1}}  # fmt: skip
@@ -169,6 +171,7 @@ def test_wandb_hears_reports_and_evaluations(service: SimpleNamespace, tmp_path:
     assert run.rows == [
         {"step": 2, "train/loss": 0.375, "train/samples_per_s": 40.0, "train/epoch": 0, "train/lr": 0.125, "train/grad_norm": 1.0, "train/accuracy": 0.75},
         {"step": 2, "eval/accuracy": 0.875},
+        {"step": 3, "train/loss": 0.125, "train/samples_per_s": 40.0, "train/epoch": 0, "train/tokens_per_s": 640.0},
     ]  # fmt: skip
     assert run.exit_code == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rankwise.train.events import Evaluated, Started
 from rankwise.train.loggers.csv_lines import CsvLines
@@ -33,7 +34,7 @@ def test_the_journal_holds_every_field_of_every_event(tmp_path: Path) -> None:
     path = tmp_path / "run" / "journal.jsonl"
     events = (
         started(folder="run", seed=None),
-        report(2, 0.5, 0.25, grad_norms=(1.0, 2.0), metrics={"accuracy": 0.5}, norms={"weight": 3.0}),
+        report(2, 0.5, 0.25, grad_norms=(1.0, 2.0), metrics={"accuracy": 0.5}, norms={2: {"weight": 3.0}}),
         Evaluated(step=2, epoch=0, metrics={"accuracy": 0.75}, seconds=0.5, is_best=True),
         ended(2),
     )
@@ -44,7 +45,8 @@ def test_the_journal_holds_every_field_of_every_event(tmp_path: Path) -> None:
         assert line.pop("time") == 1767226600.0
         del line["kind"]
         expected = {field.name: getattr(event, field.name) for field in fields(event)}
-        assert line == {name: list(value) if isinstance(value, tuple) else value for name, value in expected.items()}  # fmt: skip
+        # JSON knows lists, and keys that are texts.
+        assert line == json.loads(json.dumps(expected))
 
 
 def test_numbers_that_json_lacks_are_strings(tmp_path: Path) -> None:
@@ -155,6 +157,15 @@ def test_files_are_closed_at_the_end(tmp_path: Path) -> None:
 HEADER = "step,epoch,samples,loss,lr,grad_norm"
 
 
+def evaluated(step: int, **metrics: float) -> Evaluated:
+    return Evaluated(step=step, epoch=0, metrics=metrics, seconds=0.5)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
 def read_rows(path: Path) -> list[list[str]]:
     header, *rows = path.read_text().splitlines()
     assert header == HEADER
@@ -177,14 +188,16 @@ def test_a_row_for_each_step(tmp_path: Path) -> None:
     ]
 
 
+@settings(deadline=None)
 @given(told=st.integers(1, 12), resume=st.integers(1, 12), cut=st.integers(0, 30), more=st.integers(1, 5))
 def test_no_step_is_there_twice(
     tmp_path_factory: pytest.TempPathFactory, told: int, resume: int, cut: int, more: int
 ) -> None:
-    """After a kill and a resume from an earlier step the rows are those of the steps that happened, in order."""
+    """After a kill and a resume from an earlier step the rows are those of the steps that happened, in order; in all tables."""
     path = tmp_path_factory.getbasetemp() / "steps.csv"
     resume = min(resume, told)
-    play(CsvLines(path), started(), *[report(step, 1.0) for step in range(1, told + 1)])
+    before = [event for step in range(1, told + 1) for event in (report(step, 1.0), evaluated(step, a=1.0))]
+    play(CsvLines(path), started(), *before)
     whole = path.read_bytes()
     # A kill may lose the end of the file only behind the checkpoint's step, if the disk keeps what it was given.
     safe = len(b"".join(whole.splitlines(keepends=True)[: resume + 1]))
@@ -193,6 +206,55 @@ def test_no_step_is_there_twice(
     rows = read_rows(path)
     assert [int(row[0]) for row in rows] == list(range(1, resume + more + 1))
     assert [row[3] for row in rows] == ["1.0"] * resume + ["2.0"] * more
+    assert [row["step"] for row in read_table(path.with_name("reports.csv"))] == [row[0] for row in rows]
+    evaluations = read_table(path.with_name("evaluations.csv"))
+    assert [row["step"] for row in evaluations] == [row[0] for row in rows[:resume]]
+
+
+def test_reports_and_evaluations_have_tables(tmp_path: Path) -> None:
+    """Each metric has a column; one that comes up later is empty in the rows before, and names and numbers come back as they were."""
+    odd = 'a "b", c'
+    play(
+        CsvLines(tmp_path / "steps.csv"), started(),
+        report(2, 0.1, 0.3, loss=0.2, lrs=(0.5, 0.25), metrics={"accuracy": 1 / 3}),
+        evaluated(2, accuracy=0.5, loss=math.nan),
+        report(3, 0.5, tokens_per_s=640.0, lrs=(), metrics={"accuracy": math.inf, odd: 2.0, "lr": 7.0}),
+        evaluated(3, accuracy=0.75, f1=1.0, epoch_=3.0),
+        ended(3),
+    )  # fmt: skip
+    shared = {"epoch": "0", "samples_per_s": "40.0"}
+    assert read_table(tmp_path / "reports.csv") == [
+        {**shared, "step": "2", "loss": "0.2", "lr": "0.25", "tokens_per_s": "", "accuracy": repr(1 / 3), odd: "", "metric lr": ""},
+        {**shared, "step": "3", "loss": "0.5", "lr": "", "tokens_per_s": "640.0", "accuracy": "inf", odd: "2.0", "metric lr": "7.0"},
+    ]  # fmt: skip
+    assert read_table(tmp_path / "evaluations.csv") == [
+        {"step": "2", "epoch": "0", "accuracy": "0.5", "loss": "nan", "f1": "", "epoch_": ""},
+        {"step": "3", "epoch": "0", "accuracy": "0.75", "loss": "", "f1": "1.0", "epoch_": "3.0"},
+    ]
+
+
+def test_a_training_that_goes_on_keeps_the_columns(tmp_path: Path) -> None:
+    """After a resume the metrics of before have their columns still, and new ones get theirs; a new training has its own only."""
+    path = tmp_path / "evaluations.csv"
+    play(CsvLines(tmp_path / "steps.csv"), started(), evaluated(1, a=1.0), evaluated(2, a=2.0))
+    play(CsvLines(tmp_path / "steps.csv"), started(step=1), evaluated(2, b=3.0))
+    assert path.read_text().splitlines() == ["step,epoch,a,b", "1,0,1.0,", "2,0,,3.0"]
+    play(CsvLines(tmp_path / "steps.csv"), started(), evaluated(1, b=4.0))
+    assert path.read_text().splitlines() == ["step,epoch,b", "1,0,4.0"]
+    play(CsvLines(tmp_path / "steps.csv"), started())
+    assert path.read_text().splitlines() == ["step,epoch"]
+
+
+def test_tables_that_nobody_fills_are_not_there(tmp_path: Path) -> None:
+    """Without an evaluation there is no table of evaluations; another name of the first table names the others."""
+    play(CsvLines(tmp_path / "steps.csv"), started(), ended(0))
+    assert [one.name for one in tmp_path.iterdir()] == ["steps.csv"]
+    play(CsvLines(tmp_path / "mine.csv"), started(), report(1, 0.5), evaluated(1, a=1.0), ended(1))
+    assert sorted(one.name for one in tmp_path.glob("mine*")) == [
+        "mine.csv",
+        "mine_evaluations.csv",
+        "mine_reports.csv",
+    ]
 
 
 def test_a_new_training_begins_a_new_table(tmp_path: Path) -> None:

@@ -46,6 +46,32 @@ def test_a_log_stays_readable(golden: Callable[[str, str], None]) -> None:
     golden("train_progress", out.getvalue().rstrip("\n"))
 
 
+@pytest.mark.parametrize("every", [1, 3, 20])
+def test_the_loss_does_not_depend_on_the_reports(every: int) -> None:
+    """Equal losses end in the same number, the mean of the last ten, however many steps a report has; a resume counts anew."""
+    losses = [2.0 ** -(step % 7) for step in range(20)]
+    out = io.StringIO()
+    logger = Progress(out, clock=FakeClock())
+    play(
+        logger,
+        started(),
+        *[report(min(20, at + every), *losses[at : at + every]) for at in range(0, 20, every)],
+    )
+    play(logger, ended(20))
+    assert out.getvalue().splitlines()[-1].split("; ")[1] == f"loss {sum(losses[-10:]) / 10:.4g}"
+    play(logger, started(step=19), report(20, 0.5), ended(20))
+    assert out.getvalue().splitlines()[-1].split("; ")[1] == "loss 0.5"
+
+
+def test_tokens_are_the_speed_where_they_are_counted() -> None:
+    """A loss that comes as (sum, count) is shown with what was counted a second, in place of samples."""
+    out = io.StringIO()
+    play(Progress(out, clock=FakeClock()), started(), report(1, 0.5, tokens_per_s=12345.0))
+    line = out.getvalue().splitlines()[1]
+    assert "12.3k tokens/s" in line
+    assert "samples/s" not in line
+
+
 def test_a_training_that_goes_on_says_so() -> None:
     """After a resume the first line names the step and the folder, and the last one counts only what this process did."""
     out = io.StringIO()
@@ -68,7 +94,19 @@ def test_a_training_that_goes_on_says_so() -> None:
         ),
         (
             {"settings": {"lr": "by group", "micro_batch": 2, "precision": "fp16"}},
-            "training on 1 rank, global batch 8 in micro-batches of 2, until it is stopped, lr by group, fp16",
+            "training on 1 rank, global batch 8 = 1 rank x 4 x 2, until it is stopped, lr by group, fp16",
+        ),
+        (
+            {"world_size": 3, "num_steps": 2, "settings": {"micro_batch": 2, "parameters": 21}},
+            "training on 3 ranks, global batch 8 in micro-batches of up to 2, 2 steps, 21 parameters",
+        ),
+        (
+            {"world_size": 2, "num_steps": 2, "settings": {"micro_batch": 4, "parameters": 1}},
+            "training on 2 ranks, global batch 8 = 2 ranks x 1 x 4, 2 steps, 1 parameter",
+        ),
+        (
+            {"world_size": 2, "num_steps": 2, "settings": {"micro_batch": 16, "parameters": 21_000}},
+            "training on 2 ranks, global batch 8, 2 steps, 21.0k parameters",
         ),
     ],
 )
@@ -106,7 +144,7 @@ def test_the_last_line_needs_nothing_before_it() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0.00"), (0.1234, "0.12"), (9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (999.4, "999"), (999.6, "1.00k"), (12345, "12.3k"), (999_600, "1.00M"), (3e9, "3.00G"), (5e13, "5e+13"), (float("nan"), "nan"), (float("inf"), "inf")],
+    [(0, "0"), (999, "999"), (0.0, "0.00"), (0.1234, "0.12"), (9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (999.4, "999"), (999.6, "1.00k"), (12345, "12.3k"), (999_600, "1.00M"), (3e9, "3.00G"), (5e13, "5e+13"), (float("nan"), "nan"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_amounts_have_three_digits(value: float, text: str) -> None:
     """Large numbers are short, also where rounding moves them to the next letter."""

@@ -15,6 +15,7 @@ from rankwise.data.table import find_table
 from rankwise.train.config import TrainerConfig
 from rankwise.train.evaluating import Best
 from rankwise.train.optimizers import choose_fused
+from rankwise.train.pace import Pace
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ from rankwise.train.optimizers import choose_fused
         ({"epochs": 1, "non_finite": "ignore"}, "non_finite='ignore'"),
         ({"epochs": 1, "scheduler_every": "batch"}, "scheduler_every='batch'"),
         ({"epochs": 1, "min_delta": -1.0}, "min_delta=-1.0"),
+        ({"epochs": 1, "monitor": "accuracy"}, "monitor='accuracy' without a mode"),
+        ({"epochs": 1, "monitor": "loss", "patience": 1, "evaluate_every": None}, "nothing is ever judged"),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused(options: dict[str, Any], said: str) -> None:
@@ -53,7 +56,7 @@ def test_settings_are_plain_values() -> None:
 
 
 def judge(values: list[float], **options: Any) -> tuple[list[bool], str | None, Best]:
-    best = Best(TrainerConfig(epochs=1, monitor="m", **options))
+    best = Best(TrainerConfig(epochs=1, monitor="m", **{"mode": "min", **options}))
     found = [best.judge({"m": value}, step) for step, value in enumerate(values)]
     return found, best.reason_to_stop, best
 
@@ -71,10 +74,10 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     assert judge([3.0, 4.0, 2.0, 4.0], patience=2)[1] is None
     _, reason, best = judge([3.0, 4.0, 5.0], patience=2)
     assert reason == "no better m in 2 evaluations"
-    again = Best(TrainerConfig(epochs=1, monitor="m", patience=2))
+    again = Best(TrainerConfig(epochs=1, monitor="m", mode="min", patience=2))
     again.load_state_dict(best.state_dict())
     assert again.reason_to_stop == reason
-    more_patient = Best(TrainerConfig(epochs=1, monitor="m", patience=3))
+    more_patient = Best(TrainerConfig(epochs=1, monitor="m", mode="min", patience=3))
     more_patient.load_state_dict(best.state_dict())
     assert more_patient.reason_to_stop is None
 
@@ -151,3 +154,28 @@ def test_what_may_do_more_than_index_is_no_table() -> None:
     assert find_table(TensorDataset(x), lambda samples: samples) is None
     assert find_table(TensorDataset(x.clone().requires_grad_()), default_collate) is None
     assert find_table([1, 2, 3], default_collate) is None
+
+
+def test_a_table_follows_the_data_set() -> None:
+    """Samples that are put into a data set between two epochs are read; indices from the end are left to torch."""
+    data = TensorDataset(torch.zeros(8, 1))
+    loader = rankwise.DataLoader(data, global_batch=4, shuffle=False)
+    first = [batch[0].sum().item() for batch in loader]
+    data.tensors = (torch.ones(8, 1),)
+    assert (first, [batch[0].sum().item() for batch in loader]) == ([0.0, 0.0], [4.0, 4.0])
+    assert find_table(Subset(data, [-1, 0]), default_collate) is None
+    assert len(list(rankwise.DataLoader(Subset(data, [-1, 0]), global_batch=2))) == 1
+
+
+@pytest.mark.parametrize("num_steps", [1, 7])
+def test_the_pace_is_a_quarter_of_a_second(num_steps: int) -> None:
+    """The interval follows the time that steps take, grows fourfold at most, and is one step where these are slow."""
+    pace = Pace("auto")
+    assert pace.is_due(1)
+    pace.follow(1, pace.propose(num_steps, num_steps * 0.01))
+    assert next(step for step in range(2, 9) if pace.is_due(step)) == 5  # four times one, though 25 would do
+    pace.follow(5, pace.propose(num_steps, num_steps * 2.0))
+    assert pace.is_due(6)
+    chosen = Pace(3)
+    chosen.follow(3, 100)
+    assert [step for step in range(1, 10) if chosen.is_due(step)] == [3, 6, 9]

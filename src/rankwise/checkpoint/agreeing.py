@@ -39,7 +39,7 @@ class Request:
         place: Where this one goes: there, or into the host's memory.
         state: The parts by name.
         step: The step.
-        metrics: What it is judged by.
+        metrics: What it is judged by; None: nobody has thought of it.
         keep: Which older ones stay.
         can_pickle: Whether objects that are not plain data may be pickled.
     """
@@ -49,7 +49,7 @@ class Request:
     place: Path
     state: Mapping[str, Any]
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] | None
     keep: Keep | None
     can_pickle: bool
 
@@ -107,7 +107,7 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
     said: dict[str, Any] = {}
     try:
         _check_step(request.step)
-        _check_metrics(request.metrics)
+        _check_metrics(request.metrics or {})
         if request.keep is not None and request.keep.best and ranks.rank == 0:
             _check_judged(request.metrics, request.keep)
         flat = flatten(request.state, ranks.rank, can_pickle=request.can_pickle)
@@ -185,10 +185,10 @@ def _check_metrics(metrics: Mapping[str, float]) -> None:
             raise UsageError(f"checkpoint.save(metrics={{{name!r}: {value!r}}})", hint="a metric is a number") from None  # fmt: skip
 
 
-def _check_judged(metrics: Mapping[str, float], keep: Keep) -> None:
-    if keep.metric not in metrics:
+def _check_judged(metrics: Mapping[str, float] | None, keep: Keep) -> None:
+    if metrics is None or (metrics and keep.metric not in metrics):
         raise UsageError(
-            f"Keep(best={keep.best}) judges by the metric {keep.metric!r}, and there is {', '.join(metrics) or 'none'}",
+            f"Keep(best={keep.best}) judges by the metric {keep.metric!r}, and there is {', '.join(metrics or ()) or 'none'}",
             hint=f"checkpoint.save(..., metrics={{{keep.metric!r}: value}}), or Keep(metric=...)",
         )
 

@@ -130,7 +130,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         state: The parts by name.
         step: The step, 0 or more.
         keep: Which older ones stay; None: all but those of the same step.
-        metrics: Numbers to judge it by, for ``keep``; rank 0's count.
+        metrics: Numbers to judge it by, for ``keep``; rank 0's count. An empty dict: it is not judged, and never the best.
         background: Whether to return once the values are in host memory; never are there two saves at once. What fails then is
             raised by what you call next (``check``), at last by ``ctx.close()``; a script without ``init()`` that ends before
             gets a line on standard error.
@@ -163,7 +163,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         state = {**state, RNG: PerRank(RandomStates(), at_other_size="keep")}
     place, ranks = find_place(folder, ranks, in_memory=memory)
     request = Request(
-        told=told, folder=folder, place=place, state=state, step=step, metrics=metrics or {}, keep=keep, can_pickle=pickle,
+        told=told, folder=folder, place=place, state=state, step=step, metrics=metrics, keep=keep, can_pickle=pickle,
     )  # fmt: skip
     flat, share = agree(ranks, slot.agreement, request)
     boxes, items = lay_out(share)

@@ -74,7 +74,7 @@ def evaluate(  # noqa: PLR0913 - most calls give four
         dataset, batch_size, ctx, collate_fn=collate_fn, num_workers=num_workers, device=where
     )
     tally, is_sharded = Tally(metrics, where, ctx), _is_sharded(bare)
-    predict = predict or _predict_pair
+    predict = predict or predict_pair
     try:
         with _evaluating(bare):
             for step in loader.steps():
@@ -146,7 +146,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def _predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Take a batch for a pair of inputs and targets; return outputs and targets."""
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
         raise UsageError(

@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 from rankwise.base.errors import DataError
 from rankwise.data.batches import Packing, Parcel, leave_note
 from rankwise.data.seeding import Traces, kept_generators, seed_for
-from rankwise.data.table import find_table
+from rankwise.data.table import Table, find_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class MapReader:
     def __init__(self, dataset: Any, packing: Packing, *, seed: int | None) -> None:
         self._dataset, self._packing, self._seed = dataset, packing, seed
         self._epoch: int | None = None
-        self._table = find_table(dataset, packing.collate)
+        self._table: Table | None = None
         # Whether reading has drawn a random number yet: seeding each sample costs more than reading a small one.
         self._draws = False
 
@@ -59,7 +59,11 @@ class MapReader:
 
     def __getitems__(self, ticket: MapTicket) -> Parcel:
         """Read one micro-batch; torch calls this by its own protocol for reading several samples at once."""
+        if ticket.epoch != self._epoch or (self._table is not None and not self._table.is_of(self._dataset)):
+            # Between two epochs a user may put other samples into a data set.
+            self._table = find_table(self._dataset, self._packing.collate)
         if self._table is not None and ticket.indices:
+            self._epoch = ticket.epoch
             return Parcel([self._table.take(ticket.indices)], [len(ticket.indices)])
         try:
             if self._seed is None:

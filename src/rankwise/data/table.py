@@ -25,6 +25,13 @@ class Table:
 
     def __init__(self, tensors: Sequence[Tensor], rows: Tensor | None) -> None:
         self._tensors, self._rows = tuple(tensors), rows
+        self._source = tensors
+
+    def is_of(self, dataset: Any) -> bool:
+        """Tell whether a data set's tensors are still these."""
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        return dataset.tensors is self._source
 
     def take(self, indices: Sequence[int]) -> list[Tensor]:
         """Return the batch that ``default_collate`` would make of these samples.
@@ -51,6 +58,8 @@ def find_table(dataset: Any, collate: Callable[..., Any]) -> Table | None:
         try:
             outer = torch.as_tensor(dataset.indices, dtype=torch.long)
         except (TypeError, ValueError, RuntimeError):
+            return None
+        if outer.numel() and int(outer.min()) < 0:
             return None
         rows = outer if rows is None else outer[rows]
         dataset = dataset.dataset

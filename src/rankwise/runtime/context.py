@@ -261,7 +261,7 @@ class RankContext:
         deadline = find_deadline(SYSTEM_CLOCK, after_s=after_s, margin_s=margin_s, rank=self.rank)
         self._stop.append(
             StopWatch(
-                rank=self.rank, world_size=self.world_size, store=dist.PrefixStore("stop", self.store),
+                rank=self.rank, world_size=self.world_size, store=dist.PrefixStore(f"stop/{self._count('listening')}", self.store),
                 timeout_s=self.timeout_s, deadline=deadline, signals=numbers, clock=SYSTEM_CLOCK,
             )
         )  # fmt: skip
@@ -278,6 +278,24 @@ class RankContext:
         if not self._stop:
             self.listen_for_stop()
         self._stop[0].request(reason)
+
+    @property
+    def listens_for_stop(self) -> bool:
+        """Whether notices are listened for."""
+        return bool(self._stop)
+
+    def forget_request(self) -> None:
+        """Let a wish of ``request_stop()`` be over, so that another training may begin; a scheduler's notice stays.
+
+        Collective: every rank.
+        """
+        if not self._stop:
+            return
+        watch = self._stop[0]
+        told = self.control.exchange((watch.was_asked, watch.has_notice), what="forgetting a request to stop")
+        if any(asked for asked, _ in told) and not any(noticed for _, noticed in told):
+            self._stop.pop().forget()
+            self.listen_for_stop()
 
     @property
     def stop_was_requested(self) -> bool:

@@ -78,7 +78,7 @@ class StopWatch:
         # Unlike an Event's, its put() may be interrupted by a handler that calls it too.
         self._came: queue.SimpleQueue[int | str | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._has_notice = False
+        self._has_notice = self._was_asked = False
         self._request, self._trouble = "", ""
         self._before: dict[int, signal._HANDLER] = {}
         self._listen(signals)
@@ -119,7 +119,23 @@ class StopWatch:
 
     def request(self, reason: str) -> None:
         """Stop at this rank's own wish, as after a notice."""
+        self._was_asked = True
         self._came.put(reason)
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether a rank has wished to stop, as far as this one knows."""
+        return self._was_asked or (self.reason or "").startswith(WISH)
+
+    @property
+    def has_notice(self) -> bool:
+        """Whether a scheduler's notice has come here, or has been agreed on."""
+        return self._has_notice or (self.reason is not None and not self.reason.startswith(WISH))
+
+    def forget(self) -> None:
+        """Stop listening, as if there had been no wish."""
+        self.reason = None
+        self.close()
 
     def close(self) -> None:
         """Stop listening. After a notice the handlers stay: the rank is leaving, and a second signal must not end it."""

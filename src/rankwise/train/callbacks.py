@@ -17,29 +17,68 @@ class Callback:
     """
 
     def on_start(self, trainer: Trainer, started: Started) -> None:
-        """Called before the first step, after the checkpoint was loaded."""
+        """Called before the first step, after the checkpoint was loaded.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            started: How it begins, or goes on.
+        """
 
     def on_step(self, trainer: Trainer, step: int) -> None:
-        """Called after each optimizer step."""
+        """Called after each optimizer step.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            step: Optimizer steps done.
+        """
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        """Called every ``log_every`` steps, a step later, with numbers that are equal on all ranks."""
+        """Called every ``log_every`` steps, a step later, with numbers that are equal on all ranks.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            report: What happened since the last one.
+        """
 
     def on_evaluation(self, trainer: Trainer, evaluated: Evaluated) -> None:
-        """Called after each evaluation."""
+        """Called after each evaluation.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            evaluated: Its result, equal on all ranks.
+        """
 
     def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
-        """Called after the last step of an epoch, before it is evaluated and saved."""
+        """Called after the last step of an epoch, before it is evaluated and saved.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            epoch: The epoch that is over, from 0.
+        """
 
     def on_checkpoint(self, trainer: Trainer, step: int) -> None:
-        """Called before a checkpoint is written; what ``state_dict`` returns goes into it."""
+        """Called before a checkpoint is written; what ``state_dict`` returns goes into it.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            step: Optimizer steps done.
+        """
 
     def on_end(self, trainer: Trainer, ended: Ended) -> None:
-        """Called once after the last step; not after an error."""
+        """Called once after the last step; not after an error.
+
+        Args:
+            trainer: Whose ``fit()`` is running.
+            ended: How it ended.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the process; nothing by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state.
+
+        Args:
+            state: What ``state_dict`` has returned.
+        """

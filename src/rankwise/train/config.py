@@ -38,7 +38,7 @@ class TrainerConfig:
         save_every: Steps between two checkpoints, or "epoch"; one is written at the end and before a requeue in any case.
         keep: Which checkpoints stay; None: the last two, and the best if there is a ``monitor``.
         monitor: The evaluation's metric that tells which checkpoint is the best, and when to stop early.
-        mode: Whether a small ("min") or a great ("max") monitor is good.
+        mode: Whether a small ("min") or a great ("max") monitor is good; None: "min" for a name with "loss" in it, else it must be said.
         patience: Stop after so many evaluations in a row without a better monitor; None: don't.
         min_delta: What counts as better.
         non_finite: What to do when a loss or a gradient is NaN or infinite: "stop" with an error before anything is saved, "skip" the step
@@ -62,7 +62,7 @@ class TrainerConfig:
     save_every: Every = "epoch"
     keep: Keep | None = None
     monitor: str | None = None
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
     patience: int | None = None
     min_delta: float = 0.0
     non_finite: Literal["stop", "skip", "keep"] = "stop"
@@ -84,12 +84,28 @@ class TrainerConfig:
                 _check_count(name, getattr(self, name), or_else=' or "epoch"')
         _check_word("precision", self.precision, ("fp32", "bf16", "fp16"))
         _check_word("scheduler_every", self.scheduler_every, ("step", "epoch"))
-        _check_word("mode", self.mode, ("min", "max"))
+        self._check_monitor()
         _check_word("non_finite", self.non_finite, ("stop", "skip", "keep"))
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm={self.clip_norm!r}", hint="a length above 0, or None")
         if not self.min_delta >= 0:
             raise UsageError(f"min_delta={self.min_delta!r}", hint="0 or more")
+
+    def _check_monitor(self) -> None:
+        if self.mode is None and self.monitor is not None:
+            if "loss" not in self.monitor.lower():
+                raise UsageError(
+                    f"monitor={self.monitor!r} without a mode: is a small value good, or a great one?",
+                    hint='mode="max" for an accuracy, mode="min" for an error',
+                )
+            object.__setattr__(self, "mode", "min")
+        if self.mode is not None:
+            _check_word("mode", self.mode, ("min", "max"))
+        if self.patience is not None and self.evaluate_every is None:
+            raise UsageError(
+                f"patience={self.patience} with evaluate_every=None: nothing is ever judged",
+                hint='evaluate_every="epoch", or a number of steps',
+            )
         if self.patience is not None and self.monitor is None:
             raise UsageError(
                 f"patience={self.patience} without a monitor: nobody knows what shall get better",

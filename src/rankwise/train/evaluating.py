@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import UsageError
-from rankwise.data.evaluation import evaluate
+from rankwise.data.evaluation import evaluate, predict_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,19 +43,32 @@ class Evaluation:
     def run(self, model: nn.Module, precision: Precision, ctx: RankContext) -> dict[str, float]:
         """Evaluate a model.
 
+        Args:
+            model: Unwrapped, the same on all ranks.
+            precision: Of its forward passes; the data set is read without.
+            ctx: The job.
+
+        Returns:
+            The metrics, equal on all ranks.
+
         Collective: every rank.
         """
-        with precision.autocast():
-            return evaluate(
-                model,
-                self.dataset,
-                self.metrics,
-                batch_size=self.batch_size,
-                predict=self.predict,
-                collate_fn=self.collate_fn,
-                num_workers=self.num_workers,
-                ctx=ctx,
-            )
+        predict = self.predict or predict_pair
+
+        def predict_precisely(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+            with precision.autocast():
+                return predict(model, batch)
+
+        return evaluate(
+            model,
+            self.dataset,
+            self.metrics,
+            batch_size=self.batch_size,
+            predict=predict_precisely,
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+            ctx=ctx,
+        )
 
 
 @final

@@ -54,9 +54,10 @@ class Report:
         metrics: The means of what else the loss function has returned, by name.
         samples: Samples seen since the beginning of the training.
         samples_per_s: Of the steps since the last report.
+        tokens_per_s: What was counted, where the loss comes as (sum, count); None elsewhere.
         elapsed_s: Since ``fit()`` began.
         eta_s: Seconds that the rest will take at this speed; None if nobody knows how much is left.
-        norms: The L2 norm of each parameter, by name; None in most reports.
+        norms: The L2 norm of each parameter, by step and name: at steps 1, 2, 4, 8 and so on, and every ``norms_every``; of most steps there are none.
     """
 
     step: int
@@ -71,7 +72,8 @@ class Report:
     samples_per_s: float
     elapsed_s: float
     eta_s: float | None
-    norms: Mapping[str, float] | None = None
+    tokens_per_s: float | None = None
+    norms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @final
@@ -122,16 +124,36 @@ class Logger(Protocol):
     """
 
     def on_start(self, started: Started) -> None:
-        """Hear how it begins."""
+        """Hear how it begins.
+
+        Args:
+            started: The beginning, or where it goes on.
+        """
 
     def on_step(self, step: int) -> None:
-        """Hear that a step is done; called at each, so it must be quick."""
+        """Hear that a step is done; called at each, so it must be quick.
+
+        Args:
+            step: Optimizer steps done.
+        """
 
     def on_report(self, report: Report) -> None:
-        """Hear of the steps since the last report."""
+        """Hear of the steps since the last report.
+
+        Args:
+            report: What happened in them.
+        """
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
-        """Hear of an evaluation."""
+        """Hear of an evaluation.
+
+        Args:
+            evaluated: Its result.
+        """
 
     def on_end(self, ended: Ended) -> None:
-        """Hear how it ends; also after an error. Close what is open."""
+        """Hear how it ends, also after an error; close what is open.
+
+        Args:
+            ended: How, and why.
+        """

@@ -48,7 +48,7 @@ class Journal:
     Attributes:
         path: The file.
         starts: The starts, by the step they begin after; the first is where the run began, the others are resumes.
-        reports: By step. Where a resume has taken back a part of a report's steps, the rest is left of it: without norms and metrics,
+        reports: By step. Where a resume has taken back a part of a report's steps, the rest is left of it: without metrics,
             and with the share of the samples that these steps have.
         evaluations: By step.
         ended: How the last start ended; None if it was killed, or still runs.
@@ -79,7 +79,11 @@ class Journal:
         )
 
     def started_for(self, step: int) -> Started:
-        """Return the start that a step belongs to."""
+        """Return the start that a step belongs to.
+
+        Args:
+            step: A step, from 1.
+        """
         return next((one.started for one in reversed(self.starts) if one.started.step < step), self.starts[0].started)  # fmt: skip
 
     def losses(self) -> dict[int, float]:
@@ -96,7 +100,7 @@ class Journal:
 
     def norms(self) -> dict[int, dict[str, float]]:
         """Return each parameter's norm, at the steps where they were taken."""
-        return {report.step: dict(report.norms) for report in self.reports if report.norms}
+        return {step: dict(norms) for report in self.reports for step, norms in report.norms.items()}
 
     def _by_step(self, name: str) -> dict[int, float]:
         found: dict[int, float] = {}
@@ -186,10 +190,20 @@ def _to_event(told: dict[str, Any], place: str) -> Any:
         raise UsageError(f"{place}: {told['kind']!r} without {', '.join(missing)}", hint="another version of rankwise wrote this journal: compare it with that one")  # fmt: skip
     # What a newer version tells besides is left out.
     known = {one.name for one in fields(kind)} & told.keys()
-    event = kind(**{name: told[name] if name in _TEXTS else _to_number(told[name]) for name in known})
-    if type(event.step) is not int or (kind is Report and not isinstance(event.losses, tuple)):
+    values = {name: told[name] if name in _TEXTS else _to_number(told[name]) for name in known}
+    if kind is Report and "norms" in values:
+        values["norms"] = _read_steps(values["norms"])
+    event = kind(**values)
+    if type(event.step) is not int or (kind is Report and (event.norms is None or not isinstance(event.losses, tuple))):  # fmt: skip
         raise UsageError(f"{place}: a {told['kind']!r} of another form", hint="give a journal that a Trainer or Track has written")  # fmt: skip
     return event
+
+
+def _read_steps(norms: Any) -> dict[int, dict[str, float]] | None:
+    """Return norms by step: the keys of JSON are texts; None for what has another form."""
+    if not isinstance(norms, dict) or not all(isinstance(one, dict) and step.isdecimal() for step, one in norms.items()):  # fmt: skip
+        return None
+    return {int(step): one for step, one in norms.items()}
 
 
 def _to_number(value: Any) -> Any:
@@ -211,8 +225,10 @@ def _take_back(reports: list[Report], step: int) -> Iterator[Report]:
             yield report
         elif begin < step:
             gone = report.step - step
-            losses = report.losses[:-gone]
+            losses, epochs = report.losses[:-gone], report.epochs[:-gone]
             yield replace(
                 report, step=step, losses=losses, lrs=report.lrs[:-gone], grad_norms=report.grad_norms[:-gone],
-                loss=math.fsum(losses) / len(losses), samples=round(report.samples * step / report.step), metrics={}, norms=None,
+                epochs=epochs, epoch=epochs[-1] if epochs else report.epoch, loss=math.fsum(losses) / len(losses),
+                samples=round(report.samples * step / report.step), metrics={},
+                norms={at: norms for at, norms in report.norms.items() if at <= step},
             )  # fmt: skip

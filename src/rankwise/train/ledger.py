@@ -61,14 +61,19 @@ class Ledger:
     def _clear(self) -> None:
         self._values: list[Tensor] = []
         self._weights: list[Any] = []
-        self._ends: list[int] = []
+        self._of_steps: list[Any] = []
+        self._weights_of_steps: list[Any] = []
         self._grad_norms: list[Tensor] = []
         self._metrics: dict[str, list[tuple[Any, Any]]] = {}
 
     @property
     def num_steps(self) -> int:
         """Steps since the last exchange."""
-        return len(self._ends)
+        return len(self._of_steps)
+
+    def forget(self) -> None:
+        """Forget what was not sent: it did not happen."""
+        self._clear()
 
     def add(self, value: Tensor, weight: Any = None) -> None:
         """Note the loss of a micro-batch.
@@ -92,7 +97,16 @@ class Ledger:
 
     def end_step(self, grad_norm: Any = None) -> None:
         """Note that an optimizer step is over."""
-        self._ends.append(len(self._values))
+        if not self._values:
+            raise UsageError(
+                "track.step() without a loss: nothing was added since the last step",
+                rank=self._ctx.rank,
+                hint="call track.add(loss) for each micro-batch, with what backward was called on",
+            )
+        self._of_steps.append(_add_up(self._values))
+        if self._weights:
+            self._weights_of_steps.append(_add_up(self._weights))
+        self._values, self._weights = [], []
         if grad_norm is not None:
             self._grad_norms.append(grad_norm.detach())
 
@@ -110,21 +124,24 @@ class Ledger:
         """
         names = tuple(sorted(self._metrics))
         self._check_names(names)
-        device, number = self._ctx.device, len(self._ends)
-        parts = [self._sum_by_step(self._values, device)]
-        if self._weights:
-            parts.append(self._sum_by_step(self._weights, device))
+        device, number = self._ctx.device, len(self._of_steps)
+        parts = [_gather(self._of_steps, device).reshape(-1)]
+        if self._weights_of_steps:
+            parts.append(_gather(self._weights_of_steps, device).reshape(-1))
         for name in names:
             totals, counts = zip(*self._metrics[name], strict=True)
             parts += [_gather(totals, device).sum()[None], _gather(counts, device).sum()[None]]
-        parts.append(_gather([proposal if self._ctx.is_main else 0], device))
+        # Not from a tensor on the host: a GPU would be waited for.
+        parts.append(
+            torch.full((1,), proposal if self._ctx.is_main else 0, dtype=parts[0].dtype, device=device)
+        )
         exchange = Exchange(
             ctx=self._ctx,
             sums=torch.cat(parts),
             own=parts[0],
             beside=_gather([*self._grad_norms, *(extras or [])], device),
             num_steps=number,
-            has_weights=bool(self._weights),
+            has_weights=bool(self._weights_of_steps),
             names=names,
             num_norms=len(self._grad_norms),
         )
@@ -132,23 +149,15 @@ class Ledger:
         exchange.begin()
         return exchange
 
-    def _sum_by_step(self, values: list[Any], device: torch.device) -> Tensor:
-        each = _gather(values, device).reshape(-1)
-        if len(values) == len(self._ends):
-            return each
-        sizes = [end - start for start, end in zip([0, *self._ends], self._ends, strict=False)]
-        of_step = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
-        return torch.zeros(len(sizes), dtype=each.dtype, device=device).index_add_(0, of_step, each)
-
     def _check_names(self, names: tuple[str, ...]) -> None:
         if self._names is None:
             self._ctx.agree(names, "the names of what the loss function returns")
             self._names = names
         elif names != self._names:
             raise UsageError(
-                f"the loss function has returned {list(self._names)} until now, and {list(names)} since the last report",
+                f"numbers named {list(self._names)} were noted until the last report, and {list(names)} since then",
                 rank=self._ctx.rank,
-                hint="return the same names for every batch; (0, 0) where there is nothing to count",
+                hint="note the same names in every step, by the loss function's dict or by add_metric: (0, 0) where there is nothing to count",
             )
 
 
@@ -222,6 +231,20 @@ class Exchange:
             proposal=proposal,
             own_losses=self.own.tolist(),
         )
+
+
+def _add_up(values: list[Any]) -> Any:
+    """Return the sum of a step's micro-batches: on the device, if that is where they are."""
+    if len(values) == 1:
+        return values[0]
+    try:
+        return (
+            torch.stack(values).double().sum()
+            if values[0].device.type != "mps"
+            else torch.stack(values).sum()
+        )
+    except (RuntimeError, TypeError, AttributeError):
+        return sum(float(value) for value in values)
 
 
 def _gather(values: Any, device: torch.device) -> Tensor:

@@ -38,7 +38,8 @@ def describe(
     kind = next((kind for kind in ("fused", "foreach") if group.get(kind)), "")
     facts: dict[str, Any] = {
         "optimizer": f"{type(optimizer).__name__} {kind}".strip(),
-        "lr": float(group["lr"]),
+        # What the user has given; a schedule has moved it by now.
+        "lr": float(group.get("max_lr", group.get("initial_lr", group["lr"]))),
         "weight_decay": _plain(group.get("weight_decay")),
         "data_seed": loader.seed,
         "order": sampler.order.name if sampler is not None else "stream",

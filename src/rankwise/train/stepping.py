@@ -7,11 +7,14 @@ import sys
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import NumericsError, UsageError
 from rankwise.data.place import find_place
+from rankwise.parallel.checked import CheckedDDP
 from rankwise.parallel.ddp import apply_ddp
+from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
 from rankwise.train.optimizers import choose_fused
 from rankwise.train.precision import Precision
@@ -72,7 +75,9 @@ class Stepping:
         self._clip_norm, self._skips = config.clip_norm, config.non_finite == "skip"
         self._weighing = Weighing(ctx)
         self._num_skipped = 0
-        if config.fused:
+        self._kept_buffers: list[tuple[Tensor, Tensor]] = []
+        # A sparse gradient shows only when it is there.
+        if config.fused and not any(getattr(module, "sparse", False) for module in self.model.modules()):
             choose_fused(optimizer)
 
     def backward(self, batch: Any, step: Step, track: Track) -> None:
@@ -85,13 +90,63 @@ class Stepping:
         """
         place = find_place()
         num_samples = step.num_samples if place is None else len(place.positions)
+        if self._skips and not self._kept_buffers:
+            self._kept_buffers = [
+                (one, one.clone()) for one in self.model.buffers() if one.is_floating_point()
+            ]
+        outputs: list[Any] = []
+        watch = (
+            None
+            if num_samples
+            else self.ddp.register_forward_hook(lambda _module, _inputs, given: outputs.append(given))
+        )
         with self.precision.autocast():
             returned = self._loss(self.ddp, batch)
-            weighed = self._weighing.weigh(returned, step, num_samples, track)
+            weighed = self._weighing.weigh(
+                returned, step, num_samples, track, stand_in=lambda: self._make_zero(outputs)
+            )
+        if watch is not None:
+            watch.remove()
         self.precision.backward(weighed)
         if self._compilation is not None:
             self._compilation.check()
             self._compilation = None
+
+    def _make_zero(self, outputs: list[Any]) -> Tensor:
+        """Return a zero that depends on all parameters, through the model where it was called: the other ranks wait for that."""
+        parts = [
+            leaf for _, leaf in flatten(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        parts += [one.reshape(-1)[:0] for one in self.model.parameters() if one.requires_grad]
+        zero = torch.zeros((), device=self._ctx.device)
+        for part in parts:
+            zero = zero + part.sum().to(zero.dtype) * 0
+        return zero
+
+    def forget(self) -> None:
+        """Forget a step that was left by an error: its gradients are this rank's own."""
+        self._optimizer.zero_grad()
+        self._weighing.forget()
+        self._kept_buffers = []
+        self._num_skipped = 0
+        if isinstance(self.ddp, CheckedDDP) and self.ddp.watch is not None:
+            self.ddp.watch.num_left_unsynced = 0
+
+    def share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, as the next forward would: an evaluation before it must be that of one model.
+
+        Collective: every rank.
+        """
+        if self._ctx.world_size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self.model.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in by_dtype.values():
+            flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+            dist.broadcast(flat, group_src=0, group=self._ctx.group)
+            for buffer, part in zip(buffers, flat.split([one.numel() for one in buffers]), strict=True):
+                buffer.detach().copy_(part.view_as(buffer))
 
     def move_weights(self, step: Step, track: Track) -> None:
         """Make the optimizer's step; note that it is done.
@@ -117,6 +172,8 @@ class Stepping:
         is_skipped = self._skips and norm is not None and not math.isfinite(norm)
         if is_skipped:
             self._skip(float(norm or 0.0), track.steps_done + 1)
+            for buffer, before in self._kept_buffers:
+                buffer.copy_(before)  # running statistics, of a batch that is none
         else:
             self._num_skipped = 0
         if (
@@ -124,6 +181,7 @@ class Stepping:
         ):  # a scaler skips by itself, and takes a smaller scale
             self.precision.step(self._optimizer)
         self._optimizer.zero_grad()
+        self._kept_buffers = []
         track.step(step, grad_norm=norm)
 
     def _clip(self, gradients: list[Tensor]) -> Tensor | None:
@@ -165,7 +223,11 @@ def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
     Raises:
         NumericsError: Some are; names the parameters.
     """
-    named = [(name, one.detach()) for name, one in model.named_parameters() if one.is_floating_point()]
+    named = [
+        (name, one.detach())
+        for name, one in [*model.named_parameters(), *model.named_buffers()]
+        if one.is_floating_point()
+    ]
     if not named or math.isfinite(torch.nn.utils.get_total_norm([one for _, one in named])):
         return
     spoilt = [name for name, one in named if not bool(torch.isfinite(one).all())]
@@ -179,15 +241,13 @@ def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
 
 
 def _check_optimizer(optimizer: Optimizer, model: nn.Module, ctx: RankContext) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) in held
-    ]
-    if not trained:
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known = {id(parameter) for parameter in model.parameters()}
+    foreign = [tuple(one.shape) for one in held if one.requires_grad and id(one) not in known]
+    if foreign:
         raise UsageError(
-            f"the optimizer holds {len(held)} parameters, and none of the model's parameters is among them",
+            f"the optimizer holds {len(held)} parameters, and {len(foreign)} of them are not the model's (shapes {str(foreign[:3])[1:-1]}):"
+            " nobody would average their gradients over the ranks",
             rank=ctx.rank,
-            hint="build it from this very model: optimizer(model.parameters(), ...), after anything that replaces them",
+            hint="build it from this very model, optimizer(model.parameters(), ...), after anything that replaces them; a loss with weights of its own is a part of the model",
         )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import NumericsError
+from rankwise.base.errors import NumericsError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.data.evaluation import unwrap
 from rankwise.parallel.model_check import hash_values
@@ -70,7 +70,7 @@ class Track:
         loggers: More that listen, on rank 0.
         progress: Show a progress bar on a terminal, and lines elsewhere.
         log_every: Steps between two reports; "auto": as many as a quarter of a second has.
-        norms_every: Steps between two records of the parameters' norms; None: never.
+        norms_every: Steps between two records of the parameters' norms (and one at steps 1, 2, 4, 8 …); None: never.
         non_finite: Whether a loss that is NaN or infinite is an error ("stop") or not ("keep").
         settings: More facts for the journal, by name; plain values.
         ctx: The job; None: that which ``init()`` has joined.
@@ -115,6 +115,9 @@ class Track:
         self.on_report: Callable[[Report], None] | None = None
         self._audience = Audience(self._folder, loggers, progress=progress, is_main=self.ctx.is_main)
         self._pending: _Pending | None = None
+        self._is_on = False
+        self._norms: dict[int, list[Tensor]] = {}
+        self._norm_names: list[str] = []
         self._begun_s = self._marked_s = clock.monotonic()
         self._begun_step = 0
         self._lrs: list[float] = []
@@ -161,17 +164,22 @@ class Track:
             },
             digests=digests,
         )
+        self.forget()
+        self._is_on = True
         self._audience.on_start(started)
         self._begun_s = self._marked_s = self._clock.monotonic()
         self._begun_step = self.steps_done
         return started
 
-    def end(self, reason: str, *, is_over: bool = True) -> Ended:
+    def end(
+        self, reason: str, *, is_over: bool = True, before: Callable[[Ended], None] | None = None
+    ) -> Ended:
         """Report what is left, and tell the loggers that it is over.
 
         Args:
             reason: "done", or why it ended early.
             is_over: Whether nothing is left to do.
+            before: Called with what the loggers are going to hear.
 
         Returns:
             How it ended.
@@ -180,21 +188,24 @@ class Track:
         """
         self.flush()
         ended = self._make_end(reason, is_over=is_over)
+        if before is not None:
+            before(ended)
         self._audience.on_end(ended)
+        self._is_on = False
         return ended
 
-    def foresee(self, reason: str) -> Ended:
-        """Return what ``end`` is going to tell."""
-        self.flush()
-        return self._make_end(reason, is_over=True)
-
     def abandon(self, error: BaseException) -> None:
-        """Tell the loggers that it ends by an error: no word is said to the other ranks, which may be elsewhere."""
+        """Tell the loggers that it ends by an error: no word is said to the other ranks, which may be elsewhere.
+
+        Args:
+            error: What was raised.
+        """
         text = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {text[0][:_LONGEST_REASON]}" if text else type(error).__name__
         if isinstance(error, SystemExit) and error.code == REQUEUE:
             reason = self.ctx.stop_reason or "left to be started again"
         self._audience.on_end(self._make_end(reason, is_over=False))
+        self._is_on = False
 
     def _make_end(self, reason: str, *, is_over: bool) -> Ended:
         elapsed_s = self._clock.monotonic() - self._begun_s
@@ -235,6 +246,12 @@ class Track:
 
         Collective: every rank, after each step.
         """
+        if not self._is_on:
+            raise UsageError(
+                "track.step() before the track was entered",
+                rank=self.ctx.rank,
+                hint="the loop belongs into `with track:`, after checkpoint.load",
+            )
         self._ledger.end_step(grad_norm)
         self._lrs.append(_read_lr(self._optimizer))
         self._epochs.append(self._loader.epoch)
@@ -245,6 +262,8 @@ class Track:
         self._audience.on_step(self.steps_done)
         if self._pending is not None:
             self._publish()
+        if self._model is not None and self.ctx.is_main and self._is_norm_due():
+            self._measure_norms()
         if self._pace.is_due(self.steps_done):
             self._send()
 
@@ -287,11 +306,12 @@ class Track:
 
     def _send(self) -> None:
         now_s = self._clock.monotonic()
-        names, norms = self._measure_norms()
         proposal = self._pace.propose(self._ledger.num_steps, now_s - self._marked_s)
         self._pending = _Pending(
-            exchange=self._ledger.send(norms, proposal=proposal),
-            norm_names=names,
+            exchange=self._ledger.send(
+                [norm for norms in self._norms.values() for norm in norms], proposal=proposal
+            ),
+            norm_steps=tuple(self._norms),
             step=self.steps_done,
             epoch=self._epoch,
             lrs=tuple(self._lrs),
@@ -302,24 +322,35 @@ class Track:
             elapsed_s=now_s - self._begun_s,
         )
         self._marked_s = now_s
+        self._norms.clear()
         self._lrs.clear()
         self._epochs.clear()
         self._sizes.clear()
 
-    def _measure_norms(self) -> tuple[list[str], list[Tensor]]:
-        every = self._norms_every
-        if not (every and self._model is not None and self.ctx.is_main):
-            return [], []
-        if self.steps_done // every == (self.steps_done - self._ledger.num_steps) // every:
-            return [], []
+    def _is_norm_due(self) -> bool:
+        """At steps that do not depend on the reports', so that two runs have them at the same steps; dense where runs part."""
+        every, step = self._norms_every, self.steps_done
+        return every is not None and (step % every == 0 or (step < every and step & (step - 1) == 0))
+
+    def _measure_norms(self) -> None:
         # In float64: a difference of one bit in one weight of a million shall be seen.
         dtype = None if self.ctx.device.type == "mps" else torch.float64
         found = {
             name: torch.linalg.vector_norm(parameter.detach(), dtype=dtype)
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in (self._model.named_parameters() if self._model is not None else ())
             if not hasattr(parameter, "full_tensor")  # sharded: a norm would be a collective
         }
-        return list(found), list(found.values())
+        self._norm_names = list(found)
+        self._norms[self.steps_done] = list(found.values())
+
+    def forget(self) -> None:
+        """Forget the steps that were not reported: a checkpoint before them was loaded, or the last loop was left by an error."""
+        self._pending = None
+        self._ledger.forget()
+        self._pace.follow(self.steps_done, 1)
+        for kept in (self._lrs, self._epochs, self._sizes):
+            kept.clear()
+        self._norms.clear()
 
     def _publish(self) -> None:
         pending, self._pending = self._pending, None
@@ -333,7 +364,11 @@ class Track:
         ]
         total = sum(weight for _, weight in finite)
         loss = sum(loss * weight for loss, weight in finite) / total if total else math.nan
-        norms = dict(zip(pending.norm_names, totals.extras, strict=True))
+        width = len(self._norm_names)
+        norms = {
+            step: dict(zip(self._norm_names, totals.extras[at * width : (at + 1) * width], strict=True))
+            for at, step in enumerate(pending.norm_steps)
+        }
         report = Report(
             step=pending.step,
             epoch=pending.epoch,
@@ -347,7 +382,8 @@ class Track:
             samples_per_s=sum(pending.sizes) / max(pending.seconds, 1e-9),
             elapsed_s=pending.elapsed_s,
             eta_s=self._guess_rest(pending),
-            norms=norms or None,
+            tokens_per_s=sum(totals.weights) / max(pending.seconds, 1e-9) if totals.weights else None,
+            norms=norms,
         )
         self._audience.on_report(report)
         if len(finite) < len(totals.losses) and self._non_finite == "stop":
@@ -386,7 +422,20 @@ class Track:
         return {"steps": self.steps_done, "samples": self.samples, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there."""
+        """Go on from there; before the track is entered, as the loggers hear then where it goes on.
+
+        Args:
+            state: What ``state_dict`` has returned.
+
+        Raises:
+            UsageError: The track is entered.
+        """
+        if self._is_on:
+            raise UsageError(
+                "a checkpoint was loaded into a track that is entered: its loggers have begun at another step",
+                rank=self.ctx.rank,
+                hint="track = Track(...); checkpoint.load(...); then `with track:`",
+            )
         self.steps_done, self.samples, self._epoch = state["steps"], state["samples"], state["epoch"]
 
 
@@ -396,7 +445,7 @@ class _Pending:
     """A report on its way."""
 
     exchange: Exchange
-    norm_names: list[str]
+    norm_steps: tuple[int, ...]
     step: int
     epoch: int
     lrs: tuple[float, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -10,12 +11,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rankwise import checkpoint
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import UsageError
-from rankwise.data.loader import DataLoader
+from rankwise.base.errors import DataError, UsageError
 from rankwise.parallel.accumulation import accumulate
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
-from rankwise.train.evaluating import Best, Evaluation
+from rankwise.train.arguments import check_arguments
+from rankwise.train.evaluating import Best
 from rankwise.train.stepping import Stepping, check_finite
 from rankwise.train.tracking import Track
 
@@ -25,11 +26,17 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from rankwise.data.loader import DataLoader
     from rankwise.data.steps import Step
     from rankwise.runtime.context import RankContext
     from rankwise.train.callbacks import Callback
     from rankwise.train.config import Every, TrainerConfig
+    from rankwise.train.evaluating import Evaluation
     from rankwise.train.events import Ended, Logger, Report
+
+
+#: As a shell shows a process that SIGTERM has ended.
+_TERMINATED = 128 + 15
 
 
 @final
@@ -87,11 +94,13 @@ class Trainer:
         loggers: Iterable[Logger] = (),
         ctx: RankContext | None = None,
     ) -> None:
-        self.ctx = ctx or current()
-        _check_loader(loader, self.ctx)
-        _check_evaluation(evaluation, config, scheduler)
+        self.ctx, callbacks, loggers = ctx or current(), tuple(callbacks), tuple(loggers)
+        check_arguments(
+            loader, loss, config, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation,
+            callbacks=callbacks, loggers=loggers, ctx=self.ctx,
+        )  # fmt: skip
         self.config, self.loader, self.scheduler, self.evaluation = config, loader, scheduler, evaluation
-        self.callbacks, self._folder = tuple(callbacks), None if folder is None else Path(folder)
+        self.callbacks, self._folder = callbacks, None if folder is None else Path(folder)
         self._stepping = Stepping(model, optimizer, loss, config, self.ctx)
         self.ddp, self.model, self.optimizer = self._stepping.ddp, self._stepping.model, optimizer
         self.track = Track(
@@ -103,7 +112,7 @@ class Trainer:
         self.best = Best(config)
         self._metrics: dict[str, float] = {}
         self._evaluated_step, self._saved_step, self._closed_epochs = -1, -1, 0
-        self._save_is_due = False
+        self._save_is_due = self._is_loaded = False
         self._saving: checkpoint.Saving | None = None
         self._reason: str | None = None
 
@@ -142,7 +151,7 @@ class Trainer:
                 if self._reason is None:
                     self._close_epoch(epoch)
             self._finish()
-            return self.track.end(self._reason or "done")
+            return self.track.end(self._reason or "done", before=self._tell_end)
 
     def stop(self, reason: str) -> None:
         """Have all ranks end the training after the same step, soon; a call on one rank is enough.
@@ -162,13 +171,16 @@ class Trainer:
         """
         if self.evaluation is None:
             raise UsageError("this Trainer has nothing to evaluate", hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))")  # fmt: skip
+        self._load_once()
         self.track.flush()
         start_s = SYSTEM_CLOCK.monotonic()
+        self._stepping.share_buffers()
         self._metrics = self.evaluation.run(self.model, self._stepping.precision, self.ctx)
         seconds = SYSTEM_CLOCK.monotonic() - start_s
         self._evaluated_step = self.step
         is_best = self.best.judge(self._metrics, self.step)
-        self._save_is_due = self._save_is_due or is_best
+        # What was saved at this step knows nothing of it.
+        self._saved_step, self._save_is_due = -1, self._save_is_due or is_best
         evaluated = self.track.evaluated(self._metrics, seconds=seconds, is_best=is_best)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(self._metrics[str(self.config.monitor)])
@@ -188,8 +200,14 @@ class Trainer:
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Load, tell that it begins; and, if it ends by an error, why."""
-        if self._folder is not None:
-            checkpoint.load(self._folder, self._state())
+        if not self.ctx.listens_for_stop:
+            self.ctx.listen_for_stop()  # now: the first step may take minutes, if it compiles
+        self.ctx.forget_request()
+        self._stepping.forget()
+        self._is_loaded = False
+        self._load_once()
+        if not self.model.training:
+            self.ddp.train()
         if self.step == 0 and self.config.seed is not None:
             self.ctx.seed(self.config.seed)
         self._saved_step = self.step
@@ -203,13 +221,20 @@ class Trainer:
             self.track.abandon(error)
             raise
 
+    def _load_once(self) -> None:
+        if self._folder is not None and not self._is_loaded:
+            self._is_loaded = True
+            checkpoint.load(self._folder, self._state())
+
     def _finish(self) -> None:
         if self.evaluation is not None and self._evaluated_step != self.step:
             self.evaluate()
         self._save()
         if self._saving is not None:
             self._saving.wait()
-        ended = self.track.foresee(self._reason or "done")
+        self._check_weights()
+
+    def _tell_end(self, ended: Ended) -> None:
         for callback in self.callbacks:
             callback.on_end(self, ended)
 
@@ -220,26 +245,41 @@ class Trainer:
             return
         self._save()
         self.track.end(str(self.ctx.stop_reason), is_over=False)
-        self.ctx.leave_for_requeue()
+        if self._folder is not None:
+            self.ctx.leave_for_requeue()
+        if self.ctx.is_main:
+            sys.stderr.write(f"rankwise: stopped after step {self.step} by {self.ctx.stop_reason}; nothing is kept, as the Trainer has no folder\n")  # fmt: skip
+        raise SystemExit(_TERMINATED)
 
     # ------------------------------------------------------------------ epochs, steps
 
     def _epochs(self) -> Iterator[int]:
+        num_empty = 0
         # Without epochs, until the steps are done.
         for epoch in self.loader.epochs(self.config.epochs or 1 << 62):
             if self._is_over():
                 return
+            before = self.step
             yield epoch
             if self._reason is not None:
                 return
+            # The first may be the empty rest of an epoch that was over when the checkpoint was written.
+            num_empty = num_empty + 1 if self.step == before else 0
+            if num_empty > 1:
+                raise DataError(
+                    f"epochs {epoch - 1} and {epoch} had no samples",
+                    rank=self.ctx.rank,
+                    hint="a data set whose __iter__ gives the same generator again is empty the second time: make a new one there",
+                )
 
     def _steps(self) -> Iterator[Step]:
         for step in self.loader.steps():
-            self._save_if_due()
-            yield step
+            # Asked with the next step in hand, so that an epoch that ends with the last step is closed as well.
             if self._is_over():
                 self._reason = self._reason or "done"
                 return
+            self._save_if_due()
+            yield step
 
     def _is_over(self) -> bool:
         limit = self.config.steps
@@ -304,7 +344,7 @@ class Trainer:
             last=2,
             best=1 if self.config.monitor else 0,
             metric=self.config.monitor or "",
-            mode=self.config.mode,
+            mode=self.config.mode or "min",
         )
         self._check_weights()
         self._saving = checkpoint.save(
@@ -312,7 +352,7 @@ class Trainer:
             self._state(),
             step=self.step,
             keep=keep,
-            metrics=self._metrics if self._evaluated_step == self.step else None,
+            metrics=self._metrics if self._evaluated_step == self.step else {},
             background=background,
         )
         self._saved_step = self.step
@@ -362,28 +402,3 @@ class Trainer:
             )
         for callback, its_state in zip(self.callbacks, saved, strict=True):
             callback.load_state_dict(its_state)
-
-
-def _check_loader(loader: Any, ctx: RankContext) -> None:
-    if isinstance(loader, DataLoader):
-        return
-    size = getattr(loader, "batch_size", None)
-    example = f"global_batch={size * ctx.world_size}" if isinstance(size, int) else "global_batch=..."
-    raise UsageError(
-        f"the loader is a {type(loader).__module__}.{type(loader).__name__}, and nobody knows which samples of a step it gives to which rank",
-        rank=ctx.rank,
-        hint=f"give the data set to rankwise.DataLoader(dataset, {example}): no sampler is needed",
-    )
-
-
-def _check_evaluation(evaluation: Evaluation | None, config: TrainerConfig, scheduler: Any) -> None:
-    if config.monitor is not None and evaluation is None:
-        raise UsageError(
-            f"monitor={config.monitor!r}, and there is nothing to evaluate",
-            hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))",
-        )
-    if isinstance(scheduler, ReduceLROnPlateau) and config.monitor is None:
-        raise UsageError(
-            "ReduceLROnPlateau waits for a metric, and none is named",
-            hint='TrainerConfig(monitor="loss"), with an evaluation that has this metric',
-        )

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rankwise.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -36,6 +36,11 @@ class Weighing:
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
+        self._form: str | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget a step that was left by an error."""
         self._counts: list[Any] = []
         self._num_micro = 0
         self._sum: Tensor | None = None
@@ -46,7 +51,9 @@ class Weighing:
         """Whether the losses of the current step came with counts."""
         return bool(self._counts)
 
-    def weigh(self, returned: Any, step: Step, num_samples: int, track: Track) -> Tensor:
+    def weigh(
+        self, returned: Any, step: Step, num_samples: int, track: Track, *, stand_in: Callable[[], Tensor]
+    ) -> Tensor:
         """Return what backward is called on, and tell the track.
 
         Args:
@@ -54,9 +61,11 @@ class Weighing:
             step: The step.
             num_samples: Samples of this micro-batch.
             track: What is told of it.
+            stand_in: Gives a zero with zero gradients, for the mean of no samples.
 
         Raises:
-            UsageError: It is nothing that can be weighed.
+            UsageError: It is nothing that can be weighed, or another kind than before.
+            CollectiveError: The ranks' loss functions return different kinds.
         """
         named = returned if isinstance(returned, dict) else {"loss": returned}
         if "loss" not in named:
@@ -71,19 +80,16 @@ class Weighing:
                 rank=self._ctx.rank,
                 hint="compute it from the model's outputs, on every rank and for every batch, and not under no_grad or with .item()",
             )
+        self._check_form("a mean" if count is None else "(sum, count)", named)
         for name, value in named.items():
             if name != "loss":
                 self._note_metric(track, name, value, num_samples)
         if count is None:
-            if self._counts:
-                raise self._complain_mixed()
             factor = num_samples * step.scale
-            weighed = loss if factor == 1 else loss * factor
-            # The mean of no samples is NaN; its gradient is zero.
-            track.add(weighed if num_samples else torch.zeros_like(weighed))
+            # The mean of no samples is NaN, and so would be the gradient of whatever it is multiplied with.
+            weighed = stand_in() if factor == 0 else loss if factor == 1 else loss * factor
+            track.add(weighed)
             return weighed
-        if len(self._counts) + 1 != self._num_micro:
-            raise self._complain_mixed()
         self._counts.append(count)
         track.add(loss, count)
         if self._num_micro == len(step):
@@ -99,7 +105,34 @@ class Weighing:
                 rank=self._ctx.rank,
                 hint=_HINT,
             )
+        if count is not None and not _is_number(count):
+            raise UsageError(
+                f"the loss function returned a pair whose second part is a {_show(count)}, and not a count",
+                rank=self._ctx.rank,
+                hint="return the loss alone, or (sum, count); outputs are not asked for",
+            )
         return total, count
+
+    def _check_form(self, kind: str, named: dict[str, Any]) -> None:
+        """See that all ranks return the same kind, once, and that it stays: what is added up over them depends on it."""
+        form = f"{kind}; names {sorted(named)}"
+        if self._form is None:
+            for name, value in named.items():
+                pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value,)
+                if not all(_is_number(one) for one in pair):
+                    raise UsageError(
+                        f"the loss function returned a {_show(value)} as {name!r}, and not a number",
+                        rank=self._ctx.rank,
+                        hint=_HINT + "; of a model that returns a dict of its own, return outputs.loss",
+                    )
+            self._ctx.agree(form, "what the loss function returns")
+            self._form = form
+        elif form != self._form:
+            raise UsageError(
+                f"the loss function returned {form}, and before {self._form}",
+                rank=self._ctx.rank,
+                hint="return the same kind and names for every batch, on every rank; (0 * outputs.sum(), 0) where nothing counts",
+            )
 
     def _note_metric(self, track: Track, name: str, value: Any, num_samples: int) -> None:
         if isinstance(value, (tuple, list)) and len(value) == 2:
@@ -110,14 +143,16 @@ class Weighing:
             track.add_metric(name, 0.0, 0)
 
     def _send_counts(self, device: torch.device) -> None:
-        counts = [
-            count.detach().reshape(()).double() if isinstance(count, torch.Tensor) else float(count)
-            for count in self._counts
-        ]
-        if all(isinstance(count, torch.Tensor) for count in counts):
-            total = torch.stack(counts).sum().to(device)
+        if all(isinstance(count, torch.Tensor) for count in self._counts):
+            total = (
+                torch.stack([count.detach().reshape(()) for count in self._counts])
+                .sum()
+                .to(device, torch.float64)
+            )
         else:
-            total = torch.tensor([float(count) for count in counts], dtype=torch.float64).sum().to(device)
+            number = sum(float(count) for count in self._counts)
+            # Not from a tensor on the host: a GPU would be waited for.
+            total = torch.full((), number, dtype=torch.float64, device=device)
         self._sum = total
         if self._ctx.world_size > 1:
             # It travels while backward runs; on every rank before the gradients do.
@@ -148,12 +183,15 @@ class Weighing:
         for of_dtype in _group_by_dtype(gradients).values():
             torch._foreach_mul_(of_dtype, factor.to(of_dtype[0].dtype))
 
-    def _complain_mixed(self) -> UsageError:
-        return UsageError(
-            "the loss function returned a mean for one micro-batch and (sum, count) for another of the same step",
-            rank=self._ctx.rank,
-            hint="return the same kind for every batch",
-        )
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, (int, float))
+
+
+def _show(value: Any) -> str:
+    return f"{type(value).__name__}" + (
+        f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    )
 
 
 def _group_by_dtype(gradients: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

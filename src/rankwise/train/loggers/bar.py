@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _PER_SECOND = 5
 _MIN_BAR, _MAX_BAR = 8, 40
+#: The drawn bar's own rank among the facts: what has a higher number goes before it.
+BAR_RANK = 5
 
 
 @final
@@ -30,7 +32,8 @@ class Moment:
     Attributes:
         step: Steps done.
         num_steps: Of all; None if nobody knows.
-        facts: Texts beside the bar, from left to right, each with its rank when room is short: the highest numbers go first.
+        facts: Texts beside the bar, from left to right, each with its rank when room is short: the highest numbers go first,
+            and the drawn bar goes in its turn, by ``BAR_RANK``.
     """
 
     step: int
@@ -127,7 +130,11 @@ def fit(moment: Moment, width: int) -> tuple[list[str], int]:
         return width - sum(len(text) for _, text in facts) - 2 * (len(facts) - 1)
 
     while len(facts) > 1 and room() < (_MIN_BAR + 2 if wants_bar else 0):
-        facts.remove(max(facts, key=lambda fact: fact[0]))
+        last = max(facts, key=lambda fact: fact[0])
+        if wants_bar and last[0] < BAR_RANK:
+            wants_bar = False
+        else:
+            facts.remove(last)
     texts = [text[:width] for _, text in facts]
     left = room() - 2
     return texts, min(left, _MAX_BAR) if wants_bar and left >= _MIN_BAR else 0

@@ -1,4 +1,4 @@
-"""A picture of the run: loss, evaluations, learning rate and speed by step."""
+"""A picture of the run: loss, metrics, learning rate and speed by step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Course:
     Attributes:
         loss: Of each step.
         lr: Of each step.
-        speed: Samples a second, at each report.
+        speed: At each report.
+        speed_unit: What is counted for it: samples, or tokens where the loss counts them.
+        means: What else the loss function returns, by name, at each report.
         metrics: Of evaluations, by name.
         resumes: Steps after which the training was started again.
         best: The step of the best evaluation; None: nobody said.
@@ -59,6 +61,8 @@ class Course:
     loss: Curve = field(default_factory=Curve)
     lr: Curve = field(default_factory=Curve)
     speed: Curve = field(default_factory=Curve)
+    speed_unit: str = "samples"
+    means: dict[str, Curve] = field(default_factory=dict)
     metrics: dict[str, Curve] = field(default_factory=dict)
     resumes: list[int] = field(default_factory=list)
     best: int | None = None
@@ -71,7 +75,13 @@ class Course:
         first = report.step - len(report.lrs) + 1
         for at, lr in enumerate(report.lrs):
             self.lr.add(first + at, lr)
-        self.speed.add(report.step, report.samples_per_s)
+        for name, value in report.metrics.items():
+            self.means.setdefault(name, Curve()).add(report.step, value)
+        if report.tokens_per_s is None:
+            self.speed.add(report.step, report.samples_per_s)
+        else:
+            self.speed.add(report.step, report.tokens_per_s)
+            self.speed_unit = "tokens"
 
     def add_evaluation(self, evaluated: Evaluated) -> None:
         """Note an evaluation."""
@@ -82,7 +92,7 @@ class Course:
 
     def go_on(self, step: int) -> None:
         """Forget what is after ``step``, where the training goes on."""
-        for curve in (self.loss, self.lr, self.speed, *self.metrics.values()):
+        for curve in (self.loss, self.lr, self.speed, *self.means.values(), *self.metrics.values()):
             curve.cut(step)
         self.resumes = [one for one in self.resumes if one < step] + [step]
         if self.best is not None and self.best > step:
@@ -116,7 +126,7 @@ class Curves(Logger):
         self._is_on = find_spec("matplotlib") is not None
         if not self._is_on:
             Outlet().say(
-                f"rankwise: {self._path} is not drawn without matplotlib: pip install 'rankwise[plot]'"
+                f"rankwise: {self._path} is not drawn without matplotlib: pip install 'rankwise[train]'"
             )
             return
         self._course = _read_course(self._path.with_name(JOURNAL), started.step) if started.step else Course()

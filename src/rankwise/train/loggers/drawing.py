@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.files import write_atomic
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 _MAX_POINTS = 800
 _MAX_METRICS = 6
 _PER_ROW = 3
+#: With fewer points a window of one twentieth holds one of them, and smoothing does nothing.
+_FEWEST_SMOOTHED = 40
 _BLUE, _ORANGE, _GREEN, _GREY = "#2563a8", "#c2571a", "#2e7d4f", "#7a7a7a"
 _STYLE = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
+    "figure.titlesize": 11.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -36,8 +40,18 @@ _STYLE = {
 }
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """A small picture: one or two curves over the steps."""
+
+    title: str
+    curves: tuple[tuple[Curve, str, str], ...]
+    is_speed: bool = False
+
+
 def draw(course: Course, path: Path) -> None:
-    """Draw a run into an SVG file.
+    """Draw a run into an SVG file, under the name of its folder.
 
     Raises:
         ImportError: There is no matplotlib.
@@ -52,30 +66,54 @@ def draw(course: Course, path: Path) -> None:
     }
     buffer = io.BytesIO()
     with matplotlib.rc_context({**defaults, **_STYLE}):
-        small: list[tuple[str, Curve, str]] = [
-            (f"evaluation: {name}", curve, _ORANGE)
-            for name, curve in list(course.metrics.items())[:_MAX_METRICS]
-            if name != "loss"  # beside the training's
-        ]
-        small += [("learning rate", course.lr, _GREEN), ("samples a second", course.speed, _GREY)]
-        small = [one for one in small if one[1].steps]
-        last = max(1, *(curve.steps[-1] for _, curve, _ in small)) * 1.03 if small else 1
+        small = _choose_panels(course)
+        last = max((curve.steps[-1] for panel in small for curve, _, _ in panel.curves), default=1) * 1.03
         columns = 2 if len(small) == 4 else min(_PER_ROW, len(small))
         rows = math.ceil(len(small) / max(1, columns))
         figure = figure_class(figsize=(9.0, 3.4 + 2.1 * rows), layout="constrained", facecolor="white")
         canvas_class(figure)
+        figure.suptitle(_escape(path.resolve().parent.name), x=0.01, ha="left", weight="bold")
         grid = figure.add_gridspec(1 + rows, max(1, columns), height_ratios=[1.7] + [1.0] * rows)
-        _draw_loss(figure.add_subplot(grid[0, :]), course)
-        for at, (name, curve, colour) in enumerate(small):
+        axes = figure.add_subplot(grid[0, :])
+        _draw_loss(axes, course)
+        if not small:
+            axes.set_xlabel("step")
+        for at, panel in enumerate(small):
             axes = figure.add_subplot(grid[1 + at // columns, at % columns])
-            _draw_small(axes, name, curve, colour)
+            _draw_small(axes, panel)
             axes.set_xlim(0, last)
-            if colour == _ORANGE and course.best is not None:
-                _mark_best(axes, curve, course.best)
+            if course.best is not None:
+                for curve in (curve for curve, _, name in panel.curves if name == "evaluation"):
+                    _mark_best(axes, curve, course.best)
             _mark_resumes(axes, course)
+            # Once below each column: the steps are the same in all.
+            if at + columns >= len(small):
+                axes.set_xlabel("step")
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, buffer.getvalue())
+
+
+def _choose_panels(course: Course) -> list[_Panel]:
+    """Return what is drawn below the loss: the metrics, of training and evaluation together, the learning rate, the speed."""
+    panels = []
+    # The evaluation's loss stands beside the training's.
+    names = [name for name in {**course.metrics, **course.means} if name != "loss"]
+    for name in names[:_MAX_METRICS]:
+        known = (
+            (course.means.get(name), _BLUE, "training"),
+            (course.metrics.get(name), _ORANGE, "evaluation"),
+        )
+        curves = tuple(
+            (curve, colour, kind) for curve, colour, kind in known if curve is not None and curve.steps
+        )
+        if curves:
+            panels.append(_Panel(name if len(curves) > 1 else f"{curves[0][2]}: {name}", curves))
+    if course.lr.steps:
+        panels.append(_Panel("learning rate", ((course.lr, _GREEN, ""),)))
+    if course.speed.steps:
+        panels.append(_Panel(f"{course.speed_unit} a second", ((course.speed, _GREY, ""),), is_speed=True))
+    return panels
 
 
 def _draw_loss(axes: Any, course: Course) -> None:
@@ -83,9 +121,11 @@ def _draw_loss(axes: Any, course: Course) -> None:
     if len(course.loss.steps) > len(steps):
         axes.fill_between(steps, lows, highs, color=_BLUE, alpha=0.2, linewidth=0, label="each step")
         axes.plot(steps, smooth(means), color=_BLUE, linewidth=1.6, label="smoothed")
-    else:
+    elif len(steps) >= _FEWEST_SMOOTHED:
         axes.plot(steps, means, color=_BLUE, alpha=0.35, linewidth=0.8, label="each step")
         axes.plot(steps, smooth(means), color=_BLUE, linewidth=1.6, label="smoothed")
+    else:
+        axes.plot(steps, means, color=_BLUE, linewidth=1.2, marker=".", label="each step")
     if "loss" in course.metrics:
         curve = course.metrics["loss"]
         axes.plot(
@@ -115,26 +155,36 @@ def _draw_loss(axes: Any, course: Course) -> None:
     if finite and finite[0] > 0 and finite[-1] / finite[0] > 50:
         axes.set_yscale("log")
     axes.set_title("loss")
-    axes.set_xlabel("step")
     axes.locator_params(axis="x", integer=True)
     axes.xaxis.set_major_formatter(_with_letters())
     axes.margins(x=0.01)
     axes.legend(loc="upper right")
 
 
-def _draw_small(axes: Any, name: str, curve: Curve, colour: str) -> None:
-    steps, _, means, _ = thin(curve.steps, curve.values)
-    few = len(steps) <= 40
-    axes.plot(steps, means, color=colour, linewidth=1.2, marker="o" if few else None, markersize=3)
-    # dollar signs in a user's name would be read as mathematics
-    axes.set_title(name.replace("$", r"\$"))
+def _draw_small(axes: Any, panel: _Panel) -> None:
+    top = 0.0
+    for curve, colour, name in panel.curves:
+        steps, _, means, _ = thin(curve.steps, curve.values)
+        top = max(top, *(value for value in means if math.isfinite(value)), 0.0)
+        few = len(steps) <= 40
+        axes.plot(
+            steps, means, color=colour, linewidth=1.2, marker="o" if few else None, markersize=3, label=name
+        )
+    if len(panel.curves) > 1:
+        axes.legend(loc="best")
+    axes.set_title(_escape(panel.title))
     axes.locator_params(axis="x", nbins=5, integer=True)
     axes.xaxis.set_major_formatter(_with_letters())
     axes.locator_params(axis="y", nbins=5)
-    if name == "samples a second":
+    if panel.is_speed:
         axes.yaxis.set_major_formatter(_with_letters())
-        if (top := max((value for value in means if math.isfinite(value)), default=0.0)) > 0:
+        if top > 0:
             axes.set_ylim(0, 1.15 * top)
+
+
+def _escape(name: str) -> str:
+    """Return a user's word as it is drawn: dollar signs would be read as mathematics."""
+    return name.replace("$", r"\$")
 
 
 def _with_letters() -> Any:
@@ -178,7 +228,7 @@ def thin(
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Return means over a window of about one twentieth of the curve, with the point in its middle; NaN stays, and is not counted."""
-    reach = len(values) // 40
+    reach = len(values) // _FEWEST_SMOOTHED
     sums, counts = [0.0], [0]
     for value in values:
         is_counted = math.isfinite(value)

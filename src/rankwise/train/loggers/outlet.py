@@ -64,6 +64,16 @@ class Outlet:
         return self._stream.fileno()
 
 
+_hinted: set[str] = set()
+
+
+def hint(outlet: Outlet, text: str) -> None:
+    """Say what would be better with another package, once in a process."""
+    if text not in _hinted:
+        _hinted.add(text)
+        outlet.say(f"rankwise: {text}")
+
+
 def warn(text: str) -> None:
     """Say on standard error what a user should know; loggers live on rank 0."""
     Outlet().say(f"rankwise: warning: [rank 0] {text}")

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, TextIO, final
 
 from rankwise.base.clock import SYSTEM_CLOCK, Clock
 from rankwise.train.events import Logger
-from rankwise.train.loggers.bar import Bar, Moment, can_draw
-from rankwise.train.loggers.outlet import Outlet
+from rankwise.train.loggers.bar import BAR_RANK, Bar, Moment, can_draw
+from rankwise.train.loggers.outlet import Outlet, hint
 from rankwise.train.loggers.words import (
     describe_end,
     describe_epoch,
     describe_evaluation,
     describe_report,
+    describe_speed,
     describe_start,
-    format_amount,
     format_number,
     format_seconds,
 )
 
 if TYPE_CHECKING:
     from rankwise.train.events import Ended, Evaluated, Report, Started
+
+#: Steps whose losses are shown as one number: a single step's is noise, and reports cover as many as the machine is fast.
+_NUM_LOSSES = 10
 
 
 @final
@@ -30,6 +34,9 @@ class Progress(Logger):
     On a terminal there is a bar (with rich installed), and evaluations are lines above it. Elsewhere, in a log file say, a report
     is a line of its own, but not more than one in ``every_s`` seconds; the first one, the last one and evaluations always are.
     Both go to standard error, which leaves standard output to the script.
+
+    The loss is the mean of the last ten steps' losses everywhere, also in the last line, so that two equal runs show the same
+    number at the same step however often they report. The speed is in tokens where the loss counts them.
 
     Args:
         stream: Where to; None: standard error.
@@ -47,6 +54,8 @@ class Progress(Logger):
         self._start_s = 0.0
         self._step = 0
         self._report: Report | None = None
+        self._losses: deque[float] = deque(maxlen=_NUM_LOSSES)
+        self._loss = 0.0
         self._report_s = 0.0
         self._untold: Report | None = None
         self._told_s: float | None = None
@@ -58,12 +67,14 @@ class Progress(Logger):
         self._outlet = outlet = Outlet(self._stream)
         self._started, self._step = started, started.step
         self._report = self._untold = self._told_s = None
+        self._losses.clear()
         self._start_s = self._clock.monotonic()
         outlet.say(f"rankwise: {describe_start(started)}")
         if can_draw(outlet):
             try:
                 self._bar = Bar(outlet, self._look)
             except ImportError:
+                hint(outlet, "pip install 'rankwise[train]' for a progress bar")
                 return
             self._bar.start()
 
@@ -74,6 +85,8 @@ class Progress(Logger):
     def on_report(self, report: Report) -> None:
         """Show the report: beside the bar, or as a line if the last one was long ago."""
         now_s = self._clock.monotonic()
+        self._losses.extend(report.losses)
+        self._loss = sum(self._losses) / max(1, len(self._losses))
         self._step, self._report_s, self._report = report.step, now_s, report
         if self._bar is not None:
             return
@@ -97,12 +110,13 @@ class Progress(Logger):
         self._close()
         if self._untold is not None:
             self._tell(self._untold, self._report_s)
-        loss = None if self._report is None else self._report.loss
+        loss = None if self._report is None else self._loss
         outlet.say(f"rankwise: {describe_end(ended, self._started, loss)}")
 
     def _tell(self, report: Report, now_s: float) -> None:
         if self._outlet is not None:
-            self._outlet.say(describe_report(report, self._started))
+            # The report that is told is always the last one that came, so the loss is that of its steps.
+            self._outlet.say(describe_report(report, self._started, self._loss))
         self._told_s, self._untold = now_s, None
 
     def _close(self) -> None:
@@ -123,19 +137,19 @@ class Progress(Logger):
                 facts=((0, steps), (1, f"{format_seconds(now_s - self._start_s)} since the start")),
             )
         facts = [
-            (4, describe_epoch(report.epoch, started)),
+            (BAR_RANK + 1, describe_epoch(report.epoch, started)),
             (0, steps),
-            (1, f"loss {format_number(report.loss)}"),
+            (1, f"loss {format_number(self._loss)}"),
         ]
         if report.lrs:
-            facts.append((5, f"lr {format_number(report.lrs[-1])}"))
-        facts.append((3, f"{format_amount(report.samples_per_s)} samples/s"))
+            facts.append((4, f"lr {format_number(report.lrs[-1])}"))
+        facts.append((3, describe_speed(report)))
         if report.eta_s is None:
             facts.append((2, format_seconds(now_s - self._start_s)))
         else:
             facts.append((2, f"{format_seconds(report.eta_s - (now_s - self._report_s))} left"))
         facts += [
-            (6 + at, f"{name} {format_number(value)}")
+            (BAR_RANK + 2 + at, f"{name} {format_number(value)}")
             for at, (name, value) in enumerate(report.metrics.items())
         ]
         return Moment(step=self._step, num_steps=total, facts=tuple(facts))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class TensorBoard(Logger):
     """Writes event files for TensorBoard.
 
-    ``train/loss``, ``train/lr`` and ``train/grad_norm`` are there for each step, ``train/samples_per_s`` and other metrics for each
-    report, and ``eval/...`` for each evaluation. A training that goes on writes a file of its own, and tells TensorBoard to forget what
+    ``train/loss``, ``train/lr`` and ``train/grad_norm`` are there for each step, ``train/samples_per_s``, ``train/tokens_per_s``
+    where the loss counts tokens, and other metrics for each report, and ``eval/...`` for each evaluation. A training that goes on writes a file of its own, and tells TensorBoard to forget what
     was said of later steps. Files are opened when the training starts, so every rank may make this object.
 
     Args:
@@ -71,6 +71,8 @@ class TensorBoard(Logger):
                 rows[step][name] = number
         last = rows.setdefault(report.step, {})
         last["train/samples_per_s"] = report.samples_per_s
+        if report.tokens_per_s is not None:
+            last["train/tokens_per_s"] = report.tokens_per_s
         last.update((f"train/{name}", value) for name, value in report.metrics.items())
         self._write(rows)
 

@@ -22,7 +22,7 @@ _FILE = "wandb.json"
 
 @final
 class WandB(Logger):
-    """Logs ``train/loss``, ``train/lr``, ``train/grad_norm``, ``train/samples_per_s`` and other metrics of each report, and ``eval/...``.
+    """Logs ``train/loss``, ``train/lr``, ``train/grad_norm``, ``train/samples_per_s`` (and ``train/tokens_per_s``), other metrics of each report, and ``eval/...``.
 
     The loss is the mean since the last report, since a call of W&B's costs too much for each step; rate and norm are those of the last step.
     A training that goes on goes on in the same run: its id is kept in ``wandb.json`` in the training's folder. All is drawn over
@@ -68,6 +68,8 @@ class WandB(Logger):
             "train/samples_per_s": report.samples_per_s,
             "train/epoch": report.epoch,
         }
+        if report.tokens_per_s is not None:
+            values["train/tokens_per_s"] = report.tokens_per_s
         if report.lrs:
             values["train/lr"] = report.lrs[-1]
         if report.grad_norms:

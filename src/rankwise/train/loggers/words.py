@@ -14,7 +14,9 @@ def format_number(value: float) -> str:
 
 
 def format_amount(value: float) -> str:
-    """Return a large number with a letter: ``950``, ``12.3k``, ``1.24M``; three significant digits."""
+    """Return a large number with a letter: ``950``, ``12.3k``, ``1.24M``; three significant digits, and all of a small count."""
+    if isinstance(value, int) and abs(value) < 1000:
+        return str(value)
     for limit, divisor, letter in (
         (999.5, 1, ""),
         (999.5e3, 1e3, "k"),
@@ -41,13 +43,9 @@ def describe_start(started: Started) -> str:
     settings = started.settings
     ranks = f"training on {started.world_size} rank" + ("" if started.world_size == 1 else "s")
     parts = [ranks + (f" ({settings['device']})" if settings.get("device") else "")]
-    batch = f"global batch {started.global_batch}"
-    micro = settings.get("micro_batch")
-    if micro and micro * started.world_size < started.global_batch:
-        batch += f" in micro-batches of {micro}"
-    parts += [batch, _describe_length(started)]
-    if settings.get("parameters"):
-        parts.append(f"{format_amount(settings['parameters'])} parameters")
+    parts += [_describe_batch(started), _describe_length(started)]
+    if count := settings.get("parameters"):
+        parts.append(f"{format_amount(count)} parameter" + ("" if count == 1 else "s"))
     if settings.get("optimizer"):
         parts.append(str(settings["optimizer"]))
     if settings.get("lr") is not None:
@@ -61,18 +59,31 @@ def describe_start(started: Started) -> str:
     return line + (f"; writes to {folder}" if folder else "")
 
 
-def describe_report(report: Report, started: Started | None) -> str:
-    """Return a report as one line."""
-    parts = [_describe_step(report.step, report.epoch, started), f"loss {format_number(report.loss)}"]
+def describe_report(report: Report, started: Started | None, loss: float) -> str:
+    """Return a report as one line.
+
+    Args:
+        report: What has happened.
+        started: How it began; None: nobody said.
+        loss: What is shown as the loss.
+    """
+    parts = [_describe_step(report.step, report.epoch, started), f"loss {format_number(loss)}"]
     parts += [f"{name} {format_number(value)}" for name, value in report.metrics.items()]
     if report.lrs:
         parts.append(f"lr {format_number(report.lrs[-1])}")
     if report.grad_norms:
         parts.append(f"grad norm {format_number(report.grad_norms[-1])}")
-    parts.append(f"{format_amount(report.samples_per_s)} samples/s")
+    parts.append(describe_speed(report))
     if report.eta_s is not None:
         parts.append(f"{format_seconds(report.eta_s)} left")
     return "  ".join(parts)
+
+
+def describe_speed(report: Report) -> str:
+    """Return how fast it goes: by tokens, or whatever else the loss counts, and by samples elsewhere."""
+    if report.tokens_per_s is not None:
+        return f"{format_amount(report.tokens_per_s)} tokens/s"
+    return f"{format_amount(report.samples_per_s)} samples/s"
 
 
 def describe_evaluation(evaluated: Evaluated, started: Started | None) -> str:
@@ -91,7 +102,7 @@ def describe_end(ended: Ended, started: Started | None, loss: float | None) -> s
     Args:
         ended: How.
         started: How it began; None: nobody said.
-        loss: That of the last report; None: there was none.
+        loss: What is shown as the loss; None: there was none.
     """
     # An error's message may have many lines; the first one says what.
     reason = (ended.reason.splitlines() or [""])[0]
@@ -126,6 +137,20 @@ def describe_epoch(epoch: int, started: Started | None) -> str:
         if total is not None
         else f"epoch {epoch + 1}"
     )
+
+
+def _describe_batch(started: Started) -> str:
+    """Return the global batch, and what it is made of: ranks, passes of each in a step, samples of a pass."""
+    batch, ranks = f"global batch {started.global_batch}", started.world_size
+    micro = started.settings.get("micro_batch")
+    if not micro:
+        return batch
+    passes = -(-started.global_batch // (ranks * micro))
+    if ranks * passes * micro != started.global_batch:
+        return f"{batch} in micro-batches of up to {micro}" if passes > 1 else batch
+    if passes == ranks == 1:
+        return batch
+    return f"{batch} = {ranks} rank{'' if ranks == 1 else 's'} x {passes} x {micro}"
 
 
 def _describe_length(started: Started) -> str:
