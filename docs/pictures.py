@@ -1,6 +1,7 @@
 """Draw the README's pictures: run its commands on a terminal of their own and keep what stands there as SVG.
 
-Folders, ports and process numbers are replaced by fixed ones, so that a picture changes only when what it shows does.
+Folders, ports and process numbers are replaced by fixed ones, so that a picture changes only when what it shows does. The curves
+of a training are what its folder holds, and their speeds are those of the machine that draws.
 """
 
 from __future__ import annotations
@@ -81,8 +82,29 @@ def draw(name: str, command: str, text: str) -> None:
     print(f"drew {target.relative_to(ROOT)}")
 
 
+def round_numbers(text: str) -> str:
+    """Return the text with at most two digits behind each point."""
+    return re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), text)
+
+
+def draw_curves() -> None:
+    """Write ``docs/pictures/curves.svg``: what the README's training leaves in its folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "fit.py").write_text(read_file(ROOT / "README.md", "fit.py"))
+        run_on_terminal(["rankwise", "run", "--nproc-per-node", "2", "fit.py", "two"], folder)
+        svg = (folder / "two" / "curves.svg").read_text()
+    svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    # A hundredth of a point is seen by nobody, and matplotlib writes six digits. Not in "scale(0.015625)", which letters are drawn by.
+    svg = re.sub(r'\b(?:d|x|y|points)="[^"]*"', lambda found: round_numbers(found[0]), svg)
+    target = PICTURES / "curves.svg"
+    target.write_text("\n".join(line.strip() for line in svg.splitlines()) + "\n")
+    print(f"drew {target.relative_to(ROOT)}")
+
+
 def main() -> None:
     """Draw all pictures."""
+    draw_curves()
     # The ranks' own output goes to files (-r 3): the picture is about the report.
     command = "rankwise run --nproc-per-node 2 -r 3 train.py --broken"
     with tempfile.TemporaryDirectory() as temporary:

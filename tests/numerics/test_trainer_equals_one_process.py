@@ -208,7 +208,7 @@ def test_curves_are_those_of_one_process(world_size: int) -> None:
             )
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_float32_curves_differ_by_rounding_only(world_size: int) -> None:
     """In float32 the curves are equal to 2e-5 of the loss: what a change in the order of sums makes in 50 steps."""
     cases = [(kind, "sgd", {"dtype": torch.float32}) for kind in MODELS]
@@ -216,7 +216,7 @@ def test_float32_curves_differ_by_rounding_only(world_size: int) -> None:
         assert_same(ours, train_by_hand(kind, "sgd", dtype=torch.float32), TOLERANCE_FLOAT32, kind)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
     """Two micro-batches a step, with other numbers of samples and tokens on each rank, and clipped gradients: one process's curve."""
     # 195 samples: the last step of an epoch has 3, so that ranks have 2 and 1, or a micro-batch of none.
@@ -230,7 +230,7 @@ def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
             assert_same(ours, by_hand, TOLERANCE[optimizer], f"{world_size} ranks, {kind}, {optimizer}")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_accumulation_with_batchnorm_is_that_of_one_process(world_size: int) -> None:
     """Synced BatchNorm sees one micro-batch of all ranks, as one process sees its own."""
     options = {"num_micro": 2, "num_samples": 192}

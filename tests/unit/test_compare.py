@@ -159,13 +159,19 @@ def test_runs_without_a_common_step_are_refused(tmp_path: Path) -> None:
 
 
 def test_settings_are_those_in_force_where_the_runs_part(tmp_path: Path) -> None:
-    """Of a run that went on with other settings, those count that the step of the parting had."""
+    """Of a run that went on with other settings, those count that the step of the parting had; what only one run tells does not."""
     a = read_journal(write_run(tmp_path / "a", LOSSES))
     run = write_run(tmp_path / "b", LOSSES[:50], settings={"seed": 1}, reason=None)
-    write_run(run, [loss * 1.1 for loss in LOSSES[50:]], start=50, ranks=3, settings={"clip_norm": 1.0})
+    write_run(
+        run,
+        [loss * 1.1 for loss in LOSSES[50:]],
+        start=50,
+        ranks=3,
+        settings={"precision": "bf16", "clip_norm": 1.0},
+    )
     found = {one.name: (one.a, one.b) for one in compare(a, read_journal(run)).settings}
     assert found.pop("folder") == (str(a.folder), str(run))
-    assert found == {"ranks": (1, 3), "clip_norm": (None, 1.0)}
+    assert found == {"ranks": (1, 3), "precision": ("fp32", "bf16")}
 
 
 def test_digests_are_compared_at_common_starts(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def write_parting_pair() -> None:
     """Two runs that part slowly, with all that a journal can tell."""
     digests = dict.fromkeys(NAMES, "0")
     of_b = {20: dict.fromkeys(NAMES, 2.0), 100: {**dict.fromkeys(NAMES, 2.0), NAMES[1]: 2.1}}
-    write_run(Path("one"), LOSSES, digests=digests, norms={20: dict.fromkeys(NAMES, 2.0), 100: dict.fromkeys(NAMES, 2.0)},
+    write_run(Path("one"), LOSSES, settings={"log_every": 10}, digests=digests, norms={20: dict.fromkeys(NAMES, 2.0), 100: dict.fromkeys(NAMES, 2.0)},
               metrics={50: {"accuracy": 0.8, "loss": 0.5}, 100: {"accuracy": 0.9, "loss": 0.25}}, grad_norms=LOSSES)  # fmt: skip
     write_run(Path("two"), DRIFT[:70], ranks=2, digests=digests, norms=of_b, metrics={50: {"accuracy": 0.8, "loss": 0.5001}}, grad_norms=DRIFT[:70],
               settings={"compile": True, "log_every": 5}, reason=None)  # fmt: skip
@@ -91,6 +91,28 @@ def test_losses_that_agree_do_not_hide_metrics(capsys: pytest.CaptureFixture[str
     write_run(Path("two"), LOSSES, metrics={50: {"accuracy": 0.9}})
     code, out, _ = call(capsys, "one", "two")
     assert (code, out.splitlines()[0]) == (1, "the losses agree within 1.0e-04, but not all else: accuracy at step 50")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("losses", "of_b", "said"),
+    [
+        (make_losses(100, seed=5), {"digests": {"w": "2"}, "global_batch": 96}, "the runs part at step 1: the initial weights differ"),
+        (make_losses(100, seed=5), {"global_batch": 96}, "the runs part at step 1: the global batch is 48 in a, and 96 in b"),
+        ([*LOSSES[:11], *make_losses(100, seed=5)[11:]], {"lr": 0.2}, "the runs part at step 12: the learning rates differ from step 1 on"),
+        ([LOSSES[0] * (1 + 5e-5), *LOSSES[1:11], *make_losses(100, seed=5)[11:]], {}, "the runs part at step 12, and differ by more than rounding from step 1 on"),
+        ([LOSSES[0] * (1 + 5e-5), *LOSSES[1:11], *make_losses(100, seed=5)[11:]], {"digests": {"w": "2"}}, "the runs part at step 12: the initial weights differ"),
+        (make_losses(100, seed=5), {"lr": 0.2}, "the runs part at step 1, the first common one"),
+    ],
+)  # fmt: skip
+def test_the_headline_names_a_certain_cause(
+    capsys: pytest.CaptureFixture[str], losses: list[float], of_b: Any, said: str
+) -> None:
+    """Where the runs were not given the same, the first line says so; a rate is no cause of what differed before it was used."""
+    write_run(Path("one"), LOSSES, digests={"w": "1"})
+    write_run(Path("two"), losses, **{"digests": {"w": "1"}, **of_b})
+    code, out, _ = call(capsys, "one", "two")
+    assert (code, out.splitlines()[0]) == (1, said)
+    assert len(said) <= 80
 
 
 def test_several_runs_are_held_against_the_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +179,28 @@ def test_the_picture_shows_both_curves_and_the_parting(capsys: pytest.CaptureFix
     assert call(capsys, "one", "two", "--plot", "both.svg")[0] == 1
     drawn = Path("both.svg").read_text()
     # matplotlib writes each text as a comment beside its shapes.
-    for text in ("a: one", "b: two", "they part at step 51", "tolerance 1e-04", "relative difference"):
+    largest = f"most at step 100: {NAMES[1]}"
+    for text in (
+        "a: one",
+        "b: two",
+        "they part at step 51",
+        "tolerance 1e-04",
+        "losses: relative difference",
+        largest,
+    ):
         assert f"<!-- {text} -->" in drawn, text
+    # The norms are equal at step 20; the losses never are.
+    assert drawn.count("<!-- equal to the bit -->") == 1
+
+
+def test_equal_steps_are_seen_in_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps that are equal to the bit are drawn as such, and not left out as if nothing were known of them."""
+    write_run(Path("one"), LOSSES)
+    write_run(Path("two"), [*LOSSES[:50], *DRIFT[50:]])
+    call(capsys, "one", "two", "--plot", "both.svg")
+    drawn = Path("both.svg").read_text()
+    assert drawn.count("<!-- equal to the bit -->") == 1
+    assert "largest of the norms" not in drawn
 
 
 def test_the_picture_of_odd_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,10 +33,30 @@ def test_runs_that_agree_need_no_reason(tmp_path: Path) -> None:
 
 
 def test_initial_weights_come_first(tmp_path: Path) -> None:
-    """Other initial weights are the reason, with the seeds if they differ; samples and dropout are not blamed then."""
-    said = explain_runs(tmp_path, OTHERS, of_a=EQUAL, of_b={"digests": {"w": "2"}, "settings": {"seed": 1}})
-    assert said[0].startswith("the initial weights differ, as the seeds do (0 and 1)")
-    assert not any("dropout" in one for one in said)
+    """Other initial weights are the reason, with the seeds if they differ; nothing is guessed beside them, whatever the manner is."""
+    slow = [loss * (1 + (-1) ** step * 1e-7 * 2 ** (step / 5)) for step, loss in enumerate(LOSSES)]
+    for number, other in enumerate((OTHERS, slow, [*LOSSES[:30], *OTHERS[30:]])):
+        of_b = {"digests": {"w": "2"}, "ranks": 2, "settings": {"seed": 1, "precision": "bf16"}}
+        (said,) = explain_runs(tmp_path / str(number), other, of_a=EQUAL, of_b=of_b)
+        assert said.startswith("the initial weights differ, as the seeds do (0 and 1)")
+
+
+def test_nan_is_told_beside_a_certain_cause(tmp_path: Path) -> None:
+    """That a loss is no number is a fact, not a guess."""
+    said = explain_runs(tmp_path, [*LOSSES[:30], math.nan, *LOSSES[31:]], of_a=EQUAL, of_b={"digests": {"w": "2"}})  # fmt: skip
+    assert len(said) == 2
+    assert said[0].startswith("the initial weights differ")
+    assert said[1].startswith("the loss of b is nan at step 31")
+
+
+def test_weights_that_differ_after_the_parting_are_no_cause(tmp_path: Path) -> None:
+    """Two runs that part at step 20 and were both started again at step 50 went on with other weights, but not therefore."""
+    runs = []
+    for name, losses in (("a", LOSSES), ("b", [*LOSSES[:19], *OTHERS[19:]])):
+        run = write_run(tmp_path / name, losses[:50], digests={"w": "0"}, reason=None)
+        runs.append(read_journal(write_run(run, losses[50:], start=50, digests={"w": name})))
+    (said,) = explain(compare(*runs), *runs)
+    assert said.fact.startswith("they are equal up to step 19")
 
 
 def test_other_models_are_named(tmp_path: Path) -> None:
@@ -96,6 +116,7 @@ def test_a_rate_is_blamed_only_for_later_steps(tmp_path: Path) -> None:
     later = [LOSSES[0], *OTHERS[1:]]
     said = explain_runs(tmp_path / "1", later, of_b={"lr": 0.2})
     assert said[0].startswith("the learning rates differ from step 1 on: 0.1 and 0.2")
+    assert len(said) == 1
     assert not any("learning rates" in one for one in explain_runs(tmp_path / "2", OTHERS, of_b={"lr": 0.2}))
 
 
@@ -137,6 +158,9 @@ def test_a_loss_that_is_no_number_is_said(tmp_path: Path) -> None:
 
 def test_other_settings_are_listed_but_not_those_without_effect(tmp_path: Path) -> None:
     """Where no better reason covers it, a differing setting is named; how often a run logs is not."""
-    said = explain_runs(tmp_path, [*LOSSES[:40], *OTHERS[40:]], of_b={"settings": {"clip_norm": 1.0, "log_every": 5}})  # fmt: skip
+    of_a, of_b = (
+        {"settings": {"clip_norm": clip, "log_every": every}} for clip, every in ((None, 1), (1.0, 5))
+    )
+    said = explain_runs(tmp_path, [*LOSSES[:40], *OTHERS[40:]], of_a=of_a, of_b=of_b)
     assert "these settings differ as well: clip norm None and 1.0" in said[-1]
     assert not any("log" in one for one in said)

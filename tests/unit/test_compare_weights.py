@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def test_the_difference_of_each_tensor_is_measured(tmp_path: Path) -> None:
     found = compare_checkpoints(20, a / "step-20", b / "step-20")
     (one,) = found.differing
     weight = checkpoint.read(b)["model"]["0.weight"]
-    assert (found.num_common, one.name, one.num_unequal, one.size) == (7, "model.0.weight", 1, 6)
+    assert (found.num_common, one.name, one.num_unequal, one.size) == (7, "0.weight", 1, 6)
     assert math.isclose(one.largest, 0.5, rel_tol=1e-6)
     assert math.isclose(one.difference, 0.5 / float(weight.norm()), rel_tol=1e-6)
     assert compare_checkpoints(20, a / "step-20", a / "step-20").differing == ()
@@ -110,11 +111,11 @@ def test_tensors_of_all_kinds_are_compared(tmp_path: Path) -> None:
         model.register_buffer(f"only {name}", torch.ones(1))
         checkpoint.save(tmp_path / name, {"model": model}, step=1)
     found = compare_checkpoints(1, tmp_path / "a" / "step-1", tmp_path / "b" / "step-1")
-    told = {one.name.removeprefix("model."): one.difference for one in found.differing}
+    told = {one.name: one.difference for one in found.differing}
     assert {name for name, one in told.items() if one == math.inf} == {"one nan", "opposite", "shapes"}
     finite = {name: round(one, 6) for name, one in told.items() if one < math.inf}
     assert finite == {"infinite": 0.5, "complex": round(math.sqrt(2), 6), "zeros": 1.0, "whole": round(2 / math.sqrt(17), 6)}  # fmt: skip
-    assert (found.only_a, found.only_b) == (("model.only a",), ("model.only b",))
+    assert (found.only_a, found.only_b) == (("only a",), ("only b",))
 
 
 def test_the_command_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +126,26 @@ def test_the_command_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert [line.split()[:2] for line in out.splitlines() if line.startswith("  step ")] == [["step", "40"], ["step", "60"]]  # fmt: skip
     assert out.count("1 of 7 tensors differ in the checkpoints") == 2
-    assert out.count("model.0.weight") == 2
+    assert len(re.findall(r"^ +0\.weight ", out, re.MULTILINE)) == 2
+
+
+def test_several_modules_keep_their_names_apart(tmp_path: Path) -> None:
+    """A checkpoint's only module has the names of its parameters, as journals have; of two, each is named with its part."""
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        parts = {}
+        for part in ("one", "two"):
+            parts[part] = nn.Module()
+            parts[part].register_buffer("w", torch.full((2,), value))
+        checkpoint.save(tmp_path / name, parts, step=1)
+        checkpoint.save(tmp_path / "single" / name, {"one": parts["one"]}, step=1)
+    names = [
+        [
+            one.name
+            for one in compare_checkpoints(1, folder / "a" / "step-1", folder / "b" / "step-1").differing
+        ]
+        for folder in (tmp_path, tmp_path / "single")
+    ]
+    assert names == [["one.w", "two.w"], ["w"]]
 
 
 def test_a_damaged_checkpoint_is_a_note_and_changes_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

@@ -77,7 +77,7 @@ def _make_pair(a: Journal, b: Journal, tolerance: float | None) -> Pair:
 
 def _as_json(pair: Pair) -> Any:
     return _plain({
-        "a": _describe(pair.a), "b": _describe(pair.b), "agree": pair.comparison.agree, "verdict": tell_verdict(pair.comparison),
+        "a": _describe(pair.a), "b": _describe(pair.b), "agree": pair.comparison.agree, "verdict": tell_verdict(pair.comparison, pair.reasons),
         "comparison": asdict(pair.comparison), "checkpoints": [asdict(one) for one in pair.checkpoints],
         "reasons": [asdict(one) for one in pair.reasons], "notes": list(pair.notes),
     })  # fmt: skip

@@ -48,7 +48,7 @@ class Pair:
 def render(pair: Pair) -> str:
     """Return the comparison as lines."""
     comparison = pair.comparison
-    lines = [tell_verdict(comparison), ""]
+    lines = [tell_verdict(comparison, pair.reasons), ""]
     lines += _block("a", _describe(pair.a)) + _block("b", _describe(pair.b))
     lines += _block("settings", _list_settings(comparison))
     lines += _block("weights", (line for one in comparison.weights for line in _tell_weights(one)))
@@ -64,12 +64,11 @@ def render(pair: Pair) -> str:
     return "\n".join([*lines, *(line for note in pair.notes for line in _block("note", _wrap(note)))])
 
 
-def tell_verdict(comparison: Comparison) -> str:
-    """Return the outcome as one line."""
+def tell_verdict(comparison: Comparison, reasons: Sequence[Reason]) -> str:
+    """Return the outcome as one line, with the cause where it is certain."""
     losses, within = comparison.losses, f"within {_short(comparison.tolerance)}"
     if losses.parting is not None:
-        where = "the first common one" if losses.parting == losses.first else comparison.manner
-        return f"the runs part at step {losses.parting.step}, {where}"
+        return f"the runs part at step {losses.parting.step}{_tell_how(comparison, reasons)}"
     parted = [f"{one.name} at step {one.parting.step}" for one in comparison.metrics if one.parting]
     if comparison.norms is not None and comparison.norms.parting_step is not None:
         parted.append(f"norms at step {comparison.norms.parting_step}")
@@ -78,6 +77,17 @@ def tell_verdict(comparison: Comparison) -> str:
     if comparison.manner == "equal":
         return f"the runs agree: {losses.num_common} losses are equal to the bit"
     return f"the runs agree {within}"
+
+
+def _tell_how(comparison: Comparison, reasons: Sequence[Reason]) -> str:
+    losses = comparison.losses
+    if cause := next((one.head for one in reasons if one.head), ""):
+        return f": {cause}"
+    if losses.parting == losses.first:
+        return ", the first common one"
+    if comparison.manner == "at once":
+        return f", and differ by more than rounding from step {losses.first.step} on"
+    return f", {comparison.manner}"
 
 
 def _block(label: str, texts: Iterable[str]) -> list[str]:
@@ -130,7 +140,7 @@ def _list_settings(comparison: Comparison) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    return _cut("-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value), 24)
+    return _cut("none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value), 24)
 
 
 def _cut(text: str, most: int) -> str:

@@ -18,6 +18,7 @@ later, so that neither the ranks nor the GPU wait for it.
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -66,7 +67,7 @@ class Track:
         epochs: Epochs of the whole training, as far as known.
         steps: Steps of the whole training; with ``epochs`` too, what comes first.
         model: For the digests and norms of the parameters, which ``rankwise compare`` shows; wrapped or not.
-        folder: Where journal.jsonl, steps.csv and curves.svg go; None: nowhere.
+        folder: Where journal.jsonl, the tables (steps.csv, reports.csv, evaluations.csv) and curves.svg go; None: nowhere.
         loggers: More that listen, on rank 0.
         progress: Show a progress bar on a terminal, and lines elsewhere.
         log_every: Steps between two reports; "auto": as many as a quarter of a second has.
@@ -201,7 +202,9 @@ class Track:
             error: What was raised.
         """
         text = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {text[0][:_LONGEST_REASON]}" if text else type(error).__name__
+        reason = type(error).__name__
+        if text:
+            reason += f": {textwrap.shorten(text[0], _LONGEST_REASON, placeholder=' …')}"
         if isinstance(error, SystemExit) and error.code == REQUEUE:
             reason = self.ctx.stop_reason or "left to be started again"
         self._audience.on_end(self._make_end(reason, is_over=False))

@@ -44,7 +44,7 @@ class Trainer:
     """Trains a model on all ranks as one process would train it, and goes on where it was stopped.
 
     With a folder: it loads the latest checkpoint there, whatever the number of ranks was, saves in the background, and stops in time on a
-    scheduler's notice (see ``ctx.should_stop``). Rank 0 writes journal.jsonl, steps.csv and curves.svg there.
+    scheduler's notice (see ``ctx.should_stop``). Rank 0 writes journal.jsonl, the tables steps.csv, reports.csv and evaluations.csv, and curves.svg there.
 
     Args:
         model: On any device, or wrapped by ``apply_ddp`` with options of your own.

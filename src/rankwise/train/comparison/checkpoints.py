@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rankwise.checkpoint.contents import PartContents
     from rankwise.checkpoint.manifest import Index
 
 
@@ -26,7 +27,7 @@ class TensorDifference:
     """How far a tensor of one checkpoint is from that of another.
 
     Attributes:
-        name: With the checkpoint's part in front.
+        name: As journals have it; with the checkpoint's part in front where it holds several modules.
         difference: The L2 norm of the distance over the greater of the two norms; infinite if shapes or non-finite values differ.
         largest: The largest distance of two elements.
         num_unequal: How many elements are not the same.
@@ -74,7 +75,10 @@ def compare_checkpoints(step: int, a: Path, b: Path) -> CheckpointsCompared:
     Raises:
         CheckpointError: One is damaged or can't be read.
     """
-    (index_a, names_a), (index_b, names_b) = (_open(path) for path in (a, b))
+    (index_a, parts_a), (index_b, parts_b) = (_open(path) for path in (a, b))
+    # Of one module the names are those of its parameters, as everywhere else in the comparison.
+    is_bare = len(parts_a) == len(parts_b) == 1
+    names_a, names_b = (_name_tensors(parts, is_bare=is_bare) for parts in (parts_a, parts_b))
     common = [name for name in names_a if name in names_b]
     found = [_measure(name, _read(a, index_a, names_a[name]), _read(b, index_b, names_b[name])) for name in common]  # fmt: skip
     differing = [one for one in found if one.num_unequal]
@@ -87,11 +91,18 @@ def compare_checkpoints(step: int, a: Path, b: Path) -> CheckpointsCompared:
     )
 
 
-def _open(path: Path) -> tuple[Index, dict[str, str]]:
-    """Return a checkpoint's index, and the names of its modules' tensors in it by the names that the bare models have."""
+def _open(path: Path) -> tuple[Index, list[PartContents]]:
+    """Return a checkpoint's index, and its modules."""
     _, index = read_contents(find_checkpoint(path))
-    names = [name for part in list_parts(index) if part.kind == "module" and part.rank is None for name in part.tensors]  # fmt: skip
-    return index, strip_all({name: name for name in names})
+    return index, [part for part in list_parts(index) if part.kind == "module" and part.rank is None]
+
+
+def _name_tensors(parts: list[PartContents], *, is_bare: bool) -> dict[str, str]:
+    """Return the names of the tensors in the index, by the names that the bare models have."""
+    names = {
+        name.removeprefix(f"{part.name}." if is_bare else ""): name for part in parts for name in part.tensors
+    }
+    return strip_all(names)
 
 
 def _read(path: Path, index: Index, name: str) -> Tensor:

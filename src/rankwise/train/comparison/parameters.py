@@ -140,6 +140,14 @@ def compare_norms(a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[
     )
 
 
+def find_largest_norms(a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[str, float]]) -> dict[int, Named]:  # fmt: skip
+    """Return at each common step the norm that differs most."""
+    found = {
+        step: _meet_names(strip_all(a[step]), strip_all(b[step])) for step in sorted(a.keys() & b.keys())
+    }
+    return {step: names[0] for step, names in found.items() if names}
+
+
 def _meet_names(a: Mapping[str, float], b: Mapping[str, float]) -> list[Named]:
     found = [Named(name, value, b[name], relative_difference(value, b[name])) for name, value in a.items() if name in b]  # fmt: skip
     return sorted(found, key=lambda one: one.difference, reverse=True)

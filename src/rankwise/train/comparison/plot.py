@@ -1,4 +1,4 @@
-"""Draws where runs part: their losses, and below them how far they are apart; needs matplotlib."""
+"""Draws where runs part: their losses, and below them how far losses and parameters are apart; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import UsageError
-from rankwise.train.comparison.parameters import relative_difference
+from rankwise.train.comparison.parameters import find_largest_norms, relative_difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,10 +43,15 @@ def draw(first: Journal, others: Sequence[tuple[Journal, Comparison]], path: Pat
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
         raise UsageError(f"--plot needs matplotlib, and this Python can't import it: {error}", hint="pip install 'rankwise[plot]'") from error  # fmt: skip
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    losses, distances = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    has_norms = any(comparison.norms for _, comparison in others)
+    heights = (3, 2, 2) if has_norms else (3, 2)
+    figure = Figure(figsize=(8, 8 if has_norms else 6), layout="constrained")
+    losses, distances, *norms = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _draw_losses(losses, first, others)
     _draw_distances(distances, first, others)
+    for axes in norms:
+        _draw_norms(axes, first, others)
+    [losses, distances, *norms][-1].set_xlabel("step")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
@@ -70,28 +75,70 @@ def _draw_losses(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comp
 
 
 def _draw_distances(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comparison]]) -> None:
-    told = first.losses()
-    limit, lowest = others[0][1].tolerance, math.inf
+    told, curves = first.losses(), []
     for number, (run, comparison) in enumerate(others):
-        colour = _COLOURS[number % len(_COLOURS)]
         curve = run.losses()
         distances = {step: relative_difference(told[step], curve[step]) for step in sorted(told.keys() & curve.keys())}  # fmt: skip
-        # Equal losses have no place on a log scale, and a run that is not finite has no distance.
-        seen = {step: one if 0 < one < math.inf else math.nan for step, one in distances.items()}
-        lowest = min([lowest, *(one for one in seen.values() if not math.isnan(one))])
-        axes.plot(*_thin(seen), color=colour, linewidth=1.0, marker="." if len(seen) <= 200 else "", markersize=3)  # fmt: skip
+        curves.append(distances)
+        colour = _COLOURS[number % len(_COLOURS)]
         _mark(axes, comparison, colour)
         _name_parting(axes, comparison, colour, height=5 + 14 * number)
+    _draw_on_log(axes, curves, others[0][1].tolerance)
+    axes.set_ylabel("losses: relative difference")
+    _tidy(axes)
+
+
+def _draw_norms(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comparison]]) -> None:
+    told, curves = first.norms(), []
+    for number, (run, comparison) in enumerate(others):
+        largest = find_largest_norms(told, run.norms())
+        curves.append({step: one.difference for step, one in largest.items()})
+        _mark(axes, comparison, _COLOURS[number % len(_COLOURS)])
+    _draw_on_log(axes, curves, others[0][1].tolerance)
+    seen = [_tell_largest(run, comparison, with_name=len(others) > 1) for run, comparison in others]
+    axes.set_title("\n".join(one for one in seen if one), loc="left", fontsize="small", color=_GREY)
+    axes.set_ylabel("largest of the norms:\nrelative difference")
+    _tidy(axes)
+
+
+def _tell_largest(run: Journal, comparison: Comparison, *, with_name: bool) -> str:
+    norms = comparison.norms
+    if norms is None or norms.largest is None:
+        return ""
+    of = f"{_name(run)}: " if with_name else ""
+    if norms.largest.difference == 0:
+        return f"{of}all norms are equal at step {norms.last_step}"
+    return f"{of}most at step {norms.last_step}: {norms.largest.name}".replace("$", r"\$")
+
+
+def _draw_on_log(axes: Any, curves: Sequence[Mapping[int, float]], limit: float) -> None:
+    """Draw differences on a log scale: those that are 0 as a row of ticks at its bottom; a run that is not finite has none."""
+    seen = [one for curve in curves for one in curve.values() if 0 < one < math.inf]
+    lowest = min([*seen, limit or math.inf])
+    # Rounding's own size, where nothing differs.
+    bottom = max(lowest / 30, 1e-300) if lowest < math.inf else 1e-17
+    is_named = False
+    for number, curve in enumerate(curves):
+        colour = _COLOURS[number % len(_COLOURS)]
+        drawn = {step: one if 0 < one < math.inf else math.nan for step, one in curve.items()}
+        axes.plot(*_thin(drawn), color=colour, linewidth=1.0, marker="." if len(drawn) <= 200 else "", markersize=3)  # fmt: skip
+        equal = [step for step, one in curve.items() if one == 0]
+        if equal:
+            label = "" if is_named else "equal to the bit"
+            equal = equal[:: -(-len(equal) // _MOST_POINTS)]
+            # Above one another, where there are several runs.
+            axes.plot(equal, [bottom * 2**number] * len(equal), color=colour, linestyle="", marker="|", markersize=5, label=label)  # fmt: skip
+            is_named = True
     axes.set_yscale("log")
-    if lowest == math.inf:
-        axes.set_ylim(1e-17, 1.0)
+    axes.set_ylim(bottom=bottom / 2)
+    if not seen:
+        axes.set_ylim(bottom / 2, max(1.0, bottom))
         axes.text(0.5, 0.5, "no finite difference to draw", transform=axes.transAxes, ha="center", va="center", color=_GREY)  # fmt: skip
     if limit > 0:
         axes.axhline(limit, color=_GREY, linewidth=0.8, linestyle="--")
         axes.annotate(f"tolerance {limit:.0e}", (1, limit), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points", ha="right", fontsize="small", color=_GREY, bbox=_PAPER)  # fmt: skip
-    axes.set_ylabel("relative difference")
-    axes.set_xlabel("step")
-    _tidy(axes)
+    if is_named:
+        axes.legend(frameon=False, fontsize="small", loc="upper left")
 
 
 def _mark(axes: Any, comparison: Comparison, colour: str) -> None:

@@ -1,6 +1,7 @@
 """Says why two runs part, as far as their journals support it, and what to do to find out.
 
-Nothing here is a proof: each reason names the fact that speaks for it. The first is the one to look at first.
+Most of it is no proof: each reason names the fact that speaks for it. The first is the one to look at first. Only where the runs were not
+given the same, other weights, batches or rates, the cause is certain, and nothing is guessed beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankwise.train.comparison.runs import Comparison, Setting
+    from rankwise.train.comparison.runs import Comparison, Point, Setting
     from rankwise.train.journal import Journal
 
 #: Settings that say what a run writes and shows, not how it learns.
@@ -36,10 +37,12 @@ class Reason:
     Attributes:
         fact: What is known, and what it points to.
         do: What to do about it, or to be sure.
+        head: What a headline says of it, where it is a cause beyond doubt; empty elsewhere.
     """
 
     fact: str
     do: str
+    head: str = ""
 
 
 def explain(comparison: Comparison, a: Journal, b: Journal) -> list[Reason]:
@@ -54,14 +57,16 @@ def explain(comparison: Comparison, a: Journal, b: Journal) -> list[Reason]:
         return []
     differing = {one.name: one for one in comparison.settings if one.name not in WITHOUT_EFFECT}
     found: list[Reason] = [*_blame_model(comparison, differing), *_blame_sizes(comparison, differing)]
+    if any(one.head for one in found):
+        # Nothing else is needed to explain it.
+        return [*sorted(found, key=lambda one: not one.head), *_blame_overflow(comparison)]
     match comparison.manner:
         case "slowly":
             found += [*_blame_rounding(differing), *_blame_parameter(comparison)]
         case "at once":
-            # Where the models or the steps are not the same, nothing else is needed to explain it.
             found = found or [*_blame_beginning(comparison, differing), *_blame_batchnorm(a, b, differing)]
         case "suddenly":
-            found += _blame_moment(comparison, a, b)
+            found += [*_blame_overflow(comparison)] or [*_blame_moment(comparison, a, b)]
         case "equal" | "within":  # and yet parted: no such comparison is made
             pass
     return [*found, *_blame_settings(comparison, differing, found)]
@@ -79,18 +84,23 @@ def _blame_model(comparison: Comparison, differing: dict[str, Setting]) -> Itera
         yield Reason(
             fact=f"the models are not the same: {len(weights.only_a)} parameters are in a only, {len(weights.only_b)} in b only",
             do="compare runs of one model, or look at what they have in common only",
+            head="the models are not the same",
         )
+    if weights.differing and comparison.losses.parting and weights.step >= comparison.losses.parting.step:
+        return  # they differ because the runs had parted before
     if weights.differing and weights.step == 0:
         seed = differing.get("seed")
         drawn = f", as the seeds do ({seed.a} and {seed.b})" if seed else ""
         yield Reason(
             fact=f"the initial weights differ{drawn}",
             do="call torch.manual_seed with one number before the model is made, or let both begin with one checkpoint",
+            head="the initial weights differ",
         )
     elif weights.differing:
         yield Reason(
             fact=f"the weights with which both went on after step {weights.step} differ",
             do="let both go on from the same checkpoint",
+            head=f"the weights after step {weights.step}, where both went on, differ",
         )
 
 
@@ -100,6 +110,7 @@ def _blame_sizes(comparison: Comparison, differing: dict[str, Setting]) -> Itera
         yield Reason(
             fact=f"a step of a has {batch.a} samples and one of b has {batch.b}: these are two trainings, and step n of one is not step n of the other",
             do="give both the same global_batch; it holds for all ranks together",
+            head=f"the global batch is {batch.a} in a, and {batch.b} in b",
         )
     rates = comparison.lrs.parting if comparison.lrs else None
     at = comparison.losses.parting
@@ -109,7 +120,16 @@ def _blame_sizes(comparison: Comparison, differing: dict[str, Setting]) -> Itera
         yield Reason(
             fact=f"the learning rates differ from step {rates.step} on: {rates.a:.6g} and {rates.b:.6g}",
             do="give both the same rate and schedule; a schedule that counts steps of one rank depends on the number of ranks",
+            head=""
+            if _differ_by(comparison, rates.step)
+            else f"the learning rates differ from step {rates.step} on",
         )
+
+
+def _differ_by(comparison: Comparison, step: int) -> bool:
+    """Tell whether the losses differ at a step or before it, by more than rounding: then what changes after it is not the cause."""
+    unequal = comparison.losses.unequal
+    return unequal is not None and unequal.step <= step and unequal.difference > comparison.rounding
 
 
 def _blame_rounding(differing: dict[str, Setting]) -> Iterable[Reason]:
@@ -156,17 +176,25 @@ def _blame_batchnorm(a: Journal, b: Journal, differing: dict[str, Setting]) -> I
         )
 
 
-def _blame_moment(comparison: Comparison, a: Journal, b: Journal) -> Iterable[Reason]:
+def _find_moment(comparison: Comparison) -> Point:
     losses = comparison.losses
     at = losses.unequal if losses.unequal and losses.unequal.difference > comparison.rounding else losses.parting  # fmt: skip
     assert at is not None  # noqa: S101 - they have parted
+    return at
+
+
+def _blame_overflow(comparison: Comparison) -> Iterable[Reason]:
+    at = _find_moment(comparison)
     if math.isfinite(at.a) != math.isfinite(at.b):
         who, value = ("a", at.a) if math.isfinite(at.b) else ("b", at.b)
         yield Reason(
             fact=f"the loss of {who} is {value:g} at step {at.step}, and that of the other is not",
             do=f"look at step {at.step} in {who}: its batch, the gradient's norm before it, the range of fp16 if that is its precision",
         )
-        return
+
+
+def _blame_moment(comparison: Comparison, a: Journal, b: Journal) -> Iterable[Reason]:
+    losses, at = comparison.losses, _find_moment(comparison)
     again = [(name, step) for name, run in (("a", a), ("b", b)) if (step := _resumed_before(run, at.step))]
     for name, step in again:
         yield Reason(

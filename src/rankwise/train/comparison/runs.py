@@ -76,7 +76,7 @@ class Series:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting that differs; None in a run that does not tell it."""
+    """A setting that both runs tell, and not the same."""
 
     name: str
     a: Any
@@ -92,7 +92,7 @@ class Comparison:
         tolerance: The largest relative difference that counts as agreement.
         precision: The coarser of the two precisions; the tolerance follows from it unless someone has chosen one.
         rounding: Up to this a difference may be rounding alone.
-        settings: Those that differ, as they were when the runs parted.
+        settings: Those that differ, as they were when the runs parted; what one run does not tell is not among them.
         weights: At each step at which both began or went on and told digests.
         losses: The loss of each step.
         manner: How the losses go apart.
@@ -248,9 +248,10 @@ def list_settings(started: Started) -> dict[str, Any]:
 
 def _compare_settings(a: Started, b: Started) -> Iterable[Setting]:
     all_a, all_b = list_settings(a), list_settings(b)
-    for name in {**all_a, **all_b}:
-        if all_a.get(name) != all_b.get(name):
-            yield Setting(name=name, a=all_a.get(name), b=all_b.get(name))
+    # A loop of one's own tells less than a Trainer: what one run does not tell may be the same in both.
+    for name, value in all_a.items():
+        if name in all_b and value != all_b[name]:
+            yield Setting(name=name, a=value, b=all_b[name])
 
 
 # -------------------------------------------------------------- evaluations
