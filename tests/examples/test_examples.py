@@ -201,7 +201,7 @@ def test_tutorial_by_command_and_by_function(script: str, tmp_path: Path) -> Non
     assert len(losses) == 4  # none of them twice
     assert losses == sorted(losses, reverse=True)
     assert losses[0] == pytest.approx(21.4, abs=0.1)  # as without ranks
-    third = Running([sys.executable, path, "--nprocs", "2", *options, "4"], tmp_path).finish()
+    third = run_rankwise(["--nproc-per-node", "1", path, *options, "4"], tmp_path)
     said = "run is finished: delete it to train anew"
     assert [said in result.out for result in (first, second, third)] == [False, False, True]
 
