@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.base.lazy import find_homes, make_getattr
+
 if TYPE_CHECKING:
     from rankwise.data.place import placed as placed
     from rankwise.train.callbacks import Callback as Callback
@@ -49,19 +51,12 @@ _NAMES = {
     "rankwise.train.optimizers": "choose_fused",
     "rankwise.train.tracking": "Track",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_HOME = find_homes(_NAMES)
 
 __all__ = [*_HOME]  # noqa: PLE0604 - strings all
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        from importlib import import_module  # noqa: PLC0415 - paid for on first use only
-
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'rankwise.train' has no attribute {name!r}")
+__getattr__ = make_getattr(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
