@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, listens_to, make_memory_file
-from rankwise.base.requeue import END_SIGNAL, has_left
+from rankwise.base.requeue import END_SIGNAL
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import (
-    Stack,
     parse_imported,
     parse_notes,
-    parse_stack,
-    parse_traceback,
-    split_crash,
 )
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.left_behind import LeftBehindWatch
-from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
-from rankwise.launcher.printed_fault import find_printed_fault
+from rankwise.launcher.output import Pump, open_streams, read_last_words
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.rank_end import Rank, describe_end
 from rankwise.launcher.requeue_watch import RequeueWatch
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
@@ -47,7 +42,6 @@ from rankwise.verdict.requeue import is_requeue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.base.faults import FaultRecord
     from rankwise.launcher.job import Job
     from rankwise.launcher.rendezvous.assignment import Assignment
 
@@ -68,31 +62,6 @@ _LAST_WORDS_S = 0.5
 _PARTING_S = 2.0
 _ORPHAN_GRACE_S = 5.0
 _KILL_TIMEOUT_S = 20.0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Rank:
-    """A rank while it lives."""
-
-    rank: int
-    local_rank: int
-    tag: str
-    streams: RankStreams
-    notes_fd: int
-    stacks_fd: int
-    pid: int = 0
-    code: int | None = None
-    ended_s: float = 0.0
-    stopped_s: float | None = None
-    was_noticed: bool = False
-    was_killed: bool = False
-    over_s: float | None = None
-    stack: Stack | None = None
-    refusal: str = ""
-
-    @property
-    def is_alive(self) -> bool:
-        return self.code is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +114,7 @@ class Attempt:
 
     # ------------------------------------------------------------------ start
 
-    def _open_rank(self, local_rank: int) -> _Rank:
+    def _open_rank(self, local_rank: int) -> Rank:
         folder = self._folder / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         logs, rank = self._job.spec.logs, self._part.base_rank + local_rank
@@ -159,7 +128,7 @@ class Attempt:
         if streams.shown and Std.ERR in tee:
             self._tee.add(folder / "stderr.log", to_fd=2, prefix=prefix, filters=logs.err_filters,
                           copy_to=self._folder / "filtered_stderr.log" if logs.err_filters else None)  # fmt: skip
-        return _Rank(
+        return Rank(
             rank=rank,
             local_rank=local_rank,
             tag=f"{local_rank}.{self._suffix}",
@@ -288,7 +257,7 @@ class Attempt:
     def _is_overdue(self) -> bool:
         return self._interrupted is None and self._requeue.is_overdue()
 
-    def _has_failed(self, rank: _Rank) -> bool:
+    def _has_failed(self, rank: Rank) -> bool:
         if rank.code != -signal.SIGABRT:
             return bool(rank.code) and not self._requeue.takes(rank.code, rank.notes_fd)
         end = self._to_end(rank)
@@ -357,11 +326,11 @@ class Attempt:
             self._job.console.hurry()
 
     @staticmethod
-    def _is_saving(rank: _Rank) -> bool:
+    def _is_saving(rank: Rank) -> bool:
         """Whether SIGTERM is a notice to a rank: it had ours, or would take it so."""
         return rank.was_noticed or listens_to(rank.pid, END_SIGNAL, or_ignores=True)
 
-    def _living(self) -> list[_Rank]:
+    def _living(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.is_alive]
 
     def _is_left_behind(self) -> bool:
@@ -394,7 +363,7 @@ class Attempt:
                 return
             self._look(0.02 if is_last else 0.005)
 
-    def _is_leaving(self, rank: _Rank, *, is_last: bool) -> bool:
+    def _is_leaving(self, rank: Rank, *, is_last: bool) -> bool:
         if parse_notes(read_all(rank.notes_fd))[0] is not None:
             return is_last
         return rank.stack is not None and rank.stack.is_farewell
@@ -435,7 +404,7 @@ class Attempt:
             if stack.is_farewell:
                 living[number].over_s = now
 
-    def _send_stop(self, rank: _Rank, number: int) -> float:
+    def _send_stop(self, rank: Rank, number: int) -> float:
         """Tell a rank to stop, and return how many seconds it may take."""
         listens = listens_to(rank.pid, END_SIGNAL, or_ignores=True)
         if listens and END_SIGNAL is not None and self._interrupted is None and not self._regroup:
@@ -466,50 +435,15 @@ class Attempt:
             if self._clock.monotonic() > end:
                 return
 
-    def _to_end(self, rank: _Rank) -> RankEnd:
-        notes = read_all(rank.notes_fd)
-        fault, finished_s = parse_notes(notes)
-        if rank.code == 0:
-            fault = None  # printed, and survived: by a library that goes on after an error
-        elif fault is None and rank.code:
-            fault = self._read_error_file(rank)
-        last_words = rank.refusal or read_last_words(rank.streams, self._pump)
-        is_over = rank.over_s is not None and not has_left(notes)
-        if fault is None and is_over and rank.code in {-KILL_SIGNAL, -signal.SIGTERM}:
-            fault = find_printed_fault(last_words, rank.over_s or 0.0)
-        # A script that switched faulthandler on itself has its stack on standard error.
-        crashes = (split_crash(text)[1] for text in (read_all(rank.stacks_fd), last_words))
-        crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
-        if crash is None and fault is None and rank.code:
-            # A traceback that the script printed itself before it left by sys.exit or os._exit.
-            crash = parse_traceback("\n".join(last_words.splitlines()[-40:]))
+    def _to_end(self, rank: Rank) -> RankEnd:
         # The kernel, for memory, while the others waited for it to follow: that is no end of our doing.
         by_another = rank.code == -KILL_SIGNAL and not rank.was_killed and not self._keeper_lost
-        stopped_s = None if by_another and self._requeue.has_begun else rank.stopped_s
-        log = rank.streams.log
-        return RankEnd(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            pid=rank.pid,
-            code=rank.code,
-            ended_s=rank.ended_s,
-            stopped_s=stopped_s,
-            was_noticed=rank.was_noticed,
+        return describe_end(
+            rank,
+            last_words=rank.refusal or read_last_words(rank.streams, self._pump),
+            stopped_s=None if by_another and self._requeue.has_begun else rank.stopped_s,
             asks_requeue=self._requeue.takes(rank.code, rank.notes_fd),
-            fault=fault,
-            finished_s=finished_s,
-            crash=crash,
-            stack=rank.stack,
-            last_words=last_words,
-            log=str(log) if log.exists() else None,
         )
-
-    @staticmethod
-    def _read_error_file(rank: _Rank) -> FaultRecord | None:
-        """Return what the script's own ``@record``, or another writer of error files, has left."""
-        fault = read_fault(rank.streams.folder / "error.json")
-        stack = parse_traceback(fault.callstack) if fault else None
-        return replace(fault, where=stack.where) if fault and stack else fault
 
     def _to_case(self) -> Case:
         try:

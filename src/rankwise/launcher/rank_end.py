@@ -1,0 +1,97 @@
+"""A rank while it lives, and what is known of it when it has ended."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.faults import read_fault
+from rankwise.base.files import read_all
+from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.base.requeue import has_left
+from rankwise.evidence.notes import parse_notes, parse_stack, parse_traceback, split_crash
+from rankwise.launcher.printed_fault import find_printed_fault
+from rankwise.verdict.case import RankEnd
+
+if TYPE_CHECKING:
+    from rankwise.base.faults import FaultRecord
+    from rankwise.evidence.notes import Stack
+    from rankwise.launcher.output import RankStreams
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """A rank while it lives."""
+
+    rank: int
+    local_rank: int
+    tag: str
+    streams: RankStreams
+    notes_fd: int
+    stacks_fd: int
+    pid: int = 0
+    code: int | None = None
+    ended_s: float = 0.0
+    stopped_s: float | None = None
+    was_noticed: bool = False
+    was_killed: bool = False
+    over_s: float | None = None
+    stack: Stack | None = None
+    refusal: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.code is None
+
+
+def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_requeue: bool) -> RankEnd:
+    """Bring together what a rank has left: notes, error file, stacks, the end of its standard error.
+
+    Args:
+        rank: One that has ended.
+        last_words: The end of its standard error.
+        stopped_s: When we ended it; None if it was not us.
+        asks_requeue: Whether it wants to be started again.
+    """
+    notes = read_all(rank.notes_fd)
+    fault, finished_s = parse_notes(notes)
+    if rank.code == 0:
+        fault = None  # printed, and survived: by a library that goes on after an error
+    elif fault is None and rank.code:
+        fault = _read_error_file(rank)
+    is_over = rank.over_s is not None and not has_left(notes)
+    if fault is None and is_over and rank.code in {-KILL_SIGNAL, -signal.SIGTERM}:
+        fault = find_printed_fault(last_words, rank.over_s or 0.0)
+    # A script that switched faulthandler on itself has its stack on standard error.
+    crashes = (split_crash(text)[1] for text in (read_all(rank.stacks_fd), last_words))
+    crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
+    if crash is None and fault is None and rank.code:
+        # A traceback that the script printed itself before it left by sys.exit or os._exit.
+        crash = parse_traceback("\n".join(last_words.splitlines()[-40:]))
+    log = rank.streams.log
+    return RankEnd(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        pid=rank.pid,
+        code=rank.code,
+        ended_s=rank.ended_s,
+        stopped_s=stopped_s,
+        was_noticed=rank.was_noticed,
+        asks_requeue=asks_requeue,
+        fault=fault,
+        finished_s=finished_s,
+        crash=crash,
+        stack=rank.stack,
+        last_words=last_words,
+        log=str(log) if log.exists() else None,
+    )
+
+
+def _read_error_file(rank: Rank) -> FaultRecord | None:
+    """Return what the script's own ``@record``, or another writer of error files, has left."""
+    fault = read_fault(rank.streams.folder / "error.json")
+    stack = parse_traceback(fault.callstack) if fault else None
+    return replace(fault, where=stack.where) if fault and stack else fault
