@@ -188,6 +188,22 @@ def test_a_console_that_is_gone_stops_no_rank(tmp_path: Path) -> None:
     assert ranks.pump.tail(0).endswith(b"the end\n")
 
 
+def test_a_console_with_a_high_number_is_written_to() -> None:
+    """A job of many ranks has descriptors above 1023, which select() refuses."""
+    resource = pytest.importorskip("resource")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1100:
+        pytest.skip("fewer descriptors allowed here")
+    read, write = os.pipe()
+    os.dup2(write, 1090)
+    os.close(write)
+    try:
+        Console().write(1090, b"said")
+        assert os.read(read, 10) == b"said"
+    finally:
+        os.close(1090)
+        os.close(read)
+
+
 def test_the_log_rolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much a rank prints, at most two files of the limit and a chunk stay, and the end is in them."""
     monkeypatch.setattr(output, "_LOG_BYTES", 1000)

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
+import select
 import signal
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 IS_LINUX = sys.platform.startswith("linux")
 IS_WINDOWS = os.name == "nt"
@@ -81,6 +87,32 @@ def set_file_limit(limit: int | None) -> None:
 
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def wait_ready(fds: Iterable[int], timeout_s: float | None, *, to_write: bool = False) -> list[int]:
+    """Wait until a descriptor can be read, or written, without blocking, or has come to its end.
+
+    Unlike ``select.select`` it takes descriptors of any number: a job of many ranks has more than 1024.
+
+    Args:
+        fds: The descriptors.
+        timeout_s: How long to wait at most; None: for ever.
+        to_write: Whether to wait for room, and not for data.
+
+    Returns:
+        Those that are ready; empty if the time was over.
+
+    Raises:
+        OSError: A descriptor is closed.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLOUT if to_write else select.POLLIN)
+    found = poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+    for fd, event in found:
+        if event & select.POLLNVAL:
+            raise OSError(errno.EBADF, f"descriptor {fd} is closed")
+    return [fd for fd, _ in found]
 
 
 def pick_high_descriptors(count: int) -> tuple[int, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 from typing import final
 
 from rankwise.base.environ import get
-from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.base.osdoor import IS_WINDOWS, wait_ready
 
 _PIPE_BUF_BYTES = 4096
 _LOOK_EVERY_S = 0.2
@@ -61,7 +60,7 @@ class Console:
         if IS_WINDOWS:
             return True
         waited = 0.0
-        while not select.select([], [fd], [], _LOOK_EVERY_S)[1]:
+        while not wait_ready([fd], _LOOK_EVERY_S, to_write=True):
             waited += _LOOK_EVERY_S
             limit = self._patience_s if patience_s is None else patience_s
             if limit is not None and waited >= limit:

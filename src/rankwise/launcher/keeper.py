@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import selectors
 import signal
 import socket
@@ -28,6 +27,7 @@ from rankwise.base.osdoor import (
     die_with_parent,
     raise_file_limit,
     set_file_limit,
+    wait_ready,
 )
 from rankwise.launcher.orders import DATAGRAM_BYTES, Order
 from rankwise.launcher.processes import end_descendants, list_descendants
@@ -290,7 +290,7 @@ class Keeper:
 
     def _is_called(self) -> bool:
         """Whether the parent is gone or has another order: then what is being done must end at once."""
-        return bool(select.select([self._sock], [], [], 0)[0])
+        return bool(wait_ready([self._sock.fileno()], 0))
 
     def _reap(self) -> None:
         while True:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 from rankwise.base.errors import LaunchError
-from rankwise.base.osdoor import SERVER_FD, adopt_orphans, make_memory_file
+from rankwise.base.osdoor import SERVER_FD, adopt_orphans, make_memory_file, wait_ready
 from rankwise.launcher.keeper import fork_keeper
 from rankwise.launcher.orders import DATAGRAM_BYTES, Order
 from rankwise.launcher.processes import end_descendants
@@ -102,13 +101,13 @@ class KeptWorkers:
             if self._sock.fileno() in ready:
                 self._receive()
         elif self._lost and not self._waiting:
-            select.select([self._signals.fileno()], [], [], timeout_s)
+            wait_ready([self._signals.fileno()], timeout_s)
         found, self._waiting = self._waiting, []
         return found
 
     def _wait_ready(self, timeout_s: float, *, for_signals: bool = True) -> list[int]:
         awaited = [self._sock.fileno(), *([self._signals.fileno()] if for_signals else [])]
-        return select.select(awaited, [], [], timeout_s)[0]
+        return wait_ready(awaited, timeout_s)
 
     def _receive(self) -> dict[str, int]:
         """Take all messages that are there; answers to a question of ours are returned."""
