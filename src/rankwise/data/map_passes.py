@@ -89,9 +89,10 @@ class MapPasses:
         """Return a step whose micro-batches are taken when they are asked for."""
 
         def take() -> Iterator[Any]:
-            for left, place in self._deal_places(plan, epoch):
+            last = len(plan.micro_sizes)
+            for number, place in enumerate(self._deal_places(plan, epoch), 1):
                 parcel = next(parcels)
-                self._count(plan, epoch, is_last=left == 0)
+                self._count(plan, epoch, is_last=number == last)
                 show(place)
                 yield parcel.batches[0]
 
@@ -108,8 +109,9 @@ class MapPasses:
             return None
 
         def hand_out() -> Iterator[Any]:
-            for parcel, (left, place) in zip(taken, self._deal_places(plan, epoch, kept), strict=True):
-                self._count(plan, epoch, is_last=left == 0)
+            last, places = len(taken), self._deal_places(plan, epoch, kept)
+            for number, (parcel, place) in enumerate(zip(taken, places, strict=True), 1):
+                self._count(plan, epoch, is_last=number == last)
                 show(place)
                 yield parcel.batches[0]
 
@@ -117,11 +119,10 @@ class MapPasses:
 
     def _deal_places(
         self, plan: StepPlan, epoch: int, kept: Sequence[Sequence[int] | None] | None = None
-    ) -> Iterator[tuple[int, Place]]:
-        """Yield how many micro-batches come after each, and its place."""
-        peers, sizes = self._peers, plan.micro_sizes
-        places = deal_places(epoch, plan.start + peers.rank, peers.world_size, sizes, kept)
-        return zip(reversed(range(len(sizes))), places, strict=True)
+    ) -> list[Place]:
+        """Return the place of each micro-batch."""
+        peers = self._peers
+        return deal_places(epoch, plan.start + peers.rank, peers.world_size, plan.micro_sizes, kept)
 
     def _make(self, micro_batches: Iterator[Any], plan: StepPlan, own: int, total: int) -> Step:
         return Step(

@@ -51,7 +51,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         self.device, self._rank, self._seed = device, rank, seed
-        self._tickets = _Tickets()
+        self._tickets, self._reader = _Tickets(), reader
         # Workers' seeds come from here and not from the training process's generator: dropout would change with it.
         self._generator = torch.Generator()
         start = None
@@ -71,6 +71,7 @@ class Pipeline:
                 generator=self._generator,
                 **options,
             )
+            self._is_direct = num_workers == 0 and not self._loader.pin_memory
         except ValueError as error:
             raise UsageError(f"DataLoader: {error}", rank=rank) from None
 
@@ -89,6 +90,8 @@ class Pipeline:
         Raises:
             DataError: While iterating: what a reader has found wrong.
         """
+        if self._is_direct:  # torch's iterator would call the reader just so, and look at a profiler before
+            return bring(self._check(map(self._reader.__getitems__, make_tickets())), self.device)
         self._tickets.make = make_tickets
         self._generator.manual_seed(derive_seed(self._seed, "workers", epoch, self._rank))
         return bring(self._check(iter(self._loader)), self.device)

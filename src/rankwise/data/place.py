@@ -61,8 +61,8 @@ def deal_places(
     stride: int,
     sizes: Sequence[int],
     kept: Sequence[Sequence[int] | None] | None = None,
-) -> Iterator[Place]:
-    """Yield the places of a rank's micro-batches of one step, to which every W-th position was dealt.
+) -> list[Place]:
+    """Return the places of a rank's micro-batches of one step, to which every W-th position was dealt.
 
     Args:
         epoch: Which epoch.
@@ -71,17 +71,20 @@ def deal_places(
         sizes: Samples dealt to each micro-batch.
         kept: Which of these are left in each, where samples were left out; None: all of them.
 
-    Yields:
+    Returns:
         Each place, in order.
     """
-    place = None
+    if kept is None and len(sizes) == 1:  # as a rule
+        return [Place(epoch, range(first, first + sizes[0] * stride, stride))]
+    places: list[Place] = []
     for number, size in enumerate(sizes):
         end = first + size * stride
         positions: Sequence[int] = range(first, end, stride)
         left = kept[number] if kept else None
-        place = Place(epoch, positions if left is None else [positions[one] for one in left], place)
+        positions = positions if left is None else [positions[one] for one in left]
+        places.append(Place(epoch, positions, places[-1] if places else None))
         first = end
-        yield place
+    return places
 
 
 _shown: Place | None = None

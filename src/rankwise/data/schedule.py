@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 from rankwise.base.errors import UsageError
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: that would take three times as long to make, twice a step
 class StepPlan:
     """What one global step holds, known without computing which samples these are.
 
@@ -86,18 +87,27 @@ class Schedule:
             )
         start = consumed + step * self.global_batch
         global_samples = min(self.global_batch, self.num_samples - start)
-        num_samples = len(range(self.rank, global_samples, self.num_replicas))
-        num_micro = self._count_micro(global_samples)
-        base, extra = divmod(num_samples, num_micro)
+        num_samples, micro_sizes = _share(global_samples, self.num_replicas, self.rank, self.micro_batch)
         return StepPlan(
             # After a change of the global batch the counting may begin inside a step: numbers still grow by one.
             index=-(-consumed // self.global_batch) + step,
             start=start,
             global_samples=global_samples,
             num_samples=num_samples,
-            micro_sizes=(base + 1,) * extra + (base,) * (num_micro - extra),
+            micro_sizes=micro_sizes,
         )
 
     def _count_micro(self, global_samples: int) -> int:
-        largest = -(-global_samples // self.num_replicas)
-        return -(-largest // self.micro_batch) if self.micro_batch else 1
+        return len(_share(global_samples, self.num_replicas, self.rank, self.micro_batch)[1])
+
+
+@lru_cache  # all steps of an epoch but the last are alike
+def _share(
+    global_samples: int, num_replicas: int, rank: int, micro_batch: int | None
+) -> tuple[int, tuple[int, ...]]:
+    """Return how many samples of a step a rank has, and how many in each micro-batch."""
+    num_samples = len(range(rank, global_samples, num_replicas))
+    largest = -(-global_samples // num_replicas)
+    num_micro = -(-largest // micro_batch) if micro_batch else 1
+    base, extra = divmod(num_samples, num_micro)
+    return num_samples, (base + 1,) * extra + (base,) * (num_micro - extra)

@@ -228,7 +228,7 @@ class StreamPasses:
             world_size=self._peers.world_size,
         )
 
-    def _deal_places(self, sizes: Sequence[int]) -> Iterator[Place]:
+    def _deal_places(self, sizes: Sequence[int]) -> list[Place]:
         """Return the places of the micro-batches of the step that comes next."""
         cursor, num_ranks = self._cursor, self._dealing.world_size
         # One stream for all: what is left of the step's elements is dealt out in turn, so no rank need ask for positions.

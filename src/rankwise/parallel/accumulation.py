@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from contextlib import nullcontext
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise.base.errors import CollectiveError, UsageError
@@ -60,20 +60,22 @@ def accumulate(
     the start and each forward and backward as well.
     """
     watch = ddp.watch if isinstance(ddp, CheckedDDP) else None
-    if watch is not None and watch.has_synced_batchnorm and isinstance(micro_batches, Sized):
-        _compare_numbers(len(micro_batches), ctx or current())
-    source = iter(micro_batches)
+    length = len(micro_batches) if isinstance(micro_batches, Sized) else None
+    if watch is not None and watch.has_synced_batchnorm and length is not None:
+        _compare_numbers(length, ctx or current())
     number, is_last = 0, False
     try:
-        for micro, is_last in _mark_last(
-            source, len(micro_batches) if isinstance(micro_batches, Sized) else None
+        for micro, ends in (
+            _mark_end(micro_batches) if length is None else zip(micro_batches, repeat(False))  # noqa: FBT003 - what is repeated
         ):
             number += 1
-            # Around forward and backward: DDP decides in the forward whether the backward will average.
-            with nullcontext() if is_last else ddp.no_sync():
-                yield micro
+            is_last = ends or number == length
             if is_last:
+                yield micro
                 return
+            # Around forward and backward: DDP decides in the forward whether the backward will average.
+            with ddp.no_sync():
+                yield micro
     except GeneratorExit:
         # The loop was left. What was accumulated is this rank's own, and would go into a step as if it were the average.
         if watch is not None and not is_last:
@@ -86,18 +88,14 @@ def accumulate(
             hint="a rank without samples takes one micro-batch of none: [(inputs[:0], targets[:0])]",
         )
     raise UsageError(
-        f"accumulate() got {number} micro-batches of a container whose len() is {len(micro_batches)}",  # type: ignore[arg-type]
+        f"accumulate() got {number} micro-batches of a container whose len() is {length}",
         rank=watch.rank if watch else None,
         hint="pass an iterator, whose length nobody asks for",
     )
 
 
-def _mark_last(source: Iterator[Micro], length: int | None) -> Iterator[tuple[Micro, bool]]:
-    """Yield each with whether it is the last; where the length is known, none is taken before its turn."""
-    if length is not None:
-        for number, micro in enumerate(source, 1):
-            yield micro, number == length
-        return
+def _mark_end(source: Iterable[Micro]) -> Iterator[tuple[Micro, bool]]:
+    """Yield each with whether it is the last, which is known when the next one was asked for."""
     held: list[Micro] = []
     for micro in source:
         if held:

@@ -6,17 +6,17 @@ import json
 import os
 import sys
 import sysconfig
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final, get_args
 
 import torch
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
+    from collections.abc import Mapping, Sequence
+    from types import FrameType, TracebackType
 
     from rankwise.runtime.control import Control
 
@@ -201,26 +201,43 @@ def naming(group: Members, what: str) -> AbstractContextManager[None]:
     return naming_on(group.rank, what)
 
 
-@contextmanager
-def naming_on(rank: int, what: str) -> Iterator[None]:
-    """As ``naming``, for those who know the rank only."""
-    try:
-        yield
-    except RuntimeError as error:
+@final
+class naming_on(AbstractContextManager[None]):  # noqa: N801 - called as a function
+    """As ``naming``, for those who know the rank only; it stands around each forward, where a generator would cost more than the rest.
+
+    Args:
+        rank: This rank.
+        what: What is being done.
+    """
+
+    __slots__ = ("_rank", "_what")
+
+    def __init__(self, rank: int, what: str) -> None:
+        self._rank, self._what = rank, what
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Raise a CollectiveError, or a CollectiveTimeoutError, from what torch says of a connection."""
+        if not isinstance(error, RuntimeError):
+            return
         text = str(error)
         is_late, is_lost = any(word in text for word in _LATE), any(word in text for word in _LOST)
         if isinstance(error, torch.OutOfMemoryError) or not (is_late or is_lost):
-            raise
+            return
         first = text.splitlines()[0][:200]
         if is_late and not is_lost:
             raise CollectiveTimeoutError(
-                f"{what}: {first}",
-                rank=rank,
+                f"{self._what}: {first}",
+                rank=self._rank,
                 hint="a rank stopped while data moved: look at the others' stacks",
             ) from error
         raise CollectiveError(
-            f"{what}: a peer left while we waited for it ({first})",
-            rank=rank,
+            f"{self._what}: a peer left while we waited for it ({first})",
+            rank=self._rank,
             hint="this rank is rarely the cause: look for the rank that ended or failed first",
         ) from error
 

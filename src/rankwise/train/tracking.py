@@ -121,9 +121,8 @@ class Track:
         self._norm_names: list[str] = []
         self._begun_s = self._marked_s = clock.monotonic()
         self._begun_step = 0
-        self._lrs: list[float] = []
-        self._epochs: list[int] = []
-        self._sizes: list[int] = []
+        #: Of each step since the last report: learning rate, epoch, samples.
+        self._noted: list[tuple[float, int, int]] = []
         self._epoch = loader.epoch
         self._last_loss: float | None = None
 
@@ -256,12 +255,10 @@ class Track:
                 hint="the loop belongs into `with track:`, after checkpoint.load",
             )
         self._ledger.end_step(grad_norm)
-        self._lrs.append(_read_lr(self._optimizer))
-        self._epochs.append(self._loader.epoch)
-        self._sizes.append(step.global_samples)
-        self.samples += step.global_samples
+        self._epoch, size = self._loader.epoch, step.global_samples
+        self._noted.append((_read_lr(self._optimizer), self._epoch, size))
+        self.samples += size
         self.steps_done += 1
-        self._epoch = self._loader.epoch
         self._audience.on_step(self.steps_done)
         if self._pending is not None:
             self._publish()
@@ -309,6 +306,7 @@ class Track:
 
     def _send(self) -> None:
         now_s = self._clock.monotonic()
+        lrs, epochs, sizes = zip(*self._noted, strict=True) if self._noted else ((), (), ())
         proposal = self._pace.propose(self._ledger.num_steps, now_s - self._marked_s)
         self._pending = _Pending(
             exchange=self._ledger.send(
@@ -317,18 +315,16 @@ class Track:
             norm_steps=tuple(self._norms),
             step=self.steps_done,
             epoch=self._epoch,
-            lrs=tuple(self._lrs),
-            epochs=tuple(self._epochs),
-            sizes=tuple(self._sizes),
+            lrs=lrs,
+            epochs=epochs,
+            sizes=sizes,
             samples=self.samples,
             seconds=now_s - self._marked_s,
             elapsed_s=now_s - self._begun_s,
         )
         self._marked_s = now_s
         self._norms.clear()
-        self._lrs.clear()
-        self._epochs.clear()
-        self._sizes.clear()
+        self._noted.clear()
 
     def _is_norm_due(self) -> bool:
         """At steps that do not depend on the reports', so that two runs have them at the same steps; dense where runs part."""
@@ -351,8 +347,7 @@ class Track:
         self._pending = None
         self._ledger.forget()
         self._pace.follow(self.steps_done, 1)
-        for kept in (self._lrs, self._epochs, self._sizes):
-            kept.clear()
+        self._noted.clear()
         self._norms.clear()
 
     def _publish(self) -> None:

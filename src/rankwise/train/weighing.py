@@ -36,7 +36,7 @@ class Weighing:
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
-        self._form: str | None = None
+        self._form: tuple[bool, list[str]] | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -80,10 +80,11 @@ class Weighing:
                 rank=self._ctx.rank,
                 hint="compute it from the model's outputs, on every rank and for every batch, and not under no_grad or with .item()",
             )
-        self._check_form("a mean" if count is None else "(sum, count)", named)
-        for name, value in named.items():
-            if name != "loss":
-                self._note_metric(track, name, value, num_samples)
+        self._check_form(count is None, named)
+        if len(named) > 1:
+            for name, value in named.items():
+                if name != "loss":
+                    self._note_metric(track, name, value, num_samples)
         if count is None:
             factor = num_samples * step.scale
             # The mean of no samples is NaN, and so would be the gradient of whatever it is multiplied with.
@@ -113,9 +114,11 @@ class Weighing:
             )
         return total, count
 
-    def _check_form(self, kind: str, named: dict[str, Any]) -> None:
+    def _check_form(self, is_mean: bool, named: dict[str, Any]) -> None:  # noqa: FBT001 - a fact, and no switch
         """See that all ranks return the same kind, once, and that it stays: what is added up over them depends on it."""
-        form = f"{kind}; names {sorted(named)}"
+        form = (is_mean, sorted(named))
+        if form == self._form:
+            return
         if self._form is None:
             for name, value in named.items():
                 pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value,)
@@ -125,11 +128,11 @@ class Weighing:
                         rank=self._ctx.rank,
                         hint=_HINT + "; of a model that returns a dict of its own, return outputs.loss",
                     )
-            self._ctx.agree(form, "what the loss function returns")
+            self._ctx.agree(_show_form(form), "what the loss function returns")
             self._form = form
-        elif form != self._form:
+        else:
             raise UsageError(
-                f"the loss function returned {form}, and before {self._form}",
+                f"the loss function returned {_show_form(form)}, and before {_show_form(self._form)}",
                 rank=self._ctx.rank,
                 hint="return the same kind and names for every batch, on every rank; (0 * outputs.sum(), 0) where nothing counts",
             )
@@ -182,6 +185,10 @@ class Weighing:
         self._sum = None
         for of_dtype in _group_by_dtype(gradients).values():
             torch._foreach_mul_(of_dtype, factor.to(of_dtype[0].dtype))
+
+
+def _show_form(form: tuple[bool, list[str]]) -> str:
+    return f"{'a mean' if form[0] else '(sum, count)'}; names {form[1]}"
 
 
 def _is_number(value: Any) -> bool:
