@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 ROUNDS, BUILDS, BLOCK = 400, 8, 20
 #: With --terminal one training is one round: the blocks of each are longer, and there are more of them.
-ALONE_ROUNDS, ALONE_BLOCK = 40, 100
+ALONE_ROUNDS, ALONE_BLOCK = 12, 100
 GPU_ROUNDS, GPU_BLOCK = 3, 40
 #: Rounds of each build that don't count: DDP builds its buckets, models are compiled, and caches fill.
 WARM_ROUNDS = 3
