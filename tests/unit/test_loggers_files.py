@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import math
 import os
@@ -298,3 +299,14 @@ def test_a_folder_that_cannot_be_made_ends_nothing(
     for logger in (JsonLines(tmp_path / "file" / "a"), CsvLines(tmp_path / "file" / "b")):
         play(logger, started(), report(1, 0.5), report(2, 0.5), ended(2))
     assert capsys.readouterr().err.count("rankwise: warning:") == 2
+
+
+def test_a_dropped_training_keeps_no_descriptor(tmp_path: Path) -> None:
+    """In a notebook a training may be left by an error and built anew, a hundred times."""
+    gc.collect()
+    before = {*Path("/proc/self/fd").iterdir()}
+    for _ in range(3):
+        play(CsvLines(tmp_path / "steps.csv"), started(), report(1, 0.5), evaluated(1, a=1.0))
+        play(JsonLines(tmp_path / "journal.jsonl"), started(), report(1, 0.5))
+    gc.collect()
+    assert len({*Path("/proc/self/fd").iterdir()}) == len(before)

@@ -58,6 +58,10 @@ class CsvTable:
             os.close(self._fd)
             self._fd = None
 
+    def __del__(self) -> None:
+        # A training that was dropped without an end, in a notebook, keeps no descriptor.
+        self.close()
+
     def _open(self, step: int) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = self._find_end(step) if step else None

@@ -59,6 +59,10 @@ class JsonLines(Logger):
         self._write("ended", ended)
         self._close()
 
+    def __del__(self) -> None:
+        # A training that was dropped without an end, in a notebook, keeps no descriptor.
+        self._close()
+
     def _write(self, kind: str, event: Started | Report | Evaluated | Ended) -> None:
         facts = {"kind": kind, "time": round(self._clock.time(), 3)}
         facts.update((field.name, getattr(event, field.name)) for field in fields(event))
