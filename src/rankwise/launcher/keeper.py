@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 #: How often a server that says nothing is looked at.
 _LOOK_EVERY_S = 5.0
+_LOOK_AT_KILLED_EVERY_S = 0.5
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 # A process that is still waiting for the server need not begin after one of these.
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")
@@ -74,7 +75,7 @@ class Keeper:
             selector.register(self._sock, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select(_LOOK_EVERY_S if self._link else None):
+                for key, _ in selector.select(self._choose_wait()):
                     if key.fd == wake_read:
                         _drain(wake_read)
                     elif key.fd == self._sock.fileno() and not self._serve_one():
@@ -83,6 +84,11 @@ class Keeper:
                 # Before the dead are counted: a forked process must be known by the time it ends.
                 self._hear_server()
                 self._reap()
+
+    def _choose_wait(self) -> float | None:
+        if self._link is None:
+            return None
+        return _LOOK_AT_KILLED_EVERY_S if self._link.waits_for_killed else _LOOK_EVERY_S
 
     def _serve_one(self) -> bool:
         try:
@@ -275,9 +281,7 @@ class Keeper:
             self._say({"ended": order.tag, "status": order.number, "at": SYSTEM_CLOCK.monotonic()})
             return
         if self._link is not None and self._link.signal(order.tag, order.number):
-            if order.number == signal.SIGKILL:
-                self._end_link("the warm server does not answer")
-            return
+            return  # it gets the signal as soon as it is there; a server that never answers is ended by find_delay
         for pid, tag in self._tags.items():
             if tag != order.tag:
                 continue

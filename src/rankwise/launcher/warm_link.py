@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _HELLO_S = 60.0
 #: A fork takes milliseconds; but the server may be at the imports for later attempts.
 _ANSWER_S = 20.0
+#: A process that has been killed before it was forked is waited for so long; a fork takes milliseconds, on a busy host a second.
+_KILLED_S = 3.0
 #: Nobody imports torch for so long, unless a disk hangs.
 _READY_S = 900.0
 
@@ -32,6 +35,11 @@ class Waiting:
     fds: list[int]
     sent_s: float | None = None
     signals: list[int]
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it is to end as soon as it is there."""
+        return int(signal.SIGKILL) in self.signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +144,11 @@ class WarmLink:
             if self._is_ready:
                 self._send_waiting()
 
+    @property
+    def waits_for_killed(self) -> bool:
+        """Whether a process that was killed is still to be forked: nobody should wait long for that."""
+        return any(waiting.is_killed for waiting in self._waiting.values())
+
     def find_delay(self, now_s: float) -> str:
         """Tell what takes too long; empty as long as nothing does."""
         passed = now_s - self._started_s
@@ -143,6 +156,11 @@ class WarmLink:
             return f"Python did not get to our hook within {_HELLO_S:.0f} s"
         if not self._is_ready and passed > _READY_S:
             return f"torch was not imported within {_READY_S:.0f} s"
+        killed = [
+            waiting.sent_s for waiting in self._waiting.values() if waiting.is_killed and waiting.sent_s
+        ]
+        if killed and now_s - min(killed) > _KILLED_S:
+            return "the warm server does not answer"
         sent = [waiting.sent_s for waiting in self._waiting.values() if waiting.sent_s is not None]
         if sent and now_s - min(sent) > _ANSWER_S:
             return f"the warm server has not answered for {_ANSWER_S:.0f} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,8 @@ _GRACE_S = 15.0
 #: So many seconds are given before we look whether a peer has gone.
 _CALM_S = 3
 _ABANDON_S = 5.0
+#: Where ranks say that they leave because of a peer.
+_LEFT = "left for a peer"
 
 
 def connect(
@@ -84,6 +87,7 @@ def connect(
             _abandon()
             raise
         reason = peers.find_gone(at_once=True) or f"could not all connect: {str(error).splitlines()[0]}"
+    peers.give_up()
     _abandon()
     hint = f"look at the output of {name_ranks(peers.gone)}" if peers.gone else (
         "a rank ended in between, a firewall keeps the ranks' own ports shut, or they listen on the wrong interface: "
@@ -107,16 +111,33 @@ class _Peers:
             return ""
         with suppress(OverdueError, RuntimeError):
             self._records = self._records or call_within(_ABANDON_S, self._read)
-        self.gone = sorted(
+        gone = [
             record["rank"] for record in self._records if record["rank"] != self._rank and is_gone(record)
-        )
-        if not self.gone:
+        ]
+        # Who has left because of somebody else is not the one to look at.
+        with suppress(OverdueError, RuntimeError):
+            left = call_within(_ABANDON_S, partial(self._find_left, gone)) if len(gone) > 1 else set()
+            gone = [rank for rank in gone if rank not in left] or gone
+        self.gone = sorted(gone)
+        if not gone:
             return ""
         return f"{name_ranks(self.gone)} ended before all were connected"
 
+    def give_up(self) -> None:
+        """Tell the others that this rank leaves because of a peer, before it does."""
+        with suppress(OverdueError, RuntimeError):
+            call_within(_ABANDON_S, lambda: self._open().set(f"{_LEFT}/{self._rank}", ""))
+
+    def _find_left(self, ranks: list[int]) -> set[int]:
+        store = self._open()
+        return {rank for rank in ranks if store.check([f"{_LEFT}/{rank}"])}
+
     def _read(self) -> list[Record]:
+        return Roll(self._open(), {}).read()
+
+    def _open(self) -> dist.Store:
         # A connection of its own: while torch waits in one for a peer, nobody else gets a word in.
-        return Roll(self._roll.clone() if self._clone else self._roll, {}).read()
+        return self._roll.clone() if self._clone else self._roll
 
 
 def _abandon() -> None:
