@@ -53,6 +53,8 @@ MAY_DIFFER_FROM_TORCHRUN = {
     "signals with torch/faulthandler": "as before",
     "descriptors/100": "notes of the recorder",
     "descriptors/101": "stacks of the recorder",
+    "descriptors/103": "the rank's evidence",
+    "descriptors/104": "questions about it",
     "descriptors/2": "rankwise reads standard error by a pipe, for its report",
     "streams/stderr*": "as before",
     "parent dies": "rankwise has the kernel end the ranks with it, torchrun leaves orphans",

@@ -122,9 +122,10 @@ def pick_high_descriptors(count: int) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
-#: Where a rank finds the files for its notes and its stacks, and the warm server its socket: high, so that the
-#: script's own descriptors get the numbers that they have under torchrun.
-NOTES_FD, STACKS_FD, SERVER_FD = pick_high_descriptors(3)
+#: Where a rank finds the files for its notes and its stacks, the warm server its socket, and the rank again the file for
+#: its evidence and the pipe by which it is asked for more: high, so that the script's own descriptors get the numbers that
+#: they have under torchrun.
+NOTES_FD, STACKS_FD, SERVER_FD, EVIDENCE_FD, ASK_FD = pick_high_descriptors(5)
 
 
 def make_memory_file(name: str) -> int:

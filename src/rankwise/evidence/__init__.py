@@ -1,4 +1,5 @@
 """What a rank leaves behind while it lives, and how the parent reads it.
 
-``recorder`` runs in the rank; all other modules run in the parent, without torch.
+In the rank, loaded by their paths, run ``recorder``, ``group_watch``, ``roll``, and for its collectives ``recording``, ``wrapping``, ``groups``,
+``sites``, ``flight``, ``answering`` and ``ring``; all other modules, and ``ring`` again, run in the parent. None imports torch.
 """

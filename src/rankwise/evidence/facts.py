@@ -54,6 +54,7 @@ class Op:
         source: Who told of it.
         entered_s: When, on the host's monotonic clock; None if unknown.
         is_over: Whether the rank has come out of it, or its work is done; None if unknown.
+        has_raised: Whether it has come out of it by an exception.
     """
 
     group: str
@@ -69,6 +70,7 @@ class Op:
     source: Source = "python"
     entered_s: float | None = None
     is_over: bool | None = None
+    has_raised: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -150,6 +152,7 @@ class RankFacts:
         cpu_share: Of one core, over the last seconds; above 1 with several threads.
         children: What it has started and not yet waited for.
         reads_terminal: Whether it waits for somebody to type: a debugger.
+        memory_bytes: What it has in memory; None if unknown.
     """
 
     rank: int
@@ -165,6 +168,7 @@ class RankFacts:
     cpu_share: float | None = None
     children: tuple[Child, ...] = ()
     reads_terminal: bool = False
+    memory_bytes: int | None = None
 
 
 @final
@@ -177,12 +181,15 @@ class Scene:
         world_size: Of the job.
         now_s: The moment, on the host's monotonic clock.
         is_whole: Whether all ranks of the job can be seen.
+        sources: Text of the user's files that stand in stacks and sites, by path (evidence.source); without it fewer
+            faults can be named.
     """
 
     ranks: tuple[RankFacts, ...]
     world_size: int
     now_s: float
     is_whole: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, rank: int) -> RankFacts | None:
         """Return what is known of a rank; None if it can't be seen from here."""

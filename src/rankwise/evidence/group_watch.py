@@ -34,13 +34,19 @@ _WAITED = ("timeout", "timed out", "wait ", "connect", "store")
 _CERTAIN = {"clash", "out of range", "world sizes", "gone", "address", "backends", "device"}
 
 
-def install(load_roll: Callable[[], Any], note: Callable[..., None], settle: Callable[[float], None]) -> None:
+def install(
+    load_roll: Callable[[], Any],
+    note: Callable[..., None],
+    settle: Callable[[float], None],
+    record: Callable[[Any], None] | None = None,
+) -> None:
     """Watch over the process groups that the script makes, now or when it imports torch.distributed.
 
     Args:
         load_roll: Returns the module ``roll``.
         note: Writes into this rank's notes how it ends.
         settle: Waits, so many seconds at most, until the groups' threads are at rest.
+        record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to know.
     """
     watch = _Watch(load_roll, note)
     is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
@@ -49,6 +55,8 @@ def install(load_roll: Callable[[], Any], note: Callable[..., None], settle: Cal
         _let_settle_before_letting_go(module, settle)
         if not is_off:
             watch.wrap(module)
+        if record is not None:
+            record(module)
 
     module = sys.modules.get(_MODULE)
     if module is not None:

@@ -56,7 +56,8 @@ def arm(
     if not faulthandler.is_enabled():
         faulthandler.enable(file=stacks_fd, all_threads=True)
     if stack_signal is not None and hasattr(faulthandler, "register"):
-        faulthandler.register(stack_signal, file=stacks_fd, all_threads=True, chain=False)
+        # The thread that takes the signal, and no other: reading the frames of one that runs meanwhile can crash the rank.
+        faulthandler.register(stack_signal, file=stacks_fd, all_threads=False, chain=False)
     if lifeline is not None:
         _end_with(lifeline)
     return recorder.note
@@ -158,6 +159,16 @@ def _remember_interrupt() -> None:
 
 def _is_foreign(place: int | str, known: tuple[int, ...]) -> bool:
     return isinstance(place, int) and bool(known) and _identity(place) != tuple(known)
+
+
+def keep_from_children(places: dict[str, Any]) -> bool:
+    """Keep the descriptors of the evidence from programs that the script starts; False if they are somebody else's files by now."""
+    fds, known = (places["file"], places["asks"]), places["identities"]
+    if any(_is_foreign(fd, tuple(known[2 * number : 2 * number + 2])) for number, fd in enumerate(fds)):
+        return False
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return True
 
 
 def _take(place: int | str) -> int:

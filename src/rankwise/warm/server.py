@@ -40,7 +40,7 @@ _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", 
                         "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
 _OWN_REFERENCES = 2
 _REHEARSAL_S = 10.0
-#: Ranks forked by one process between; each order comes with five descriptors.
+#: Ranks forked by one process between; each order comes with seven descriptors.
 _MOST_AT_ONCE = 8
 #: So long without an order, and the rest is imported, for restarts.
 _IDLE_S = 1.0

@@ -74,10 +74,21 @@ if _orders is not None:
 
         if _warm is None:
             _recorder = _load("evidence", "recorder")
-        _note = _recorder.arm(**_json.loads(_orders))
+        _told = _json.loads(_orders)
+        _places = _told.pop("evidence", None)
+        if _places is not None:
+            _places["pid"] = os.getpid()
+        _note = _recorder.arm(**_told)
         if _note is not None:
             _load("evidence", "group_watch").install(
-                lambda: _load("evidence", "roll"), _note, _recorder.let_threads_settle
+                lambda: _load("evidence", "roll"),
+                _note,
+                _recorder.let_threads_settle,
+                None
+                if _places is None or not _recorder.keep_from_children(_places)
+                else lambda _module: _load("evidence", "recording").begin(
+                    _module, _places, lambda _name: _load("evidence", _name)
+                ),
             )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")

@@ -1,0 +1,106 @@
+"""Reads torch's flight recorder inside a rank: it has the collectives that C++ issues, which Python never sees.
+
+DDP's buckets are such, and functional collectives. What it keeps is gone with the process, so its newest entries are written into
+the memory file now and then. torch hands them out as a pickle, which nobody but the process itself should open. This file stands
+alone, as ``recorder.py`` does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+_NEWEST = 256
+_NO_RECORDER = "this torch has no flight recorder: collectives that C++ issues, as DDP's, are not seen"
+_OFF = "torch's flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives that C++ issues, as DDP's, are not seen"
+#: torch's C++ names of types, where they are not Python's.
+_TYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "char": "int8",
+          "byte": "uint8", "complexfloat": "complex64", "complexdouble": "complex128"}  # fmt: skip
+
+
+class Flight:
+    """The flight recorder of this process.
+
+    Args:
+        ring: The module of that name.
+        writer: Writes into the memory file.
+        sites: Finds the user's lines.
+    """
+
+    def __init__(self, ring: Any, writer: Any, sites: Any) -> None:
+        self._ring, self._writer, self._sites = ring, writer, sites
+        native: Any = import_module("torch._C._distributed_c10d")
+        self._dump = getattr(native, "_dump_fr_trace", None) or getattr(native, "_dump_nccl_trace", None)
+
+    def write(self) -> None:
+        """Write what the flight recorder has into the memory file."""
+        now_s = time.monotonic()
+        told = self._read(time.time() - now_s)
+        num = len(told["entries"])
+        raw = json.dumps(told, separators=(",", ":")).encode()
+        while len(raw) > self._ring.get_room("flight") and num > 1:
+            num //= 2
+            told["entries"] = told["entries"][-num:]
+            raw = json.dumps(told, separators=(",", ":")).encode()
+        if len(raw) <= self._ring.get_room("flight"):
+            self._writer.report("flight", raw, now_s)
+
+    def write_failure(self, error: Exception) -> None:
+        """Write down that the flight recorder can't be read; what it has told before is no longer sure."""
+        told = {"entries": [], "missing": [f"torch's flight recorder can't be read: {error!r}"[:500]]}
+        self._writer.report("flight", json.dumps(told).encode(), time.monotonic())
+
+    def _read(self, offset_s: float) -> dict[str, Any]:
+        if self._dump is None:
+            return {"entries": [], "missing": [_NO_RECORDER]}
+        # Every entry is made into Python's objects, whether it is wanted or not: nobody can ask for the newest alone.
+        found = pickle.loads(_dump_with_frames(self._dump))  # noqa: S301 - made by this very process
+        entries = found.get("entries")
+        missing = [_OFF] if entries is None else []
+        chosen = [one for one in (entries or [])[-_NEWEST:] if not one.get("is_p2p")]
+        return {"entries": [self._shorten(one, offset_s) for one in chosen], "missing": missing}
+
+    def _shorten(self, one: dict[str, Any], offset_s: float) -> dict[str, Any]:
+        backend, _, name = str(one["profiling_name"]).partition(":")
+        site, inside = self._sites.describe(one.get("frames") or [])
+        return {
+            "group": str(one["process_group"][0]),
+            "backend": backend,
+            "name": name,
+            "seq": one["collective_seq_id"],
+            "shapes": one.get("input_sizes") or [],
+            "dtypes": [_TYPES.get(kind.lower(), kind.lower()) for kind in one.get("input_dtypes") or []],
+            "over": bool(one.get("retired")) or one.get("state") == "completed",
+            "site": site,
+            "inside": inside,
+            "at_s": one["time_created_ns"] / 1e9 - offset_s,
+        }
+
+
+def _dump_with_frames(dump: Any) -> Any:
+    """Return the flight recorder's pickle, without the import of torch's compiler that it would begin: that takes a second.
+
+    To name the lines of compiled code torch looks for ``torch._inductor``, which is imported when somebody looks for it. Where
+    nobody has so far, something else stands there for as long as the lock of the interpreter is ours: no bytecode runs between,
+    and no collector, so no other thread can see it.
+    """
+    torch: Any = sys.modules["torch"]
+    has_lock = getattr(sys, "_is_gil_enabled", bool)  # only a Python without that lock says no
+    if "_inductor" in vars(torch):
+        return dump(True, True, False)
+    if has_lock is not bool and not has_lock():
+        return dump(True, False, False)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    vars(torch)["_inductor"] = None
+    try:
+        return dump(True, True, False)
+    finally:
+        del vars(torch)["_inductor"]
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,89 @@
+"""The process groups of a rank: their members, backends and counts, without keeping any of them alive.
+
+This file stands alone, as ``recorder.py`` does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+
+class Group:
+    """What is known of a process group; it does not keep the group itself.
+
+    Attributes:
+        text: The number of its text.
+        members: As global ranks, in the order of their ranks in the group; empty if unknown.
+        texts: The number of its text by kind of device, where it has different backends for them: each counts for itself.
+        ahead: By text: what must be added to torch's number to get the flight recorder's, which messages don't count for.
+        messages: How many there were, by kind and peer.
+    """
+
+    __slots__ = ("ahead", "members", "messages", "ref", "text", "texts")
+
+    def __init__(self, ref: Any, members: tuple[int, ...], texts: dict[str, int]) -> None:
+        self.ref, self.members, self.texts = ref, members, texts
+        self.text = next(iter(texts.values()))
+        self.ahead = dict.fromkeys(texts.values(), 0)
+        self.messages: dict[tuple[str, int], int] = {}
+
+
+class Groups:
+    """All groups that this process has used.
+
+    Attributes:
+        known: By the id of torch's object.
+
+    Args:
+        module: torch.distributed.distributed_c10d.
+        ring: The module of that name.
+        writer: Writes into the memory file.
+    """
+
+    def __init__(self, module: Any, ring: Any, writer: Any) -> None:
+        self._module, self._ring, self._writer = module, ring, writer
+        self.known: dict[int, Group] = {}
+
+    def find(self, group: Any) -> Group:
+        """Return what is known of a group that nobody has seen being made, as of one that was split off another."""
+        try:
+            places = self._module._world.pg_group_ranks.get(group) or {}
+            members = tuple(sorted(places, key=places.__getitem__))
+        except Exception:
+            members = ()
+        return self.add(group, members)
+
+    def add(self, group: Any, members: tuple[int, ...]) -> Group:
+        """Write a group down.
+
+        Args:
+            group: torch's object.
+            members: Global ranks, in the order of their ranks in it.
+        """
+        name = str(group.group_name)
+        backends = self._read_backends(group)
+        spans = self._ring.write_ranks(members)
+        mixed = len(set(backends.values())) > 1
+        texts = {
+            device: self._writer.intern(f"group\t{name}:{backend}\t{backend}\t{spans}" if mixed else f"group\t{name}\t{backend}\t{spans}")
+            for device, backend in backends.items()
+        }  # fmt: skip
+        if not mixed:
+            texts = dict(list(texts.items())[:1])
+        added = self.known[id(group)] = Group(weakref.ref(group), members, texts)
+        return added
+
+    def _read_backends(self, group: Any) -> dict[str, str]:
+        """Return the backend of each kind of device, as torch has written it down; or the default one's name."""
+        try:
+            config = str(self._module._world.pg_backend_config[group])
+            found = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+        except Exception:
+            found = {}
+        if not found:
+            try:
+                found = {"": str(group._get_backend_name())}
+            except Exception:
+                found = {"": ""}
+        return found

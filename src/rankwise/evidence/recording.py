@@ -1,0 +1,402 @@
+"""Records the collectives that a rank's Python calls, as they begin and as they end; what C++ issues is the flight recorder's.
+
+The methods of torch's class ``ProcessGroup`` are wrapped, as every call passes there, however the script has imported it. All of
+it is for looking on: whatever goes wrong in here, the call goes on as if we were not there. This file stands
+alone, as ``recorder.py`` does; it is loaded when the script imports torch.distributed, and not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MODULE = "torch.distributed.distributed_c10d"
+_MAKE, _LET_GO = "_new_process_group_helper", "_unregister_all_process_groups"
+#: How torch.distributed calls what ProcessGroup calls so, and which argument tells of the tensors that go in (of scatter: come out).
+_METHODS: dict[str, tuple[str, int | None]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather_coalesced", 1),
+    "_allgather_base": ("all_gather_into_tensor", 1),
+    "all_gather_single": ("all_gather_into_tensor", 1),
+    "allgather_into_tensor_coalesced": ("all_gather_into_tensor_coalesced", 1),
+    "all_gather_single_coalesced": ("all_gather_into_tensor_coalesced", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all_single", 1),
+    "all_to_all_single": ("all_to_all_single", 1),
+    "barrier": ("barrier", None),
+    "monitored_barrier": ("monitored_barrier", None),
+    "send": ("isend", 0),
+    "recv": ("irecv", 0),
+    "recv_anysource": ("irecv", 0),
+}
+_MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
+_REDUCING = {name for name in _METHODS if "reduce" in name}
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+#: Gloo's own counter, which the flight recorder shows, goes on by so many at a monitored barrier.
+_MONITORED_TURNS = 2
+_MOST_PENDING = 4096
+_MOST_FORMS = 4096
+#: How many collectives torch keeps in its flight recorder, by its new name and its old one.
+_FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_FLIGHT_ENTRIES = b"2000"
+
+
+class Recording:
+    """The recording of this process.
+
+    Args:
+        module: torch.distributed.distributed_c10d.
+        load: Returns a module of ours by its name.
+        writer: Writes into the memory file.
+        sites: Finds the user's lines.
+        on_join: Called when a default process group is there.
+    """
+
+    def __init__(
+        self, module: Any, load: Callable[[str], Any], writer: Any, sites: Any, on_join: Any
+    ) -> None:
+        self._module, self._writer, self._sites, self._on_join = module, writer, sites, on_join
+        self._ring, self._wrapping = load("ring"), load("wrapping")
+        groups = load("groups").Groups(module, self._ring, writer)
+        self.is_on = True
+        self._groups, self._known = groups, groups.known
+        self._pending: dict[int, int] = {}
+        self._forms: dict[Any, bytes] = {}
+        self._names = {name: writer.intern(spoken) for name, (spoken, _) in _METHODS.items()}
+        self._blocking = {"send": writer.intern("send"), "recv": writer.intern("recv")}
+        self._reduce_ops: dict[int, int] = {}
+
+    def forget(self) -> None:
+        """Record nothing more: in a forked child, which has a rank's memory and is none."""
+        self.is_on = False
+        self._pending.clear()
+
+    # ----------------------------------------------------------------- wrap
+
+    def wrap(self, group_class: Any, work_class: Any) -> None:
+        """Put ourselves around the methods."""
+        for name in _METHODS:
+            raw = group_class.__dict__.get(name)
+            if raw is not None:
+                setattr(
+                    group_class,
+                    name,
+                    self._wrapping.imitate(self._make_call(name, getattr(group_class, name)), name, raw),
+                )
+        raw_wait, raw_asks = work_class.wait, work_class.is_completed
+        work_class.wait = self._wrapping.imitate(self._make_wait(raw_wait), "wait", raw_wait)
+        work_class.is_completed = self._wrapping.imitate(
+            self._make_is_completed(raw_asks), "is_completed", raw_asks
+        )
+        self._wrap_functions()
+        self._wrapping.hide_from_compiler(
+            self._enter, self._settle, self._writer.leave, self._note_made, self._note_left
+        )
+
+    def _make_call(self, name: str, raw: Callable[..., Any]) -> Callable[..., Any]:
+        enter, settle, get_frame, pending = self._enter, self._settle, sys._getframe, self._pending
+        raised, is_plain = self._ring.RAISED, name not in _MESSAGES and name != "monitored_barrier"
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            entry = enter(name, self, args, kwargs, get_frame(1))
+            if entry is None:
+                return raw(self, *args, **kwargs)
+            try:
+                work = raw(self, *args, **kwargs)
+            except BaseException:
+                settle(name, self, entry, None, raised)
+                raise
+            if is_plain and work is not None and len(pending) < _MOST_PENDING:
+                pending[id(work)] = entry[0]
+            else:
+                settle(name, self, entry, work, 0)
+            return work
+
+        return call
+
+    def _make_wait(self, raw: Callable[..., Any]) -> Callable[..., Any]:
+        pending, leave, get_time = self._pending, self._writer.leave, time.monotonic
+        over, raised = self._ring.OVER, self._ring.RAISED
+
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                result = raw(self, *args, **kwargs)
+            except BaseException:
+                number = pending.pop(id(self), None)
+                if number is not None:
+                    leave(number, get_time(), raised)
+                raise
+            number = pending.pop(id(self), None)
+            if number is not None:
+                leave(number, get_time(), over)
+            return result
+
+        return wait
+
+    def _make_is_completed(self, raw: Callable[..., Any]) -> Callable[..., Any]:
+        pending, leave, get_time, over = self._pending, self._writer.leave, time.monotonic, self._ring.OVER
+
+        def is_completed(self: Any) -> Any:
+            result = raw(self)
+            number = pending.pop(id(self), None) if result else None
+            if number is not None:
+                leave(number, get_time(), over)
+            return result
+
+        return is_completed
+
+    def _wrap_functions(self) -> None:
+        """See groups come and go. By their private names, as the public ones have been copied into other modules."""
+        module = self._module
+        make, let_go = getattr(module, _MAKE, None), getattr(module, _LET_GO, None)
+        if make is not None:
+
+            @functools.wraps(make)
+            def make_group(*args: Any, **kwargs: Any) -> Any:
+                made = make(*args, **kwargs)
+                self._note_made(made, args)
+                return made
+
+            setattr(module, _MAKE, make_group)
+        if let_go is not None:
+
+            @functools.wraps(let_go)
+            def let_go_of_all(*args: Any, **kwargs: Any) -> Any:
+                self._note_left()
+                return let_go(*args, **kwargs)
+
+            setattr(module, _LET_GO, let_go_of_all)
+
+    # --------------------------------------------------------------- groups
+
+    def _note_made(self, made: Any, args: tuple[Any, ...]) -> None:
+        if not self.is_on:
+            return
+        try:
+            group = made[0] if isinstance(made, tuple) else made
+            size, ranks = int(args[0]), tuple(args[2])
+            if not ranks:  # the default one
+                self._known.clear()
+                self._writer.begin_world(time.monotonic())
+            if hasattr(group, "group_name"):
+                self._groups.add(group, ranks or tuple(range(size)))
+            if not ranks:
+                self._on_join()
+        except Exception:
+            return
+
+    def _note_left(self) -> None:
+        if self.is_on:
+            self._known.clear()
+            self._writer.mark(self._ring.LEFT_AT)
+
+    # ---------------------------------------------------------------- calls
+
+    def _enter(self, name: str, group: Any, args: Any, kwargs: Any, frame: Any) -> tuple[Any, ...] | None:
+        """Record that a call begins.
+
+        Returns:
+            The record's number, torch's sequence number before, who has told it, the number of the group's text, and of a message
+            the key of its count; None if nothing is recorded.
+        """
+        if not self.is_on:
+            return None
+        try:
+            known = self._known.get(id(group))
+            if known is None or known.ref() is not group:
+                known = self._groups.find(group)
+            place = _METHODS[name][1]
+            tensors = args[place] if place is not None and len(args) > place else None
+            source, text = group, known.text
+            if len(known.texts) > 1:
+                source, text = self._find_backend(known, group, tensors, args, kwargs)
+            before = source._get_sequence_number_for_group()
+            site, inside, blocks = self._sites.find(frame)
+            root = peer = self._ring.NOBODY
+            spoken, reduce_op, message = self._names[name], 0, None
+            if name in _MESSAGES:
+                kind = _MESSAGES[name]
+                if blocks:
+                    spoken = self._blocking[kind]
+                there = args[1] if name != "recv_anysource" and len(args) > 1 else -1
+                peer = known.members[there] if 0 <= there < len(known.members) else -1
+                message = (kind, peer)
+                seq = known.messages[message] = known.messages.get(message, 0) + 1
+            else:
+                if name in _ROOTED or name in _REDUCING:
+                    root, reduce_op = self._read_options(name, known, args, kwargs)
+                seq = before + 1 + known.ahead[text]
+            form = b"" if tensors is None else self._describe(tensors)
+            texts = (spoken, text, site, inside, reduce_op)
+            number = self._writer.enter(seq, time.monotonic(), texts, root, peer, form)
+        except Exception:
+            return None
+        return number, before, source, text, message
+
+    def _settle(self, name: str, group: Any, entry: tuple[Any, ...], work: Any, state: int) -> None:
+        """Record what became of a call that has returned, or raised."""
+        try:
+            number, before, source, text, message = entry
+            known, leave = self._known[id(group)], self._writer.leave
+            if name in _MESSAGES or name == "monitored_barrier":
+                # Gloo counts each message in the same number, on the ranks that take part only.
+                known.ahead[text] -= source._get_sequence_number_for_group() - before
+            if name == "monitored_barrier":
+                known.ahead[text] += _MONITORED_TURNS
+                leave(number, time.monotonic(), state or self._ring.OVER)
+            elif state:
+                if source._get_sequence_number_for_group() == before:
+                    state = self._ring.REFUSED
+                    if message is not None:
+                        known.messages[message] -= 1
+                leave(number, time.monotonic(), state)
+            elif work is not None:
+                if len(self._pending) >= _MOST_PENDING:  # works that nobody waits for
+                    self._pending.clear()
+                self._pending[id(work)] = number
+        except Exception:
+            return
+
+    def _read_options(self, name: str, known: Any, args: Any, kwargs: Any) -> tuple[int, int]:
+        """Return the root as a global rank, and the number of the reduce op's name."""
+        options = kwargs.get("opts") or (args[-1] if len(args) > 1 else None)
+        root, reduce_op = self._ring.NOBODY, 0
+        if options is None:
+            return root, reduce_op
+        if name in _ROOTED:
+            there = getattr(options, "rootRank", options)
+            if isinstance(there, int) and 0 <= there < len(known.members):
+                root = known.members[there]
+        if name in _REDUCING:
+            how = getattr(options, "reduceOp", options)
+            code = hash(how)
+            reduce_op = self._reduce_ops.get(code, -1)
+            if reduce_op < 0:
+                word = str(how.op).rpartition(".")[2].lower() if hasattr(how, "op") else ""
+                reduce_op = self._reduce_ops[code] = self._writer.intern(word)
+        return root, reduce_op
+
+    def _find_backend(self, known: Any, group: Any, tensors: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
+        """Return which backend of a group will do it, and the number of its text."""
+        first = tensors
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        options = kwargs.get("opts") or (args[-1] if args else None)
+        device = getattr(first, "device", None) or getattr(options, "device", None)
+        if device is None or device.type not in known.texts:
+            return group, known.text
+        return group._get_backend(device), known.texts[device.type]
+
+    def _describe(self, tensors: Any) -> bytes:
+        if tensors.__class__ is list and len(tensors) == 1:
+            tensors = tensors[0]
+        try:
+            key = (tensors.shape, tensors.dtype)
+            form = self._forms.get(key)
+            if form is not None:
+                return form
+            flat = [tensors]
+        except AttributeError:
+            key, flat = None, list(_flatten(tensors))
+        form = self._ring.describe_form([(tuple(one.shape), str(one.dtype)[6:]) for one in flat])
+        if key is not None:
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = form
+        return bytes(form)
+
+
+def _flatten(tensors: Any) -> Any:
+    for one in tensors:
+        if isinstance(one, list | tuple):
+            yield from _flatten(one)
+        else:
+            yield one
+
+
+# --------------------------------------------------------------------- start
+
+
+def begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
+    """Begin to record in this process.
+
+    Args:
+        module: torch.distributed.distributed_c10d, which has just been imported.
+        told: What the parent has told: the memory file's descriptor, that of the questions, and what both are; and which process it has told.
+        load: Returns a module of ours by its name.
+    """
+    fds = (told["file"], told["asks"])
+    if os.getpid() != told["pid"] or not _are_ours(fds, tuple(told["identities"])):
+        return
+    try:
+        _begin(module, told, load)
+    except Exception as error:  # the user's job matters more than our view of it
+        sys.stderr.write(f"rankwise: this rank's collectives are not recorded: {error!r}\n")
+
+
+def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
+    ring = load("ring")
+    memory = ring.map_file(told["file"])
+    if not ring.claim(memory, os.getpid()):
+        return  # another Python of this rank, which lives, records already
+    writer = ring.Writer(memory, os.getpid())
+    _switch_on_recorder()
+    sites = load("sites").Sites(writer.intern, os.path.dirname(sys.modules["torch"].__file__ or ""))
+    flight = load("flight").Flight(ring, writer, sites)
+    side = load("answering").Answering(told["asks"], ring, writer, flight)
+    recording = Recording(module, load, writer, sites, side.begin)
+
+    def forget() -> None:
+        recording.forget()
+        side.forget()
+        _close(told)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
+    recording.wrap(module.ProcessGroup, module.Work)
+
+
+def _switch_on_recorder() -> None:
+    """Have torch keep what it issues, before it makes its first group: up to 2.8 it does not unless it is told to.
+
+    For C alone: the script, whose ``os.environ`` was read before, has the environment that torchrun would have given it.
+    """
+    if any(name in os.environ for name in _FLIGHT_RECORDER):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).setenv(_FLIGHT_RECORDER[0].encode(), _FLIGHT_ENTRIES, 0)
+
+
+def _close(told: dict[str, Any]) -> None:
+    """Let a forked child have neither: the numbers are free for what it opens."""
+    fds = (told["file"], told["asks"])
+    if _are_ours(fds, tuple(told["identities"])):
+        for fd in fds:
+            os.close(fd)
+
+
+def _are_ours(fds: tuple[int, ...], identities: tuple[int, ...]) -> bool:
+    """Whether the numbers are still our files: a script may have closed them, and opened its own there."""
+    try:
+        files = [os.fstat(fd) for fd in fds]
+    except OSError:
+        return False
+    return tuple(number for file in files for number in (file.st_dev, file.st_ino)) == identities

@@ -1,0 +1,116 @@
+"""Which line of the user's own code a call comes from, in a rank: found once for each place in the code, then remembered.
+
+This file stands alone, as ``recorder.py`` does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TORCHS, _LIBRARYS, _USERS = range(3)
+#: What says nothing about a call: decorators, and how a module is called.
+_DULL = {"wrapper", "inner", "decorate_context", "_fn", "_wrapped_call_impl", "_call_impl", "wrapped", "<lambda>", "_wrapped"}  # fmt: skip
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_MOST_INSIDE = 10
+_MOST_KEPT = 4096
+
+
+class Sites:
+    """Finds the user's lines.
+
+    Args:
+        intern: Returns the number of a text.
+        torch_folder: Where torch is installed.
+    """
+
+    def __init__(self, intern: Callable[[str], int], torch_folder: str) -> None:
+        self._intern = intern
+        self._torch = os.path.join(torch_folder, "")
+        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        self._library = (
+            *(os.path.join(path, "") for path in (os.path.dirname(os.__file__), ours)),
+            "<frozen",
+        )
+        self._kinds: dict[int, int] = {}
+        self._found: dict[tuple[int, ...], tuple[int, int, bool]] = {}
+        # Kept, so that an id of a code object never means another one.
+        self._codes: list[Any] = []
+
+    def find(self, frame: Any) -> tuple[int, int, bool]:
+        """Return the numbers of ``file.py:LINE`` and of torch's functions between, and whether a blocking message is among them.
+
+        Args:
+            frame: The innermost frame of the call.
+        """
+        kinds, first, depth, library = self._kinds, frame, 0, None
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = self._judge(code)
+            if kind == _USERS:
+                break
+            if library is None and kind == _LIBRARYS:
+                library = frame
+            depth += 1
+            frame = frame.f_back
+        if frame is None:
+            frame = library
+        if frame is None:  # a thread of the autograd engine, where nobody's Python is
+            key = (id(first.f_code), first.f_lasti, 0, 0, depth)
+        else:
+            key = (id(first.f_code), first.f_lasti, id(frame.f_code), frame.f_lasti, depth)
+        return self._found.get(key) or self._describe(key, first, frame)
+
+    def describe(self, frames: list[dict[str, Any]]) -> tuple[str, list[str]]:
+        """Return line and functions from frames as the flight recorder has them, innermost first."""
+        inside: list[str] = []
+        library = ""
+        for frame in frames:
+            kind = self._judge_file(frame["filename"])
+            if kind == _USERS:
+                return f"{frame['filename']}:{frame['line']}", inside[::-1]
+            if kind == _TORCHS:
+                self._add(inside, frame["name"])
+            elif not library:
+                library = f"{frame['filename']}:{frame['line']}"
+        return library, inside[::-1]
+
+    def _describe(self, key: tuple[int, ...], first: Any, last: Any) -> tuple[int, int, bool]:
+        inside: list[str] = []
+        frame = first
+        while frame is not None and frame is not last:
+            if self._kinds.get(id(frame.f_code)) == _TORCHS:
+                self._add(inside, frame.f_code.co_name)
+            frame = frame.f_back
+        site = "" if last is None else f"{last.f_code.co_filename}:{last.f_lineno}"
+        blocks = "send" in inside or "recv" in inside
+        numbers = self._intern(site), self._intern(">".join(inside[::-1])), blocks
+        if len(self._found) < _MOST_KEPT:
+            self._found[key] = numbers
+        return numbers
+
+    @staticmethod
+    def _add(inside: list[str], name: str) -> None:
+        if name not in _DULL and len(inside) < _MOST_INSIDE:
+            inside.append(name)
+
+    def _judge(self, code: Any) -> int:
+        kind = self._judge_file(code.co_filename)
+        if len(self._codes) >= _MOST_KEPT:  # code that is made again and again, by exec
+            self._kinds, self._found, self._codes = {}, {}, []
+        self._codes.append(code)
+        self._kinds[id(code)] = kind
+        return kind
+
+    def _judge_file(self, file: str) -> int:
+        if file.startswith(self._torch):
+            return _TORCHS
+        is_library = (
+            file.startswith(self._library) or file == "<string>" or any(part in file for part in _INSTALLED)
+        )
+        return _LIBRARYS if is_library else _USERS

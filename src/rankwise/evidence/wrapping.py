@@ -1,0 +1,46 @@
+"""Functions of ours in the place of torch's, in a rank: as like them as can be, for the script, for C++ and for torch.compile.
+
+This file stands alone, as ``recorder.py`` does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def imitate(function: Any, name: str, raw: Any) -> Any:
+    """Give a wrapper the name of what it wraps; in its code too.
+
+    By that name C++ sees, for a class of Python's that has no such method of its own, that the call comes from here, and
+    does not come back here.
+    """
+    function.__code__ = function.__code__.replace(co_name=name)
+    function.__name__ = name
+    for attribute in ("__qualname__", "__module__", "__doc__"):
+        value = getattr(raw, attribute, None)
+        if isinstance(value, str):
+            setattr(function, attribute, value)
+    function.__wrapped__ = raw
+    function._torchdynamo_disable = True
+    hide_from_compiler(function, with_callees=False)
+    return function
+
+
+def hide_from_compiler(*functions: Any, with_callees: bool = True) -> None:
+    """Let torch.compile leave functions alone, as it does those of C++, when code that it has compiled comes to call them.
+
+    By torch's private means, as the public ones import the compiler; nothing happens where they are other ones.
+
+    Args:
+        *functions: Functions or methods.
+        with_callees: Whether what they call is left alone too.
+    """
+    try:
+        eval_frame: Any = import_module("torch._C._dynamo.eval_frame")
+        action = eval_frame._FrameAction
+        how = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if with_callees else action.DEFAULT)
+        for function in functions:
+            eval_frame.set_code_exec_strategy(function.__code__, how)
+    except (ImportError, AttributeError):
+        return

@@ -1,0 +1,121 @@
+"""Ranks that record what they do, started by hand: a test sees what their parent would see, and nobody judges them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.osdoor import make_memory_file
+from rankwise.evidence.place import EvidencePlace
+from rankwise.launcher.rank_command import hook_env
+from support import make_env
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from rankwise.evidence.facts import Evidence
+
+_LIMIT_S = 90.0
+
+
+@final
+class RecordedRank:
+    """One rank, and its parent's end of what it records."""
+
+    def __init__(
+        self, command: list[str], env: dict[str, str], *, is_watched: bool, folder: Path | None
+    ) -> None:
+        place = EvidencePlace.open()
+        assert place is not None
+        self.place = place
+        self._files = [make_memory_file(name) for name in ("notes", "stacks")]
+        told = {"file": place.rank_fds[0], "asks": place.rank_fds[1], "identities": _identify(place.rank_fds)}
+        hook = hook_env(*self._files, _identify(tuple(self._files)), told if is_watched else None)
+        self.process = subprocess.Popen(
+            command,
+            env=make_env({**env, **hook}),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(*self._files, *place.rank_fds),
+        )
+        place.close_rank_end()
+
+    def read(self) -> Evidence:
+        """Return what it has recorded; something must be."""
+        evidence = self.place.read()
+        assert evidence is not None, "nothing was recorded"
+        return evidence
+
+    def wait_until(self, condition: Callable[[Evidence], bool]) -> Evidence:
+        """Return what it has recorded as soon as that meets a condition."""
+        end = time.monotonic() + _LIMIT_S
+        while time.monotonic() < end:
+            evidence = self.place.read()
+            if evidence is not None and condition(evidence):
+                return evidence
+            assert self.process.poll() is None or evidence is not None, self.process.communicate()
+            time.sleep(0.01)
+        raise AssertionError(f"it did not come to that: {self.place.read()}")
+
+    def ask(self) -> Evidence:
+        """Return what it has recorded and what it answers."""
+        self.place.ask()
+        assert self.place.wait_answer(SYSTEM_CLOCK, _LIMIT_S)
+        return self.read()
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for its end, and return its exit code, its output and its errors."""
+        out, err = self.process.communicate(timeout=_LIMIT_S)
+        return self.process.returncode, out, err
+
+    def close(self) -> None:
+        """End it if it lives, and close all."""
+        self.process.kill()
+        self.process.communicate()
+        for fd in self._files:
+            os.close(fd)
+        self.place.close()
+
+
+@contextmanager
+def recorded_ranks(
+    script: Path,
+    num_ranks: int,
+    env: Mapping[str, str] | None = None,
+    *,
+    is_watched: bool = True,
+    folder: Path | None = None,
+) -> Iterator[list[RecordedRank]]:
+    """Start the ranks of a job that run a script; they are ended with the block."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    shared = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000", **(env or {})}  # fmt: skip
+    ranks = [
+        RecordedRank(
+            [sys.executable, "-u", str(script)],
+            {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            is_watched=is_watched,
+            folder=folder,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.close()
+
+
+def _identify(fds: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(number for fd in fds for number in (os.fstat(fd).st_dev, os.fstat(fd).st_ino))
