@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.base.faults import FaultRecord
+    from rankwise.evidence.facts import Scene
     from rankwise.evidence.notes import Stack
+    from rankwise.verdict.sight import Sight
 
 Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
 #: How a rank that is not to blame ended.
@@ -91,6 +93,10 @@ class Case:
         left_behind: Whether the ranks still living were waiting, idle, for those that had left.
         store_code: Exit code of the store's process, if it ended before the ranks; ``store_words``: what it said.
         keeper_lost: Whether the keeper was killed, and all ranks with it.
+        scene: All ranks as they were before the first of them was stopped: when one had failed, or a hang was decided.
+        sights: What was said of them while they ran, the first first.
+        hung: Whether we stopped the ranks because they hung.
+        strict: Whether a silent mismatch makes the job fail.
     """
 
     ranks: tuple[RankEnd, ...]
@@ -105,6 +111,10 @@ class Case:
     store_code: int | None = None
     store_words: str = ""
     keeper_lost: bool = False
+    scene: Scene | None = None
+    sights: tuple[Sight, ...] = ()
+    hung: bool = False
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

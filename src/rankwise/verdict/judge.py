@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
+import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.evidence.notes import parse_traceback
+from rankwise.verdict.blame import find_blame, find_meaning_of, first_line, say, text_of, unwrap
 from rankwise.verdict.case import Casualty, Verdict, Waiting, name_ranks
-from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal, strip_escapes
-from rankwise.verdict.meanings import Meaning, find_fix, find_meaning, find_missing
+from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal
+from rankwise.verdict.meanings import find_fix, find_missing
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
+from rankwise.verdict.sighted import find_mismatch, judge_hung, judge_mismatch, judge_silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.evidence.notes import Stack
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
-
-
-#: A sentence on the terminal; the whole text stands in the traceback and in the log.
-_LONGEST = 300
-_CHAINED = re.compile(
-    r"\n\n(?:The above exception was the direct cause|During handling of the above exception)[^\n]*\n\n"
-)
-_NATIVE_FRAME = re.compile(r"(\[rank\d+\]: ?)?(frame #\d+|Exception raised from|<omitting python frames>)")
-_LOADER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +37,7 @@ class _Cause:
 
 def judge(case: Case) -> Verdict:
     """Return the verdict on an attempt that has ended."""
-    case = replace(case, ranks=tuple(_unwrap(_forgive_abort(end)) for end in case.ranks))
+    case = replace(case, ranks=tuple(unwrap(_forgive_abort(end)) for end in case.ranks))
     forgiven = [end.rank for end in case.ranks if end.code == 0 and is_abort_at_exit(replace(end, code=-6))]
     notes: tuple[str, ...] = (
         (f"torch aborted {name_ranks(forgiven)} at exit, after the script was through: counted as success",)
@@ -54,13 +48,22 @@ def judge(case: Case) -> Verdict:
     exits = {end.rank: end.code for end in case.ranks}
     logs = {end.rank: end.log for end in case.ranks if end.log}
     outside = (
-        case.interrupted is not None or case.keeper_lost or case.left_behind or case.store_code is not None
+        case.interrupted is not None
+        or case.keeper_lost
+        or case.left_behind
+        or case.hung
+        or case.store_code is not None
     )
     if not outside and all(end.code == 0 for end in case.ranks):
-        return Verdict(kind="ok", message="all ranks finished", exits=exits, logs=logs, notes=notes)
+        verdict = judge_silent(case) or Verdict(kind="ok", message="all ranks finished")
+        return replace(verdict, exits=exits, logs=logs, notes=notes + verdict.notes)
     if is_requeue(case):
         verdict = judge_requeue(case)
         return replace(verdict, notes=notes + verdict.notes)
+    told = _judge_by_sight(case)
+    if told is not None:
+        innocent = tuple(_casualty(end, None) for end in case.ranks if end.rank not in told.culprits)
+        return replace(told, exits=exits, logs=logs, notes=notes + told.notes, casualties=innocent)
     cause = _find_cause(case)
     first = cause.culprits[0] if cause.culprits else None
     blamed = {end.rank for end in cause.culprits}
@@ -85,6 +88,22 @@ def judge(case: Case) -> Verdict:
     )
 
 
+def _judge_by_sight(case: Case) -> Verdict | None:
+    """Return what was seen of the ranks while they ran, where no rank has an error of its own."""
+    if case.interrupted is not None or case.keeper_lost:
+        return None
+    left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
+    if case.hung:
+        # A rank that went by our signal a moment before we had written it down did not fail.
+        left = [end for end in left if end.fault or end.code not in {-KILL_SIGNAL, -signal.SIGTERM}]
+    if any(find_blame(end) == "own" for end in left):
+        return None
+    if case.hung and not left:
+        return judge_hung(case)
+    mismatch = find_mismatch(case)
+    return None if mismatch is None else judge_mismatch(case, mismatch, left)
+
+
 def _tell_what_came_before(case: Case) -> tuple[str, ...]:
     """Return the failure that was being dealt with when the user ended the job, if there was one."""
     if case.interrupted is None or is_requeue(case) or _failed_on_notice(case):
@@ -96,19 +115,6 @@ def _tell_what_came_before(case: Case) -> tuple[str, ...]:
 
 def _forgive_abort(end: RankEnd) -> RankEnd:
     return replace(end, code=0) if is_abort_at_exit(end) else end
-
-
-def _unwrap(end: RankEnd) -> RankEnd:
-    """Put the error of a data-loading worker in the place of the one that only passes it on."""
-    found = _LOADER.search(end.fault.message) if end.fault else None
-    if found is None or end.fault is None:
-        return end
-    lines = [line for line in end.fault.message.splitlines() if line.strip()]
-    stack = parse_traceback(end.fault.message)
-    message = f"{lines[-1]} (in DataLoader worker {found[1]})"
-    return replace(
-        end, fault=replace(end.fault, message=message, where=stack.where if stack else end.fault.where)
-    )
 
 
 def _find_cause(case: Case) -> _Cause:
@@ -123,9 +129,9 @@ def _find_cause(case: Case) -> _Cause:
             reason="somebody killed it, or the kernel did for memory",
         )
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
-    if own := [end for end in left if _blame(end) in {"own", "mismatch"}]:
+    if own := [end for end in left if find_blame(end) in {"own", "mismatch"}]:
         return _judge_own(case, own)
-    if waited := [end for end in left if _blame(end) == "timeout"]:
+    if waited := [end for end in left if find_blame(end) == "timeout"]:
         return _judge_timeout(case, waited)
     if case.store_code is not None:
         return _Cause(
@@ -153,45 +159,10 @@ def _moment(end: RankEnd) -> float:
     return end.left_s if end.left_s is not None else float("inf")
 
 
-def _meaning(end: RankEnd) -> Meaning | None:
-    if end.fault is None and end.code is not None and end.code < 0 and end.code != -6:
-        return None  # a signal from outside: what stood on its standard error before is beside the point
-    if end.fault is None:
-        return find_meaning("\n".join(_last_lines(end)))
-    newest, oldest = find_meaning(end.fault.message), _first_in_chain(end.fault.callstack)
-    if oldest is None:
-        return newest
-    # An error raised on top of another, or in its `finally`: the first one decides whose fault it is.
-    meaning = find_meaning(oldest)
-    if meaning is None and newest is not None and newest.blame in {"peer", "timeout"}:
-        return None
-    return meaning or newest
-
-
-def _last_lines(end: RankEnd) -> list[str]:
-    """Return the lines of standard error that tell of the end: it holds warnings from long before, too."""
-    lines = [line.strip() for line in end.last_words.splitlines() if line.strip()]
-    # NCCL's watchdog and C++ errors put their stack behind what they say.
-    return [line for line in lines if not _NATIVE_FRAME.match(line)][-12:]
-
-
-def _first_in_chain(callstack: str) -> str | None:
-    """Return the text of the exception that others were raised upon; None if there is one only."""
-    links = _CHAINED.split(callstack)
-    if len(links) < 2:
-        return None
-    return "\n".join(line for line in links[0].splitlines()[-20:] if not line.startswith("  "))
-
-
-def _blame(end: RankEnd) -> str:
-    meaning = _meaning(end)
-    return meaning.blame if meaning else "own"
-
-
 def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     first = own[0]
     alike = [end for end in own if end is first or _is_alike(end, first)]
-    meaning = _meaning(first)
+    meaning = find_meaning_of(first)
     who = name_ranks([end.rank for end in alike])
     if len(alike) == len(case.ranks) and len(alike) > 1:
         who = (
@@ -203,7 +174,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         message=f"{who}: {_tell_end(first)}",
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=first.where,
-        fix=find_fix(_text(first), meaning),
+        fix=find_fix(text_of(first), meaning),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
         reason=""
         if first.code is None or first.stopped_s is not None
@@ -212,7 +183,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
 
 
 def _tell_end(end: RankEnd) -> str:
-    told = _first_line(end)
+    told = first_line(end)
     if end.fault is not None or end.code is None:
         return told
     if end.code < 0:
@@ -239,10 +210,10 @@ def _class_of_exit(end: RankEnd) -> str | None:
 
 def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     by_rank = {end.rank: end for end in case.ranks}
-    first = next((end for end in waited if find_missing(_text(end))), waited[0])
-    missing, meaning = find_missing(_text(first)), _meaning(first)
+    first = next((end for end in waited if find_missing(text_of(end))), waited[0])
+    missing, meaning = find_missing(text_of(first)), find_meaning_of(first)
     class_id = meaning.class_id if meaning else None
-    fix = find_fix(_text(first), meaning)
+    fix = find_fix(text_of(first), meaning)
     if missing and min(missing) >= case.world_size:
         return _Cause(
             kind="hang",
@@ -259,7 +230,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             kind="hang",
             culprits=(),
             where=first.where,
-            message=f"rank {first.rank} waited in vain for {name_ranks(missing)} of another node: {_first_line(first)}",
+            message=f"rank {first.rank} waited in vain for {name_ranks(missing)} of another node: {first_line(first)}",
             fix="look at the report of that node",
         )
     if not culprits:
@@ -270,7 +241,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
         # Those that were in no collective when the others gave up; if all were, all that did not complain.
         culprits = [end for end in quiet if end.stack is None or end.stack.op is None] or quiet
     if not culprits:
-        return _Cause(kind="hang", culprits=(first,), where=first.where, message=_says(first), fix=fix)
+        return _Cause(kind="hang", culprits=(first,), where=first.where, message=say(first), fix=fix)
     if class_id is None and all(_is_in_init(end) for end in culprits):
         class_id, fix = "L12", "both sides were in init_process_group and did not meet: the script changes RANK, " \
             "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks"  # fmt: skip
@@ -281,7 +252,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
         culprits=tuple(culprits),
         class_id=class_id,
         where=place,
-        message=f"rank {first.rank} waited in vain for {name_ranks([end.rank for end in culprits])}{doing}: {_first_line(first)}",
+        message=f"rank {first.rank} waited in vain for {name_ranks([end.rank for end in culprits])}{doing}: {first_line(first)}",
         fix=fix,
     )
 
@@ -331,7 +302,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             culprits=(felt,),
             class_id="I13",
             where=place,
-            message=f"rank {felt.rank} found addresses of an earlier run in the file of init_method: {_first_line(felt)}",
+            message=f"rank {felt.rank} found addresses of an earlier run in the file of init_method: {first_line(felt)}",
             fix="a new file for each run, removed before it; under a launcher init_method is best left out",
         )
     elsewhere = "; the first cause is on another node" if case.num_nodes > 1 else ""
@@ -339,7 +310,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
         kind="failure",
         culprits=() if case.num_nodes > 1 else (felt,),
         where=place,
-        message=f"rank {felt.rank} lost a peer{elsewhere}: {_first_line(felt)}",
+        message=f"rank {felt.rank} lost a peer{elsewhere}: {first_line(felt)}",
     )
 
 
@@ -363,7 +334,7 @@ def _waiting_stack(end: RankEnd) -> Stack | None:
         return None if was_through else end.stack
     if end.fault is None:
         return end.stack if end.finished_s is None else None
-    return parse_traceback(end.fault.callstack) if _blame(end) in {"peer", "timeout"} else None
+    return parse_traceback(end.fault.callstack) if find_blame(end) in {"peer", "timeout"} else None
 
 
 def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
@@ -374,16 +345,16 @@ def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
         fate = "stopped by us"
     elif not _left_in_error(end):
         fate = "finished"
-    elif _blame(end) == "peer":
+    elif find_blame(end) == "peer":
         fate = "lost its peer"
-    elif _blame(end) == "timeout":
+    elif find_blame(end) == "timeout":
         fate = "timed out"
     elif first is not None and _is_alike(end, first):
         fate = "failed alike"
     else:
         fate = "failed later"
     in_error = fate in {"failed later", "timed out"}
-    return Casualty(rank=end.rank, fate=fate, detail=_first_line(end) if in_error else "")
+    return Casualty(rank=end.rank, fate=fate, detail=first_line(end) if in_error else "")
 
 
 def _exit_code(case: Case, cause: _Cause) -> int:
@@ -398,28 +369,3 @@ def _exit_code(case: Case, cause: _Cause) -> int:
     if case.store_code:
         return case.store_code if case.store_code > 0 else 128 - case.store_code
     return 137 if case.keeper_lost else 1
-
-
-def _text(end: RankEnd) -> str:
-    return end.fault.message if end.fault else end.last_words
-
-
-def _says(end: RankEnd) -> str:
-    return f"rank {end.rank}: {_first_line(end)}"
-
-
-def _first_line(end: RankEnd) -> str:
-    """Return the line of an error that says most."""
-    if end.fault:
-        return _trim(end.fault.message.strip().split("\n")[0])
-    lines = _last_lines(end)
-    told = [line for line in lines if "what():" in line or "error: " in line.lower() or "Error:" in line]
-    return _trim(told[-1] if told else lines[-1] if lines else "")
-
-
-def _trim(text: str) -> str:
-    """Leave out what tells the reader nothing: torch's prefix, paths of the machine that built it, advice."""
-    text = re.sub(r"^\[rank\d+\]: ", "", strip_escapes(text))
-    text = re.sub(r"/\S*/([\w.]+\.(?:cc|cpp|cu|h|hpp):\d+)", r"\1", text).removeprefix("what():").strip()
-    text = text.partition(" This is typically caused by")[0]
-    return text if len(text) <= _LONGEST else text[:_LONGEST].rpartition(" ")[0] + " …"

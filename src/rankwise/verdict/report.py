@@ -10,6 +10,7 @@ from rankwise.verdict.exits import strip_escapes
 
 if TYPE_CHECKING:
     from rankwise.verdict.case import Casualty, Verdict, Waiting
+    from rankwise.verdict.sight import Sight
 
 _TAIL_LINES = 12
 _MOST_ROWS = 6
@@ -49,6 +50,23 @@ def render(verdict: Verdict, *, attempt: int = 0, allowed: int | None = None, co
     row("log", logs[0] + more if logs else "")
     lines += [f"  {note}" for note in verdict.notes]
     return "\n".join(lines)
+
+
+def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
+    """Return what is seen of ranks that still run as one line for the terminal.
+
+    Args:
+        sight: What is seen.
+        now_s: The moment, on the host's monotonic clock; without it the line does not tell for how long.
+    """
+    waited = (
+        ""
+        if now_s is None or sight.since_s is None or now_s < sight.since_s
+        else f" (for {now_s - sight.since_s:.0f} s now)"
+    )
+    told = "" if sight.is_proof or sight.kind == "mismatch" else "; this may be right, and is only slow"
+    named = f" [{sight.class_id}]" if sight.class_id else ""
+    return strip_escapes(f"{sight.message}{waited}{told}{named}").replace("\n", " ")
 
 
 def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:

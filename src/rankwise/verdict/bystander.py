@@ -1,0 +1,171 @@
+"""The verdict on ranks that we only look at: they were started by somebody else, or ran on another day."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.evidence.flight_dump import UNKNOWN_LINE
+from rankwise.verdict.case import Case, RankEnd, Verdict, name_ranks
+from rankwise.verdict.exits import strip_escapes
+from rankwise.verdict.judge import judge
+from rankwise.verdict.look import look
+from rankwise.verdict.report import render, render_sight
+from rankwise.verdict.standing import find_standing
+from rankwise.verdict.words import name_op, shorten, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.evidence.facts import RankFacts, Scene
+    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.standing import Standing
+
+_MOST_GROUPS = 12
+#: Who does this may come yet.
+_AT_WORK = frozenset({"busy", "compiling", "debugged", "loading data", "saving"})
+_STILL_S = 1.0
+
+
+def judge_scene(scene: Scene, notes: Sequence[str] = (), *, has_hung: bool = False) -> Verdict:
+    """Return the verdict on ranks at one moment, with the stacks of all of them below it; kind "ok" if nothing is seen.
+
+    Args:
+        scene: The ranks.
+        notes: What the reader must know of the scene beside.
+        has_hung: Whether the scene is known to be of a hang, as it is of dumps: else ranks that move do not wait.
+    """
+    sights = look(scene)
+    told = tuple(strip_escapes(note) for note in (*fold(scene), *notes))
+    if sights and not has_hung and not _are_stuck(sights):
+        message = render_sight(sights[0], now_s=scene.now_s)
+        return Verdict(
+            kind="ok", culprits=sights[0].culprits, where=sights[0].where, message=message, notes=told
+        )
+    if sights:
+        verdict = judge(Case(ranks=_to_ends(scene), world_size=scene.world_size, scene=scene, hung=True))
+        if not any(sight.is_proof for sight in sights):
+            told = ("this is what the facts suggest, and no proof", *told)
+        return _hide_unknown(replace(verdict, casualties=(), exits={}, notes=(*verdict.notes, *told)))
+    if _wait_apart(scene, has_hung=has_hung):
+        return Verdict(
+            kind="hang",
+            message="all ranks wait in collectives, and not all in the same",
+            fix="compare the lines below: all ranks of a group must make the same collectives, in the same order",
+            exit_code=1,
+            notes=told,
+        )
+    return Verdict(kind="ok", message=_tell_nothing(scene, has_hung=has_hung), notes=told)
+
+
+def _are_stuck(sights: Sequence[Sight]) -> bool:
+    """Tell whether ranks hang: those that wait for one at work are only slow."""
+    return any(sight.is_proof or sight.doing not in _AT_WORK for sight in sights)
+
+
+def _hide_unknown(verdict: Verdict) -> Verdict:
+    """Return a verdict in which a line that nobody has told is not shown as one."""
+    hide = {
+        name: getattr(verdict, name).replace(UNKNOWN_LINE, "an unknown line") for name in ("message", "fix")
+    }
+    return replace(
+        verdict,
+        where=None if verdict.where == UNKNOWN_LINE else verdict.where,
+        waiting=tuple(
+            replace(one, where=None) if one.where == UNKNOWN_LINE else one for one in verdict.waiting
+        ),
+        notes=tuple(note.replace(UNKNOWN_LINE, "an unknown line") for note in verdict.notes),
+        **hide,
+    )
+
+
+def _to_ends(scene: Scene) -> tuple[RankEnd, ...]:
+    return tuple(
+        RankEnd(
+            rank=facts.rank, local_rank=facts.rank, pid=facts.pid, stopped_s=scene.now_s, stack=facts.stack
+        )
+        for facts in scene.ranks
+    )
+
+
+def fold(scene: Scene) -> tuple[str, ...]:
+    """Return where all ranks stand in a line for each place, the odd one first."""
+    groups: dict[str, list[int]] = {}
+    for facts in scene.ranks:
+        groups.setdefault(_tell(facts, find_standing(facts)), []).append(facts.rank)
+    ordered = sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+    lines = [f"{name_ranks(ranks)}: {text}" for text, ranks in ordered[:_MOST_GROUPS]]
+    more = len(ordered) - _MOST_GROUPS
+    return (*lines, f"and {more} places more") if more > 0 else tuple(lines)
+
+
+def _tell(facts: RankFacts, standing: Standing) -> str:
+    last = facts.evidence.ops[-1] if facts.evidence and facts.evidence.ops else None
+    if facts.state in {"stopped", "ended"}:
+        return facts.state
+    if standing.wait is not None:
+        within = name_op(standing.op) if standing.op else standing.call or "a collective"
+        return f"in {within} from {shorten(standing.site)}"
+    if facts.stack is not None:
+        inner = facts.stack.frames[0].function if facts.stack.frames else ""
+        place = next((frame for frame in facts.stack.frames if frame.is_users), None)
+        within = f", in {inner}" if place is not None and place is not facts.stack.frames[0] else ""
+        return f"at {shorten(facts.stack.where)}{within}"
+    if last is not None:
+        return f"its last was {name_op(last)} from {shorten(last.site)}{', which is over' if last.is_over else ''}"
+    return (
+        "nothing is known of it"
+        if facts.cpu_share is None
+        else f"{facts.state}, {100 * facts.cpu_share:.0f} % CPU"
+    )
+
+
+def can_tell(scene: Scene) -> bool:
+    """Tell whether silence means something: stacks are known, and not all ranks here wait for some on other hosts."""
+    return any(facts.stack for facts in scene.ranks) and (scene.is_whole or not _do_all_wait(scene))
+
+
+def _tell_nothing(scene: Scene, *, has_hung: bool) -> str:
+    if not any(facts.stack or (facts.evidence and facts.evidence.ops) for facts in scene.ranks):
+        return "without stacks it can't be told who waits for whom"
+    if not scene.is_whole:
+        here = "all ranks that are seen here wait" if _do_all_wait(scene, has_hung=has_hung) else "nothing here shows that one rank keeps another waiting"  # fmt: skip
+        return f"{here}; the others of the job are not seen: look at them, too"
+    if _do_all_wait(scene, has_hung=has_hung):
+        return "all ranks wait in the same collective: if that stays so, look at the network between them"
+    return "nothing here shows that one rank keeps another waiting"
+
+
+def _do_all_wait(scene: Scene, *, has_hung: bool = False) -> bool:
+    """Tell whether all ranks that are seen wait for others, and have not moved."""
+    waits = {find_standing(facts).wait for facts in scene.ranks}
+    is_still = has_hung or all(facts.still_s >= _STILL_S for facts in scene.ranks)
+    return is_still and waits <= {"call", "handle", "backward", "device"}
+
+
+def _wait_apart(scene: Scene, *, has_hung: bool) -> bool:
+    """Tell whether all ranks wait, and not at one place: which collectives these are only their lines tell."""
+    standings = [find_standing(facts) for facts in scene.ranks]
+    places = {(one.call, one.site) for one in standings}
+    # Of a device's wait the line is no place: each rank goes on until it needs a result.
+    is_told = not any(one.wait == "device" or one.op for one in standings)
+    return scene.is_whole and _do_all_wait(scene, has_hung=has_hung) and is_told and len(places) > 1
+
+
+def say(verdict: Verdict, *, is_now: bool = False) -> str:
+    """Return a verdict as text.
+
+    Args:
+        verdict: What `judge_scene` returned.
+        is_now: Whether the ranks still run.
+    """
+    if verdict.kind == "ok":
+        return "\n".join([f"rankwise: {verdict.message}", *(f"  {note}" for note in verdict.notes)])
+    text = render(verdict)
+    return text.replace("the job hung", "the job hangs", 1) if is_now else text
+
+
+def say_ranks(scene: Scene) -> str:
+    """Return how many ranks are seen, in words: ``ranks 0-3 of 8 are here``."""
+    numbers = [facts.rank for facts in scene.ranks]
+    return f"{name_ranks(numbers)} of {scene.world_size} {verb(numbers, 'are', 'is')} here"

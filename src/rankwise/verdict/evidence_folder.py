@@ -1,0 +1,106 @@
+"""The folder that holds what a verdict was judged from: written beside the logs, read on another day by ``rankwise report``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import UsageError
+from rankwise.base.files import write_atomic
+from rankwise.evidence import scene_file
+from rankwise.verdict import case_file
+from rankwise.verdict.case import Case, RankEnd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.evidence.facts import Scene
+
+_SCENE, _CASE = "scene.json", "case.json"
+
+
+def save(folder: Path, *, scene: Scene, case: Case | None = None) -> None:
+    """Write what is known: all ranks at one moment, and once the attempt is over how each ended.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / _SCENE, scene_file.to_json(scene))
+    if case is not None:
+        _write(folder / _CASE, case_file.to_json(case))
+
+
+def is_saved(folder: Path) -> bool:
+    """Tell whether there is anything in it."""
+    return (folder / _SCENE).exists()
+
+
+def find(folder: Path) -> Path:
+    """Return the evidence folder itself, the last attempt's, given a folder of logs, of an attempt, or of evidence.
+
+    Raises:
+        UsageError: There is none in it.
+    """
+    attempts = sorted(
+        folder.glob("attempt_*/evidence"), key=lambda path: int(path.parent.name.partition("_")[2])
+    )
+    for path in (
+        folder,
+        folder / "evidence",
+        *reversed(attempts),
+        *sorted(folder.glob("*/attempt_*/evidence")),
+    ):
+        if is_saved(path):
+            return path
+    raise UsageError(
+        f"{folder} holds no evidence of a job",
+        hint="it is the folder that the report names, with scene.json in it, or the folder of logs above it",
+    )
+
+
+def load(folder: Path) -> Case:
+    """Return the case that was saved; of a job that was still running, with ranks that have not ended.
+
+    Raises:
+        UsageError: What is there can't be read.
+    """
+    try:
+        scene = scene_file.from_json(_read(folder / _SCENE))
+        if not (folder / _CASE).exists():
+            return _to_case(scene)
+        return replace(case_file.from_json(_read(folder / _CASE)), scene=scene)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the evidence in {folder} can't be read: {error}", hint="was it written by another version?"
+        ) from error
+
+
+def _to_case(scene: Scene) -> Case:
+    ranks = tuple(
+        RankEnd(
+            rank=facts.rank,
+            local_rank=facts.rank,
+            pid=facts.pid,
+            code=facts.code,
+            ended_s=scene.now_s if facts.ended_s is None else facts.ended_s,
+            stopped_s=scene.now_s if facts.code is None else None,
+            fault=facts.fault,
+            finished_s=facts.finished_s,
+            stack=facts.stack,
+        )
+        for facts in scene.ranks
+    )
+    return Case(ranks=ranks, world_size=scene.world_size, scene=scene, hung=True)
+
+
+def _write(path: Path, body: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps(body, separators=(",", ":")) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    body = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(body, dict):
+        raise ValueError(f"{path.name} holds no object")  # noqa: TRY004 - of a file, not of a call
+    return body

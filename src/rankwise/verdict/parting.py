@@ -1,0 +1,233 @@
+"""Where the ranks of a group did not do the same under the same number.
+
+Only what the operation demands to be equal is compared. Different lines of one operation are nothing: ranks may branch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+from rankwise.verdict.lanes import find_family
+from rankwise.verdict.words import is_gradient, is_join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.evidence.facts import Op
+    from rankwise.verdict.lanes import Lane
+
+#: In which respect; the first one that holds is the one that is told.
+Respect = Literal["op", "root", "reduce op", "size", "dtype", "shape", "order", "bucket"]
+
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+#: All ranks give, or get, tensors of one size; with Gloo more of them than with NCCL.
+_EQUAL_SIZES = frozenset({"all_reduce", "reduce", "broadcast"})
+_EQUAL_SIZES_GLOO = frozenset({"all_gather", "gather", "reduce_scatter"})
+_TORCH_NAMES = {
+    "float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64", "short": "int16",
+    "byte": "uint8", "char": "int8", "bool": "uint8", "complexfloat": "complex64", "complexdouble": "complex128",
+}  # fmt: skip
+_BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """One number of one group under which its ranks differ.
+
+    Attributes:
+        respect: In what.
+        sides: The ranks that agree with each other, with what the first of them did; the smallest side first.
+        is_through: Whether all of them came out of it: what they hold now is wrong, and they went on.
+    """
+
+    lane: Lane
+    seq: int
+    respect: Respect
+    sides: tuple[tuple[tuple[int, ...], Op], ...]
+    is_through: bool
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """Those who deviate from the most; where there is no most, all."""
+        sizes = sorted(len(ranks) for ranks, _ in self.sides)
+        if sizes[-1] == sizes[-2] or (self.lane.ranks and sizes[-1] * 2 <= sum(sizes)):
+            return tuple(sorted(rank for ranks, _ in self.sides for rank in ranks))
+        return tuple(sorted(rank for ranks, _ in self.sides[:-1] for rank in ranks))
+
+    @property
+    def moment_s(self) -> float:
+        """When the first of them entered it; later than all others if unknown."""
+        known = [op.entered_s for _, op in self.sides if op.entered_s is not None]
+        return min(known, default=float("inf"))
+
+
+def find_partings(lanes: Sequence[Lane]) -> tuple[Parting, ...]:
+    """Return the first parting of each group that can't have gone well, and the first silent one before it."""
+    found: list[Parting] = []
+    for lane in lanes:
+        loud: Parting | None = None
+        silent: Parting | None = None
+        for seq in _shared_numbers(lane):
+            parting = _compare(lane, seq)
+            if parting is None:
+                continue
+            if parting.respect in {"shape", "order", "bucket"}:
+                silent = silent or parting
+            else:
+                loud = parting
+                break
+        found += [one for one in (silent, loud) if one is not None]
+    return tuple(found)
+
+
+def _shared_numbers(lane: Lane) -> list[int]:
+    if len({lane.lives.get(rank, 0) for rank in lane.ops}) > 1:
+        return []  # the group was made anew, and not all are that far
+    counts: dict[int, int] = {}
+    for known in lane.ops.values():
+        for seq in known:
+            counts[seq] = counts.get(seq, 0) + 1
+    return sorted(seq for seq, count in counts.items() if count > 1)
+
+
+def _compare(lane: Lane, seq: int) -> Parting | None:
+    ops = {rank: known[seq] for rank, known in lane.ops.items() if seq in known}
+    first = next(iter(ops.values()))
+    if all(_is_same(op, first) for op in ops.values()):
+        return None
+    if any(find_family(op) is None for op in ops.values()) or _is_ncclls_barrier(lane, ops):
+        return None
+    respects: tuple[tuple[Respect, Callable[[Op], object]], ...] = (
+        ("op", find_family),
+        ("root", _find_root),
+        ("reduce op", _find_reduce_op),
+        ("size", lambda op: _find_size(lane, op)),
+        ("dtype", _find_dtype),
+        ("shape", _find_layout),
+    )
+    for respect, find in respects:
+        if sides := _split(ops, find):
+            return _make(lane, seq, respect, sides, ops)
+    if _is_bucket_met(ops):
+        return _make(lane, seq, "bucket", _split(ops, is_gradient), ops)
+    if sides := _split_swapped(lane, seq, ops):
+        return _make(lane, seq, "order", sides, ops)
+    return None
+
+
+def _is_same(op: Op, other: Op) -> bool:
+    return (
+        op.name == other.name
+        and op.site == other.site
+        and op.shapes == other.shapes
+        and op.dtypes == other.dtypes
+        and op.root == other.root
+        and op.reduce_op == other.reduce_op
+        and op.source == other.source
+    )
+
+
+def _split(ops: dict[int, Op], find: Callable[[Op], object]) -> dict[object, list[int]]:
+    """Return the ranks by what is found; nothing if they agree as far as that is known."""
+    sides: dict[object, list[int]] = {}
+    for rank, op in ops.items():
+        value = find(op)
+        if value is not None:
+            sides.setdefault(value, []).append(rank)
+    return sides if len(sides) > 1 else {}
+
+
+def _make(
+    lane: Lane, seq: int, respect: Respect, sides: dict[object, list[int]], ops: dict[int, Op]
+) -> Parting:
+    ordered = sorted(sides.values(), key=lambda ranks: (len(ranks), ranks))
+    return Parting(
+        lane=lane,
+        seq=seq,
+        respect=respect,
+        sides=tuple((tuple(sorted(ranks)), ops[min(ranks)]) for ranks in ordered),
+        is_through=_is_silent(respect, ops) or all(op.is_over and not op.has_raised for op in ops.values()),
+    )
+
+
+def _is_silent(respect: Respect, ops: dict[int, Op]) -> bool:
+    """Tell whether the backend pairs these without a word."""
+    if respect == "dtype":
+        return len({tuple(_size_of(one) for one in op.dtypes) for op in ops.values()}) == 1
+    return respect in {"shape", "order", "bucket", "reduce op"}
+
+
+def _size_of(dtype: str) -> int | None:
+    name = _clean_dtype(dtype)
+    return next((size for bits, size in _BYTES.items() if name.endswith(bits)), None)
+
+
+def _is_ncclls_barrier(lane: Lane, ops: dict[int, Op]) -> bool:
+    """NCCL's barrier is an all_reduce inside, and which of the two names is recorded depends on who tells."""
+    families = {find_family(op) for op in ops.values()}
+    return families == {"barrier", "all_reduce"} and not lane.is_gloo
+
+
+def _find_root(op: Op) -> int | None:
+    return op.root if find_family(op) in _ROOTED else None
+
+
+def _find_reduce_op(op: Op) -> str | None:
+    return op.reduce_op.lower().rpartition(".")[2] if op.reduce_op and find_family(op) in _REDUCING else None
+
+
+def _find_size(lane: Lane, op: Op) -> int | None:
+    family = find_family(op)
+    demands = family in _EQUAL_SIZES or (lane.is_gloo and family in _EQUAL_SIZES_GLOO)
+    return op.num_elements if demands else None
+
+
+def _clean_dtype(dtype: str) -> str:
+    name = dtype.lower().removeprefix("torch.")
+    return _TORCH_NAMES.get(name, name)
+
+
+def _find_dtype(op: Op) -> tuple[str, ...] | None:
+    family = find_family(op)
+    if family not in _EQUAL_SIZES | _EQUAL_SIZES_GLOO or not op.dtypes:
+        return None
+    return tuple(dict.fromkeys(_clean_dtype(dtype) for dtype in op.dtypes))
+
+
+def _find_layout(op: Op) -> tuple[tuple[int, ...], ...] | None:
+    """Return shapes that can't be another's view: a scalar is as good as one element, and a flat tensor as any."""
+    if find_family(op) not in _EQUAL_SIZES or len(op.shapes) != 1:
+        return None
+    clean = tuple(tuple(length for length in shape if length != 1) for shape in op.shapes)
+    return clean if all(len(shape) > 1 for shape in clean) else None
+
+
+def _is_bucket_met(ops: dict[int, Op]) -> bool:
+    """Tell whether the gradients of some ranks were summed with what others reduce by a line of their own."""
+    if any(is_join(op) for op in ops.values()):
+        return False
+    direct = [
+        op for op in ops.values()
+        if op.source == "python" and op.site and find_family(op) == "all_reduce" and set(op.inside) <= {"all_reduce", "wrapper"}
+    ]  # fmt: skip
+    gradients = [op for op in ops.values() if is_gradient(op)]
+    return bool(direct and gradients) and len(direct) + len(gradients) == len(ops)
+
+
+def _split_swapped(lane: Lane, seq: int, ops: dict[int, Op]) -> dict[object, list[int]]:
+    """Return the ranks by their line, where two of them used two lines in opposite order under numbers next to each other."""
+    sides = _split(ops, lambda op: op.site)
+    if len(sides) != 2:
+        return {}
+    (here, first), (there, second) = sides.items()
+    one, other = min(first), min(second)
+    following, crossed = lane.ops[one].get(seq + 1), lane.ops[other].get(seq + 1)
+    if following is None or crossed is None or following.site != there or crossed.site != here:
+        return {}
+    met = [*ops.values(), following, crossed]
+    # Barriers carry nothing that could be exchanged, and Join's ranks make up for others.
+    is_harmless = find_family(met[0]) == "barrier" or any(is_join(op) for op in met)
+    return {} if is_harmless or find_family(following) != find_family(crossed) else sides

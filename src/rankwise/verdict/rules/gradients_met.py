@@ -1,0 +1,40 @@
+"""Gradients of some ranks met another collective of others: a rank made more backward passes than the rest (D14)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.telling import tell_parting
+from rankwise.verdict.words import is_gradient, shorten
+
+if TYPE_CHECKING:
+    from rankwise.verdict.parting import Parting
+    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.view import View
+
+RULE = "gradients_met"
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it."""
+    return tuple(
+        _tell(view, parting)
+        for parting in view.partings
+        if len({is_gradient(op) for _, op in parting.sides}) == 2 and parting.respect != "order"
+    )
+
+
+def _tell(view: View, parting: Parting) -> Sight:
+    gradients = next(op for _, op in parting.sides if is_gradient(op))
+    others = [rank for side, op in parting.sides if not is_gradient(op) for rank in side]
+    were_there = all(parting.lane.has_been_at(rank, gradients.site) for rank in others)
+    at = shorten(gradients.site)
+    return tell_parting(
+        view,
+        parting,
+        rule=RULE,
+        told="the gradients of some ranks met another collective of the others",
+        class_id="D14" if were_there else None,
+        fix=f"let all ranks make the same number of backward passes at {at} (DistributedSampler with drop_last, or model.join()), "
+        "and agree on it by a collective before a rank leaves the loop or skips a step",
+    )

@@ -1,0 +1,74 @@
+"""Ranks wait for others that live and do something else. It may be right: the facts are told, and the fault only if they show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.telling import tell_absence
+from rankwise.verdict.words import shorten
+
+if TYPE_CHECKING:
+    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.view import Absence, View
+
+RULE = "kept_waiting"
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it."""
+    sights = []
+    for absence in view.absences:
+        is_slow = any(map(view.may_come, absence.missing))
+        class_id, fix = (None, _fix_slow(view, absence)) if is_slow else _judge(view, absence)
+        sights.append(
+            tell_absence(
+                view, absence, rule=RULE, class_id=class_id, fix=fix,
+                culprits=absence.missing if is_slow else (),
+            )
+        )  # fmt: skip
+    return tuple(sights)
+
+
+def _fix_slow(view: View, absence: Absence) -> str:
+    doing = {view.standings[rank].doing for rank in absence.missing}
+    who, at = name_ranks(absence.missing), shorten(absence.waiting[0].site)
+    if "debugged" in doing:
+        return f"type in the debugger of {who}: the others wait as long as it takes"
+    if "compiling" in doing:
+        return "a compilation takes long the first time; let it finish, or compile on all ranks"
+    if "loading data" in doing:
+        return (
+            f"more loader workers, or smaller batches, for {who}; work that is done once belongs before {at}"
+        )
+    return f"look at what {who} is doing; work that one rank does alone for long belongs before {at}, or needs a longer timeout there"
+
+
+def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
+    """Return the class that the script's own lines decide, and what to do."""
+    at, who = shorten(absence.waiting[0].site), name_ranks(absence.missing)
+    away = [guard for rank in absence.missing for guard in view.guards_of(rank)]
+    if away and all(
+        any(guard.kind == "except" for guard in view.guards_of(rank)) for rank in absence.missing
+    ):
+        line = next(guard.line for guard in away if guard.kind == "except")
+        return (
+            "R1",
+            f"{who} caught an exception at line {line} and did not come to {at}: let it end the rank, or tell the others first",
+        )
+    taken = [guard for one in absence.waiting for guard in view.guards_of(one.rank) if guard.kind == "if"]
+    own = [guard for guard in taken if guard not in away]
+    if test := next((guard for guard in own if guard.is_rank_test), None):
+        return (
+            "C1",
+            f"take the collective at {at} out of the rank test at line {test.line}: all ranks make it, and only what follows is for some",
+        )
+    if own and view.scene.is_whole and not any(guard.is_rank_test for guard in away):
+        return (
+            "C26",
+            f"the condition at line {own[0].line} holds on some ranks only: let one rank decide, and broadcast the decision before {at}",
+        )
+    return (
+        None,
+        f"look why {who} did not come to {at}, or why the others did: all ranks of a group must make the same collectives",
+    )

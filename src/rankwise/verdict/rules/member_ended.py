@@ -1,0 +1,46 @@
+"""Ranks wait in a collective for one that has ended without it (R6, D14, C27)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.telling import find_deviating, have_been_here, tell_absence
+from rankwise.verdict.words import is_gradient, shorten
+
+if TYPE_CHECKING:
+    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.view import Absence, View
+
+RULE = "member_ended"
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it."""
+    sights = []
+    for absence in view.absences:
+        gone = view.find_ended(absence)
+        if gone:
+            sights.append(
+                tell_absence(
+                    view, absence, rule=RULE, class_id=_name(view, absence, gone), certainty="proof", fix=_fix(absence, gone),
+                    culprits=gone if len(gone) < len(absence.missing) else find_deviating(absence),
+                )
+            )  # fmt: skip
+    return tuple(sights)
+
+
+def _name(view: View, absence: Absence, gone: tuple[int, ...]) -> str | None:
+    if any(view.by_rank[rank].code for rank in gone):
+        return None  # it failed, and that is told by its own error
+    if absence.op is not None and is_gradient(absence.op):
+        return "D14" if have_been_here(absence) else None
+    return "R6"
+
+
+def _fix(absence: Absence, gone: tuple[int, ...]) -> str:
+    at = shorten(absence.waiting[0].site)
+    return (
+        f"let {name_ranks(gone)} come to {at} as often as the others: the same number of steps and collectives on all ranks, "
+        "and a barrier before destroy_process_group"
+    )

@@ -1,0 +1,72 @@
+"""Ranks named different members for one new group, or not all of them made it: new_group is a collective of all (C10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.sight import Sight
+from rankwise.verdict.words import join_clauses, shorten
+
+if TYPE_CHECKING:
+    from rankwise.evidence.facts import RankFacts
+    from rankwise.verdict.view import View
+
+RULE = "other_members"
+_FIX = (
+    "let all ranks of the job call new_group with the same lists in the same order, also those that are no members, "
+    "and keep the one that holds the own rank"
+)
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sight of groups that got the same number and other members."""
+    named: dict[str, dict[tuple[int, ...], list[int]]] = {}
+    for facts in view.scene.ranks:
+        for name, members in _numbered(facts).items():
+            named.setdefault(name, {}).setdefault(members, []).append(facts.rank)
+    for name in sorted(named, key=int):
+        sides = named[name]
+        # A rank that was not asked for a group still counts it, so that a number stands for one call.
+        if len(sides) > 1:
+            return (_tell(view, name, sides),)
+    return ()
+
+
+def _numbered(facts: RankFacts) -> dict[str, tuple[int, ...]]:
+    """Return the members of Gloo's groups that torch gave a number; "0" is the first group, of all ranks.
+
+    A group named by a hash of its members was made without the others. NCCL's may be parts of one that was split.
+    """
+    if facts.evidence is None or facts.evidence.has_left:
+        return {}
+    return {
+        name: tuple(sorted(group.ranks))
+        for name, group in facts.evidence.groups.items()
+        if name.isdecimal() and int(name) > 0 and group.backend == "gloo" and facts.rank in group.ranks
+    }
+
+
+def _tell(view: View, name: str, sides: dict[tuple[int, ...], list[int]]) -> Sight:
+    ordered = sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
+    ranks = tuple(sorted(rank for _, some in ordered for rank in some))
+    clauses = [
+        f"{name_ranks(some)} {'say' if len(some) > 1 else 'says'} {list(members)}"
+        for members, some in ordered
+    ]
+    waiting = [one for one in view.standings.values() if one.wait and one.rank in ranks]
+    where = _find_place(view, name, ranks)
+    return Sight(
+        kind="mismatch", certainty="proof", rule=RULE, culprits=ranks, class_id="C10", where=where, waiting=view.list_waiting(waiting),
+        message=f"the ranks named different members for group {name}, at {shorten(where)}: {join_clauses(clauses)}",
+        fix=_FIX, key=f"members of group {name}", doing="in a collective", since_s=view.since(waiting),
+    )  # fmt: skip
+
+
+def _find_place(view: View, name: str, ranks: tuple[int, ...]) -> str | None:
+    for rank in ranks:
+        evidence = view.by_rank[rank].evidence
+        for op in evidence.ops if evidence else ():
+            if op.group == name and op.site:
+                return op.site
+    return next((view.standings[rank].where for rank in ranks if view.standings[rank].where), None)

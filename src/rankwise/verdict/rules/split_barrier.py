@@ -1,0 +1,43 @@
+"""Some ranks made one barrier more than others: a barrier for "rank 0 first" that has no counterpart (C2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.lanes import find_family
+from rankwise.verdict.telling import find_fewer, tell_absence
+from rankwise.verdict.words import shorten
+
+if TYPE_CHECKING:
+    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.view import Absence, View
+
+RULE = "split_barrier"
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it: not while those that are missing may still come."""
+    return tuple(
+        tell_absence(
+            view, absence, rule=RULE, class_id="C2", culprits=find_fewer(absence), certainty="proof" if view.have_ended(absence) else "suspicion",
+            fix=f"the barrier at {shorten(absence.waiting[0].site)} was met by none: give each rank as many barriers as the others, "
+            "as in `if rank != 0: barrier()` … `if rank == 0: barrier()`",
+        )
+        for absence in view.absences
+        if _is_off_by_one(absence) and not any(map(view.may_come, absence.missing))
+    )  # fmt: skip
+
+
+def _is_off_by_one(absence: Absence) -> bool:
+    """Tell whether those that are missing were at this very line one barrier earlier, when the others were at another one."""
+    lane, op = absence.lane, absence.op
+    if lane is None or op is None or op.site is None or find_family(op) != "barrier":
+        return False
+    mine = lane.ops[absence.waiting[0].rank].get(op.seq - 1)
+    theirs = [lane.ops.get(rank, {}).get(op.seq - 1) for rank in absence.missing]
+    return (
+        mine is not None
+        and find_family(mine) == "barrier"
+        and mine.site != op.site
+        and all(one is not None and one.site == op.site for one in theirs)
+    )

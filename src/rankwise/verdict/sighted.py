@@ -1,0 +1,104 @@
+"""The verdict on a job whose ranks were seen to hang, or to make collectives that do not correspond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import Verdict, Waiting, name_ranks
+from rankwise.verdict.look import look
+from rankwise.verdict.words import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.verdict.case import Case, RankEnd
+    from rankwise.verdict.sight import Sight
+
+_MOST_NOTES = 3
+
+
+def list_sights(case: Case) -> tuple[Sight, ...]:
+    """Return what can be told of the ranks before they were stopped, best first, and then what was told earlier."""
+    last = look(case.scene) if case.scene is not None else ()
+    keys = {sight.key for sight in last}
+    return (*last, *(sight for sight in case.sights if sight.key not in keys))
+
+
+def find_mismatch(case: Case) -> Sight | None:
+    """Return the first of the collectives that did not correspond, if there were such."""
+    return next((sight for sight in list_sights(case) if sight.kind == "mismatch"), None)
+
+
+def judge_hung(case: Case) -> Verdict:
+    """Return the verdict on ranks that we stopped because they hung."""
+    sights = list_sights(case)
+    # What was said while the ranks ran, and holds no more, was somebody slow.
+    current = sights if case.scene is None else look(case.scene)
+    best = find_mismatch(case) or next(iter((*current, *sights)), None)
+    if best is None:
+        return _judge_by_stacks(case)
+    return _dress(best, [one for one in current if one.key != best.key], exit_code=1)
+
+
+def _judge_by_stacks(case: Case) -> Verdict:
+    """Return the verdict where nothing was recorded: the stacks alone tell who was in a collective and who was not."""
+    waiting = [(end, end.stack) for end in case.ranks if end.stack and end.stack.op]
+    away = [(end, end.stack) for end in case.ranks if end.stack and not end.stack.op]
+    told = "the ranks did not move any more"
+    # Who was elsewhere is named only beside others that waited for somebody.
+    named = away if waiting and len(away) <= len(waiting) else []
+    if named:
+        where = shorten(named[0][1].where)
+        waited = name_ranks([end.rank for end, _ in waiting])
+        told = f"{name_ranks([end.rank for end, _ in named])} did not come to a collective, but stood at {where}; {waited} waited"
+    return Verdict(
+        kind="hang",
+        culprits=tuple(sorted(end.rank for end, _ in named)),
+        where=named[0][1].where if named else None,
+        waiting=tuple(Waiting(rank=end.rank, where=stack.where, op=stack.op) for end, stack in waiting),
+        message=told,
+        fix="look at where each of them stood",
+        exit_code=1,
+    )
+
+
+def judge_mismatch(case: Case, sight: Sight, left: Sequence[RankEnd]) -> Verdict:
+    """Return the verdict on ranks that failed as a consequence of collectives that did not correspond.
+
+    Args:
+        case: The attempt.
+        sight: The collectives.
+        left: The ranks that left in error, in their order.
+    """
+    code = next((end.code for end in left if end.code), 1)
+    others = [one for one in list_sights(case) if one.key != sight.key and one.is_proof]
+    return _dress(sight, others, exit_code=code if code > 0 else 128 - code)
+
+
+def judge_silent(case: Case) -> Verdict | None:
+    """Return the verdict on a job that went through with collectives that were paired wrongly; None if none was."""
+    sight = find_mismatch(case)
+    if sight is None:
+        return None
+    note = "all ranks finished with exit code 0, but what they computed from this collective on is wrong"
+    # Where ranks came through what can't go well, by luck or with an error that they caught, that is no success either.
+    is_lucky = sight.is_proof and sight.is_stuck
+    verdict = _dress(sight, (), exit_code=1 if case.strict or is_lucky else 0)
+    return replace(verdict, waiting=(), notes=(note,))
+
+
+def _dress(sight: Sight, others: Sequence[Sight], *, exit_code: int) -> Verdict:
+    beside = [f"beside that: {one.message}" for one in others if not set(one.culprits) <= set(sight.culprits)]
+    return Verdict(
+        kind=sight.kind,
+        culprits=sight.culprits,
+        class_id=sight.class_id,
+        where=sight.where,
+        waiting=sight.waiting,
+        message=sight.message,
+        fix=sight.fix,
+        exit_code=exit_code,
+        notes=tuple(beside[:_MOST_NOTES]),
+        first=sight.culprits[0] if sight.culprits else None,
+    )

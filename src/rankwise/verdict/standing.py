@@ -1,0 +1,183 @@
+"""Where one rank stands: in a collective, in a wait for others, or somewhere else, and what it does there.
+
+Only a stack tells that a rank waits. That a collective was entered and is not over does not: it may be in flight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+from rankwise.verdict.lanes import KNOWN_NAMES, UNNUMBERED
+
+if TYPE_CHECKING:
+    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.notes import Frame, Stack
+    from rankwise.verdict.sight import Doing
+
+#: What kind of wait a stack shows.
+Wait = Literal["call", "handle", "backward", "meeting", "device"]
+
+_BACKWARD = frozenset({"_engine_run_backward"})
+_MEETING = frozenset({
+    "init_process_group", "new_group", "_new_group_with_tag", "new_subgroups", "split_group", "_store_based_barrier",
+    "_new_process_group_helper", "_env_rendezvous_handler", "_create_c10d_store",
+})  # fmt: skip
+_HANDLES = frozenset({"wait", "wait_tensor", "_wait_tensor", "synchronize"})
+#: Parts of torch.distributed whose waits are no collectives: a server waits for its clients as long as it takes.
+_APART = ("/torch/distributed/rpc/", "/torch/distributed/elastic/", "/torch/distributed/checkpoint/")
+_DISTRIBUTED = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+#: Python frames that lie between a function of torch.distributed and C++.
+_DISPATCH = ("/torch/_ops.py", "/torch/_library/", "/torch/_higher_order_ops/", "/torch/utils/_contextlib.py")
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/triton/")
+_LOADERS = ("/torch/utils/data/", "/torchdata/", "/rankwise/data/")
+_SAVERS = (
+    "/torch/serialization.py",
+    "/torch/distributed/checkpoint/",
+    "/rankwise/checkpoint/",
+    "/safetensors/",
+)
+#: Below this share of one core a process does nothing to speak of.
+_IDLE_SHARE = 0.1
+_BUSY_SHARE = 0.5
+#: A pass that computes moves within this; one that waits does not.
+_STILL_S = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where one rank stands.
+
+    Attributes:
+        wait: What kind of wait its stack shows; None if it waits for no other rank, or that is not known.
+        doing: What it does.
+        where: ``file.py:LINE`` of the innermost line of the user's own.
+        ops: What it may be waiting for, the likeliest first: entered, and not over.
+        call: The function of torch that it waits in, by the name that users know; None if it has none.
+    """
+
+    rank: int
+    wait: Wait | None
+    doing: Doing
+    where: str | None
+    ops: tuple[Op, ...] = ()
+    call: str | None = None
+
+    @property
+    def op(self) -> Op | None:
+        """What it most likely waits for; None if nothing recorded fits."""
+        return self.ops[0] if self.ops else None
+
+    @property
+    def site(self) -> str | None:
+        """The line that the wait was entered from."""
+        return (self.op.site if self.op else None) or self.where
+
+
+def find_standing(facts: RankFacts) -> Standing:
+    """Return where a rank stands, as far as its facts show it."""
+    wait = None if facts.state in {"ended", "stopped", "not started"} else _find_wait(facts)
+    where = facts.stack.where if facts.stack else None
+    if where is None and facts.fault is not None:
+        where = facts.fault.where
+    ops = _find_open(facts, wait) if wait else ()
+    call = _find_call(facts.stack, wait) if facts.stack and wait else None
+    return Standing(
+        rank=facts.rank, wait=wait, doing=_find_doing(facts, wait), where=where, ops=ops, call=call
+    )
+
+
+def _find_call(stack: Stack, wait: Wait) -> str | None:
+    if wait == "backward":
+        return "backward"
+    known = [frame.function for frame in list_calls(stack) if frame.function in KNOWN_NAMES | _MEETING]
+    # The outermost one is what the user called.
+    return known[-1] if known else None
+
+
+def list_calls(stack: Stack) -> list[Frame]:
+    """Return the frames between the innermost line of the user's own and what runs now, innermost first."""
+    inside = itertools.takewhile(lambda frame: not frame.is_users, stack.frames)
+    return [frame for frame in inside if "/rankwise/evidence/" not in frame.file]
+
+
+def _find_wait(facts: RankFacts) -> Wait | None:
+    if facts.stack is None:
+        return None
+    inside = list_calls(facts.stack)
+    if not inside or facts.reads_terminal:
+        return _find_device_wait(facts)
+    names = {frame.function for frame in inside}
+    at = next((frame for frame in inside if not any(part in frame.file for part in _DISPATCH)), inside[0])
+    if inside[0].function in _BACKWARD or at.function in _BACKWARD:
+        return "backward" if _has_stopped(facts) else None
+    if not any(part in at.file for part in _DISTRIBUTED) or any(part in at.file for part in _APART):
+        return None
+    if names & _MEETING:
+        return "meeting"
+    return "handle" if at.function in _HANDLES else "call"
+
+
+def _find_device_wait(facts: RankFacts) -> Wait | None:
+    """NCCL gives its collectives to the device and goes on: the wait is at the next line that needs a result."""
+    evidence = facts.evidence
+    if evidence is None or not facts.stack or not facts.stack.frames or facts.reads_terminal:
+        return None
+    nccl = {name for name, group in evidence.groups.items() if group.backend == "nccl"}
+    is_open = any(op.group in nccl and op.is_over is False for op in evidence.ops)
+    return "device" if is_open and facts.still_s >= _STILL_S else None
+
+
+def _has_stopped(facts: RankFacts) -> bool:
+    """Tell a backward pass that waits for others from one that computes."""
+    return facts.still_s >= _STILL_S or (facts.cpu_share is not None and facts.cpu_share < _IDLE_SHARE)
+
+
+def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
+    ops = [op for op in facts.evidence.ops if op.name not in UNNUMBERED] if facts.evidence else []
+    if wait == "meeting" or facts.stack is None:
+        return ()
+    # What is not known to be over counts only as the last thing that the rank did.
+    found = [op for op in ops if op.is_over is False or (op.is_over is None and op is ops[-1])]
+    if wait == "backward":
+        found = [op for op in found if op.source == "native"]
+    if wait == "call":
+        found = _fitting(found, facts.stack)
+    return tuple(found if wait == "device" else reversed(found))
+
+
+def _fitting(found: list[Op], stack: Stack) -> list[Op]:
+    """Return those that the call on the stack can be: an older one may still be in flight."""
+    inside = list_calls(stack)
+    named = {frame.function for frame in inside}
+    if inside and "/torch/nn/parallel/" in inside[0].file:
+        return [op for op in found if op.source == "native"]
+    fitting = [op for op in found if op.name in named]
+    return fitting if fitting or named & KNOWN_NAMES else found
+
+
+def _find_doing(facts: RankFacts, wait: Wait | None) -> Doing:
+    sure: tuple[tuple[bool, Doing], ...] = (
+        (facts.state == "ended", "ended"),
+        (facts.reads_terminal, "debugged"),
+        (facts.state == "stopped", "stopped"),
+        (wait is not None, "in a collective"),
+    )
+    for holds, doing in sure:
+        if holds:
+            return doing
+    files = [frame.file for frame in list_calls(facts.stack)] if facts.stack else []
+    told: tuple[tuple[tuple[str, ...], Doing], ...] = (
+        (_COMPILERS, "compiling"),
+        (_SAVERS, "saving"),
+        (_LOADERS, "loading data"),
+    )
+    for parts, doing in told:
+        if any(part in file for file in files for part in parts):
+            return doing
+    share = _IDLE_SHARE if facts.cpu_share is None else facts.cpu_share
+    if share >= _BUSY_SHARE:
+        return "busy"
+    return "asleep" if share < _IDLE_SHARE and facts.still_s >= _STILL_S else "unknown"

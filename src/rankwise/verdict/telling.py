@@ -1,0 +1,224 @@
+"""From what was found to the sentence that the user reads: the odd one first, then who waits, where, in what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.sight import Sight
+from rankwise.verdict.words import join_clauses, name_op, shorten, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.verdict.parting import Parting
+    from rankwise.verdict.sight import Certainty, Doing
+    from rankwise.verdict.standing import Standing
+    from rankwise.verdict.view import Absence, View
+
+
+def tell_parting(
+    view: View,
+    parting: Parting,
+    *,
+    rule: str,
+    told: str,
+    fix: str,
+    class_id: str | None,
+    culprits: tuple[int, ...] = (),
+    lead: Op | None = None,
+) -> Sight:
+    """Return the sight of ranks that did not do the same under one number.
+
+    Args:
+        view: The scene.
+        parting: Where they differ.
+        rule: Which rule found it.
+        told: What is wrong, in a clause.
+        fix: What to do.
+        class_id: The failure class.
+        culprits: Who deviates; by default who is the minority.
+        lead: The side to tell first, where no side is the minority.
+    """
+    culprits = culprits or parting.culprits
+    ordered = sorted(
+        parting.sides, key=lambda side: (not set(side[0]) & set(culprits), side[1] is not lead, side[0])
+    )
+    sides = [
+        f"{name_ranks(ranks)} {verb(ranks, 'are' if not parting.is_through else 'were', 'is' if not parting.is_through else 'was')} "
+        f"in {name_op(op, number=False)} at {shorten(op.site)}"
+        for ranks, op in ordered
+    ]
+    went_on = "; they were paired all the same and went on, with wrong results" if parting.is_through else ""
+    involved = [
+        view.standings[rank]
+        for rank in parting.lane.ranks
+        if rank in view.standings and rank not in culprits and view.standings[rank].wait is not None
+    ]
+    return Sight(
+        kind="mismatch",
+        # Of these only lines and shapes tell, and there are programs in which they are meant.
+        certainty="suspicion" if parting.respect in {"order", "shape", "bucket"} else "proof",
+        rule=rule,
+        culprits=culprits,
+        class_id=class_id,
+        where=next(op.site for ranks, op in ordered) or _first_site(parting),
+        waiting=view.list_waiting(involved),
+        message=f"{told}: at collective #{parting.seq} of their group {join_clauses(sides)}{went_on}",
+        fix=fix,
+        is_stuck=not parting.is_through,
+        key=f"parting {parting.lane.name} #{parting.seq}",
+        doing="in a collective",
+        since_s=parting.moment_s if parting.moment_s != float("inf") else None,
+    )
+
+
+def _first_site(parting: Parting) -> str | None:
+    return next((op.site for _, op in parting.sides if op.site), None)
+
+
+def tell_absence(
+    view: View,
+    absence: Absence,
+    *,
+    rule: str,
+    fix: str,
+    class_id: str | None = None,
+    certainty: Certainty = "suspicion",
+    culprits: Sequence[int] = (),
+    is_stuck: bool | None = None,
+) -> Sight:
+    """Return the sight of ranks that others wait for.
+
+    Args:
+        view: The scene.
+        absence: Who waits for whom.
+        rule: Which rule found it.
+        fix: What to do.
+        class_id: The failure class.
+        certainty: Whether they may still come.
+        culprits: Who deviates; by default who is the minority.
+        is_stuck: Whether the waiting can never go on; by default if it is proved.
+    """
+    blamed = tuple(sorted(culprits)) or find_deviating(absence)
+    away = _tell_away(view, absence.missing)
+    clause = f"{away}; {_tell_waiting(absence)}"
+    return Sight(
+        kind="hang",
+        certainty=certainty,
+        rule=rule,
+        culprits=blamed,
+        class_id=class_id,
+        where=find_place(view, blamed, absence),
+        waiting=view.list_waiting(
+            [one for one in absence.waiting if one.rank not in blamed or len(blamed) > 1]
+        ),
+        message=clause,
+        fix=fix,
+        is_stuck=certainty == "proof" if is_stuck is None else is_stuck,
+        key=key_of(absence),
+        doing=find_doing(view, absence.missing),
+        since_s=view.since(absence.waiting),
+    )
+
+
+def key_of(absence: Absence) -> str:
+    """Return what is equal for the same absence at a later moment."""
+    at = f" {absence.lane.name if absence.lane else absence.op.name} #{absence.op.seq}" if absence.op else ""
+    return f"absent {name_ranks(absence.missing)}{at}"
+
+
+def find_deviating(absence: Absence) -> tuple[int, ...]:
+    """Return the minority of those who came and those who did not; of two equal halves those who did not, if they did before."""
+    came = tuple(sorted(one.rank for one in absence.waiting))
+    members = len(absence.lane.ranks) if absence.lane else len(came) + len(absence.missing)
+    if len(absence.missing) * 2 < members or len(came) > len(absence.missing):
+        return absence.missing
+    if len(came) == len(absence.missing):
+        return absence.missing if have_been_here(absence) else tuple(sorted((*came, *absence.missing)))
+    return came if not have_been_here(absence) and absence.is_known else absence.missing
+
+
+def find_fewer(absence: Absence) -> tuple[int, ...]:
+    """Return the fewer of those who came and those who did not; of two equal halves those who did not."""
+    came = tuple(sorted(one.rank for one in absence.waiting))
+    return absence.missing if len(absence.missing) <= len(came) else came
+
+
+def have_been_here(absence: Absence) -> bool:
+    """Tell whether all that are missing are known to have made this collective from this line before."""
+    lane, op = absence.lane, absence.op
+    return (
+        lane is not None
+        and op is not None
+        and all(lane.has_been_at(rank, op.site) for rank in absence.missing)
+    )
+
+
+def find_place(view: View, culprits: Sequence[int], absence: Absence) -> str | None:
+    """Return the line of the first culprit that has one; else the line that the others wait at."""
+    missing = [rank for rank in culprits if rank in absence.missing]
+    for rank in (*missing, *culprits):
+        standing = view.standings.get(rank)
+        if standing and (place := standing.site if standing.wait else standing.where):
+            return place
+    return next((one.site for one in absence.waiting if one.site), None)
+
+
+def find_doing(view: View, ranks: Sequence[int]) -> Doing:
+    """Return what the missing ranks do: the most hopeful of it, if they do several things."""
+    order: tuple[Doing, ...] = (
+        "debugged", "compiling", "busy", "saving", "loading data", "unknown", "in a collective", "asleep", "stopped", "ended",
+    )  # fmt: skip
+    found = {view.standings[rank].doing for rank in ranks if rank in view.standings}
+    return next((doing for doing in order if doing in found), "unknown")
+
+
+def _tell_away(view: View, missing: Sequence[int]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank in missing:
+        facts = view.by_rank[rank]
+        # A figure of its own for each rank would keep them from being told together.
+        share = f" ({100 * (facts.cpu_share or 0):.0f} % CPU)" if len(missing) == 1 else ""
+        groups.setdefault(_tell_doing(facts, view.standings[rank], share), []).append(rank)
+    clauses = [
+        f"{name_ranks(ranks)} {verb(ranks, 'have', 'has') if doing.startswith('ended') else verb(ranks, 'are', 'is')} {doing}"
+        for doing, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+    ]
+    return join_clauses(clauses)
+
+
+def _tell_doing(facts: RankFacts, standing: Standing, share: str) -> str:
+    place = f" at {shorten(standing.where)}" if standing.where else ""
+    if standing.doing == "ended":
+        return f"ended with {'exit code' if (facts.code or 0) >= 0 else 'signal'} {abs(facts.code or 0)}{_last_words(facts)}"
+    told = {
+        "busy": f"busy{share}",
+        "debugged": "in a debugger, which waits for somebody to type,",
+        "stopped": "stopped by a signal (SIGSTOP, Ctrl-Z)",
+        "unknown": "not in a collective, but",
+        "loading data": "waiting for its data loader,",
+        "saving": "reading or writing a file,",
+        "in a collective": "in a collective",
+    }.get(standing.doing, standing.doing)
+    # What stays the same for all of them lets them be told together.
+    told = told if place else told.removesuffix(",").removesuffix(", but")
+    return f"{told}{place}"
+
+
+def _last_words(facts: RankFacts) -> str:
+    ops = facts.evidence.ops if facts.evidence else ()
+    return f" after {ops[-1].name} at {shorten(ops[-1].site)}" if ops and ops[-1].site else ""
+
+
+def _tell_waiting(absence: Absence) -> str:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for one in absence.waiting:
+        name = name_op(one.op) if one.op else one.call or "a collective"
+        groups.setdefault((name, shorten(one.site)), []).append(one.rank)
+    clauses = [
+        f"{name_ranks(ranks)} {verb(ranks, 'wait')} in {name} from {place}"
+        for (name, place), ranks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+    ]
+    return join_clauses(clauses)

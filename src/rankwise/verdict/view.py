@@ -1,0 +1,289 @@
+"""A scene, read: which collectives belong together, who waits for whom, and what every rule asks about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+from rankwise.verdict.case import Waiting
+from rankwise.verdict.guards import Book, Guard
+from rankwise.verdict.lanes import WHOLE_BELOW, Lane, find_lanes
+from rankwise.verdict.parting import Parting, find_partings
+from rankwise.verdict.standing import Standing, find_standing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.evidence.facts import Op, RankFacts, Scene
+
+#: The flight recorder's word is fresh if it is not older than this, or than the rank's last movement.
+_FRESH_S = 3.0
+#: When a member has ended, what it had sent before is through by then.
+_SURE_S = 3.0
+_SETTLED_S = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Ranks that wait in one collective, and those that have not come to it and wait for nobody themselves.
+
+    Attributes:
+        op: What the first of the waiting ranks has entered; None if nothing recorded tells.
+        lane: Its group; None for messages, and where nothing recorded tells.
+        waiting: Who waits.
+        missing: Who has not come.
+        is_known: Whether the records show that the missing have not entered it; else only their stacks do.
+    """
+
+    op: Op | None
+    lane: Lane | None
+    waiting: tuple[Standing, ...]
+    missing: tuple[int, ...]
+    is_known: bool
+
+
+@final
+class View:
+    """All that the rules ask of a scene.
+
+    Args:
+        scene: The facts.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self._behind: dict[tuple[int, int], frozenset[int]] = {}
+
+    @cached_property
+    def by_rank(self) -> dict[int, RankFacts]:
+        """The ranks that can be seen."""
+        return {facts.rank: facts for facts in self.scene.ranks}
+
+    @cached_property
+    def standings(self) -> dict[int, Standing]:
+        """Where each of them stands."""
+        return {facts.rank: find_standing(facts) for facts in self.scene.ranks}
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        """All groups."""
+        return find_lanes(self.scene)
+
+    @cached_property
+    def partings(self) -> tuple[Parting, ...]:
+        """Where ranks did not do the same under the same number: the first of each group and kind."""
+        return find_partings(self.lanes)
+
+    @cached_property
+    def _lane_of(self) -> dict[tuple[int, str], Lane]:
+        found = {}
+        for lane in self.lanes:
+            for rank in lane.ops:
+                for op in lane.ops[rank].values():
+                    found[rank, op.group] = lane
+                    break
+        return found
+
+    def lane_of(self, rank: int, op: Op) -> Lane | None:
+        """Return the group that a rank's operation belongs to."""
+        return None if op.is_message else self._lane_of.get((rank, op.group))
+
+    def is_fresh(self, rank: int) -> bool:
+        """Tell whether a rank's records hold all that it has issued, also from C++."""
+        facts = self.by_rank.get(rank)
+        if facts is None or facts.evidence is None or facts.evidence.dumped_s is None:
+            return False
+        moved_s = facts.ended_s if facts.ended_s is not None else self.scene.now_s - facts.still_s
+        return facts.evidence.dumped_s >= min(moved_s, self.scene.now_s - _FRESH_S) - (
+            0 if facts.ended_s is None else _FRESH_S
+        )
+
+    @cached_property
+    def awaited(self) -> dict[int, frozenset[int]]:
+        """For each rank that waits, the ranks that are known not to have come to what it waits for."""
+        return {
+            rank: self._find_awaited(standing)
+            for rank, standing in self.standings.items()
+            if standing.wait in {"call", "handle", "backward", "device"}
+        }
+
+    def _find_awaited(self, standing: Standing) -> frozenset[int]:
+        # Of a handle it is not known which work it is: only who misses all of them is surely awaited.
+        ops = standing.ops if standing.wait in {"handle", "backward", "device"} else standing.ops[:1]
+        found = [self._absent_from(standing.rank, op) for op in ops]
+        return frozenset.intersection(*found) if found else frozenset()
+
+    def _absent_from(self, rank: int, op: Op) -> frozenset[int]:
+        if op.is_message:
+            return self._absent_peer(rank, op)
+        lane = self.lane_of(rank, op)
+        if lane is None:
+            return frozenset()
+        key = (id(lane), op.seq)
+        if key not in self._behind:
+            self._behind[key] = frozenset(
+                other for other in lane.ranks if self._records(other) and lane.is_behind(other, op.seq)
+            )
+        return self._behind[key]
+
+    def _records(self, rank: int) -> bool:
+        facts = self.by_rank.get(rank)
+        return facts is not None and facts.evidence is not None
+
+    def _absent_peer(self, rank: int, op: Op) -> frozenset[int]:
+        peer = self.by_rank.get(op.peer) if op.peer is not None else None
+        if peer is None or peer.evidence is None:
+            return frozenset()
+        answers = {"recv", "irecv"} if op.name in {"send", "isend"} else {"send", "isend"}
+        mine = [
+            one
+            for one in peer.evidence.ops
+            if one.is_message and one.name in answers and one.peer in {rank, -1}
+        ]
+        if not mine and len(peer.evidence.ops) >= WHOLE_BELOW:
+            return frozenset()  # its answer may have been long ago
+        has_answered = any(one.seq >= op.seq or one.peer == -1 for one in mine)
+        return frozenset() if has_answered else frozenset({peer.rank})
+
+    @cached_property
+    def deadlocked(self) -> tuple[int, ...]:
+        """The ranks that wait for each other in a circle; ascending."""
+        waits = {rank: set(awaited) for rank, awaited in self.awaited.items() if awaited}
+        while True:
+            awaited = set().union(*waits.values()) if waits else set()
+            # Who waits for none of these, or is awaited by none of them, is on no circle.
+            kept = {rank: set(for_whom) & waits.keys() for rank, for_whom in waits.items() if rank in awaited}
+            kept = {rank: for_whom for rank, for_whom in kept.items() if for_whom & kept.keys()}
+            if kept == waits:
+                return tuple(sorted(kept))
+            waits = kept
+
+    @cached_property
+    def absences(self) -> tuple[Absence, ...]:
+        """Who waits for whom, where those who have not come do something else; one for the same missing ranks."""
+        merged: list[Absence] = []
+        for absence in sorted(self._known_absences(), key=lambda one: -len(one.waiting)):
+            near = next((one for one in merged if set(one.missing) & set(absence.missing)), None)
+            if near is None:
+                merged.append(absence)
+                continue
+            merged[merged.index(near)] = replace(
+                near,
+                waiting=(*near.waiting, *absence.waiting),
+                missing=tuple(sorted({*near.missing, *absence.missing})),
+            )
+        told = {rank for one in merged for rank in one.missing}
+        return (*merged, *(one for one in self._guessed_absences() if not told & set(one.missing)))
+
+    def _known_absences(self) -> list[Absence]:
+        found: dict[tuple[int, int, str], tuple[Op, Lane | None, list[Standing], set[int]]] = {}
+        for rank, awaited in self.awaited.items():
+            standing = self.standings[rank]
+            op = standing.op
+            missing = {other for other in awaited if self._is_elsewhere(other)}
+            if op is None or not missing:
+                continue
+            lane = self.lane_of(rank, op)
+            key = (id(lane), op.seq, "") if lane else (-1 - rank, op.seq, op.name)
+            entry = found.setdefault(key, (op, lane, [], set()))
+            entry[2].append(standing)
+            entry[3].update(missing)
+        return [
+            Absence(op=op, lane=lane, waiting=tuple(waiting), missing=tuple(sorted(missing)), is_known=True)
+            for op, lane, waiting, missing in found.values()
+        ]
+
+    def _guessed_absences(self) -> list[Absence]:
+        """Ranks whose stack shows a wait that no record explains: for those that are in none themselves."""
+        unexplained = [
+            standing
+            for standing in self.standings.values()
+            if standing.wait in {"call", "handle", "backward"}
+            and not standing.ops
+            and self.has_joined(standing.rank)
+        ]
+        elsewhere = [rank for rank in self.standings if self._is_elsewhere(rank) and self.has_joined(rank)]
+        if not unexplained or not elsewhere or not self.scene.is_whole:
+            return []
+        return [
+            Absence(op=None, lane=None, waiting=tuple(unexplained), missing=tuple(elsewhere), is_known=False)
+        ]
+
+    def has_joined(self, rank: int) -> bool:
+        """Tell whether a rank has made its first group."""
+        evidence = self.by_rank[rank].evidence
+        return evidence is not None and evidence.has_joined
+
+    def _is_elsewhere(self, rank: int) -> bool:
+        """Tell whether a rank that can be seen waits for no other one."""
+        facts = self.by_rank.get(rank)
+        if facts is None:
+            return False
+        if facts.state in {"ended", "stopped"}:
+            return True
+        # One that does not answer when others do is somewhere too: in C code that holds the interpreter.
+        return facts.evidence is not None and self.standings[rank].wait is None
+
+    def is_placed(self, rank: int) -> bool:
+        """Tell whether it is known where a rank stands, or that it has ended."""
+        facts = self.by_rank[rank]
+        return facts.evidence is not None and (facts.state == "ended" or facts.stack is not None)
+
+    def is_settled(self, rank: int) -> bool:
+        """Tell whether a rank has not moved lately: two ranks are not looked at in one moment."""
+        return self.by_rank[rank].still_s >= _SETTLED_S
+
+    @cached_property
+    def books(self) -> dict[str, Book]:
+        """The user's files, as far as they are known and can be read."""
+        return {path: Book(text) for path, text in self.scene.sources.items()}
+
+    def guards_at(self, site: str | None) -> tuple[Guard, ...]:
+        """Return the conditions that a line of the user's stands under, innermost first."""
+        path, _, line = (site or "").rpartition(":")
+        book = self.books.get(path)
+        return book.guards_at(int(line)) if book and line.isdigit() else ()
+
+    def guards_of(self, rank: int) -> tuple[Guard, ...]:
+        """Return the conditions that all of the user's lines on a rank's stack stand under, innermost first."""
+        stack = self.by_rank[rank].stack
+        sites = [str(frame) for frame in stack.frames if frame.is_users] if stack else []
+        return tuple(guard for site in sites for guard in self.guards_at(site))
+
+    def may_come(self, rank: int) -> bool:
+        """Tell whether a rank that is missed may be on its way: slow is not stuck, and no fault is named for it."""
+        return self.standings[rank].doing not in {"asleep", "ended", "stopped", "in a collective"}
+
+    def have_ended(self, absence: Absence) -> bool:
+        """Tell whether all that are missing have ended for sure without coming."""
+        return set(self.find_ended(absence)) == set(absence.missing)
+
+    def find_ended(self, absence: Absence) -> tuple[int, ...]:
+        """Return those of the missing that have ended, and for sure did not come before."""
+        gone = tuple(rank for rank in absence.missing if self.by_rank[rank].state == "ended")
+        op = absence.op
+        if op is not None and (op.source == "python" or all(self.is_fresh(rank) for rank in gone)):
+            return gone
+        # What it issued from C++ at the last is not known. But nobody else is missing, and nothing has come for long.
+        times = [self.by_rank[rank].ended_s for rank in gone]
+        ends = [self.scene.now_s - moment for moment in times if moment is not None]
+        quiet = min((self.by_rank[one.rank].still_s for one in absence.waiting), default=0.0)
+        is_sure = (
+            len(gone) == len(absence.missing) and len(ends) == len(gone) and min([quiet, *ends]) >= _SURE_S
+        )
+        return gone if is_sure and self.scene.is_whole else ()
+
+    def list_waiting(self, standings: Sequence[Standing]) -> tuple[Waiting, ...]:
+        """Return who waits, as a verdict tells it."""
+        return tuple(
+            Waiting(rank=one.rank, where=one.site, op=one.op.name if one.op else one.call)
+            for one in sorted(standings, key=lambda one: one.rank)
+        )
+
+    def since(self, standings: Sequence[Standing]) -> float | None:
+        """Return when the first of them began to wait."""
+        entered = [one.op.entered_s for one in standings if one.op and one.op.entered_s is not None]
+        still = [self.scene.now_s - self.by_rank[one.rank].still_s for one in standings]
+        return min(entered) if entered else min(still, default=None)

@@ -1,0 +1,380 @@
+"""Ranks that wait for others: who keeps them waiting is named, and what it does; what is proved is told from what may end well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankwise.evidence.facts import Group, Op, RankFacts
+from rankwise.evidence.notes import Stack
+from rankwise.verdict.look import look
+from scenes import (
+    NOW_S,
+    buffers,
+    elsewhere,
+    ended,
+    gradient,
+    in_backward,
+    in_call,
+    in_forward,
+    in_loader,
+    in_wrapping,
+    op,
+    rank,
+    scene,
+    stack,
+    workers,
+)  # fmt: skip
+
+_OPEN = {"is_over": False}
+_TORCH = "/env/lib/python3.11/site-packages/torch"
+
+
+def _first(*ranks: RankFacts, **facts: Any) -> Any:
+    return look(scene(*ranks, **facts))[0]
+
+
+def _waiting(number: int, *earlier: Op, world: int = 2, **facts: Any) -> RankFacts:
+    """Return a rank that waits in an all_reduce of line 7."""
+    return rank(number, *earlier, op(**_OPEN), at=in_call(), world=world, **facts)
+
+
+def test_a_slow_rank_is_told_without_blame() -> None:
+    """It is busy: who it is, where and how busy; no class, and never a proof."""
+    sight = _first(
+        *(_waiting(number, op(), world=4) for number in range(3)),
+        rank(3, op(), at=elsewhere(88), world=4, is_asleep=False),
+    )
+    assert (sight.certainty, sight.rule, sight.culprits, sight.class_id, sight.doing) == (
+        "suspicion",
+        "kept_waiting",
+        (3,),
+        None,
+        "busy",
+    )
+    assert sight.message == (
+        "rank 3 is busy (98 % CPU) at train.py:88; ranks 0-2 wait in all_reduce #2 ([4] float32) from train.py:7"
+    )
+    first = sight.waiting[0]
+    assert (first.rank, first.op, first.where) == (0, "all_reduce", "/job/train.py:7")
+
+
+def test_the_fast_one_is_not_blamed_for_the_slow_many() -> None:
+    """One rank that waits for seven that work is no deviation."""
+    sight = _first(
+        _waiting(0, world=8),
+        *(rank(number, at=elsewhere(), world=8, is_asleep=False) for number in range(1, 8)),
+    )
+    assert sight.culprits == tuple(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("frames", "doing"),
+    [
+        ((f"{_TORCH}/_dynamo/convert_frame.py", "compile_inner"), "compiling"),
+        ((f"{_TORCH}/_inductor/codecache.py", "load"), "compiling"),
+        ((f"{_TORCH}/serialization.py", "save"), "saving"),
+        ((f"{_TORCH}/utils/data/dataloader.py", "__next__"), "loading data"),
+    ],
+)
+def test_what_the_missed_rank_does_is_told(frames: tuple[str, str], doing: str) -> None:
+    """A rank in torch's compiler, its checkpoints or its loader is none that is stuck."""
+    busy = stack((frames[0], 1, frames[1]), at=30)
+    sight = _first(_waiting(0), rank(1, at=busy))
+    assert (sight.doing, sight.certainty, sight.class_id) == (doing, "suspicion", None)
+
+
+def test_a_debugger_is_never_a_hang() -> None:
+    """Somebody is typing."""
+    sight = _first(_waiting(0), rank(1, at=elsewhere(), reads_terminal=True))
+    assert (sight.doing, sight.certainty, sight.is_stuck) == ("debugged", "suspicion", False)
+    assert "debugger" in sight.message
+
+
+@pytest.mark.parametrize(("world", "code"), [(2, 0), (4, 0), (4, 3), (4, -9)])
+def test_a_member_that_has_ended_is_a_proof(world: int, code: int) -> None:
+    """R6: whatever its exit code was, it does not come any more."""
+    sight = _first(
+        *(_waiting(number, op(), world=world) for number in range(world - 1)),
+        ended(world - 1, op(), world=world, code=code),
+    )
+    assert (sight.certainty, sight.rule, sight.culprits, sight.is_stuck) == (
+        "proof",
+        "member_ended",
+        (world - 1,),
+        True,
+    )
+    assert sight.class_id == ("R6" if code == 0 else None)
+    assert f"{'exit code' if code >= 0 else 'signal'} {abs(code)}" in sight.message
+
+
+def test_a_rank_that_ended_after_its_part_is_not_missed() -> None:
+    """It had entered the collective before it ended: the others are about to come out."""
+    assert not look(scene(_waiting(0), ended(1, op())))
+
+
+def test_gradients_that_a_dead_rank_may_have_sent_prove_nothing_at_once() -> None:
+    """C++ issued them, and the flight recorder was not read at the end: only silence for seconds tells."""
+    waiting = rank(0, gradient(), gradient(**_OPEN), at=in_backward())
+    late = ended(1, gradient(), ended_s=NOW_S - 1, dumped_s=NOW_S - 60)
+    assert not [sight for sight in look(scene(waiting, late)) if sight.is_proof]
+    old = ended(1, gradient(), ended_s=NOW_S - 8, dumped_s=NOW_S - 60)
+    assert _first(waiting, old).is_proof
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_rank_that_left_the_loop_is_named(world: int, is_recorded: bool) -> None:
+    """D14: the others wait in backward for one that trained along and sleeps; also where C++'s collectives are not recorded."""
+    past = (gradient(), gradient(**_OPEN)) if is_recorded else ()
+    ranks = [rank(number, *past, at=in_backward(), world=world, steps=3) for number in range(world - 1)]
+    sight = _first(*ranks, rank(world - 1, *past[:1], at=elsewhere(12), world=world, steps=3))
+    assert (sight.rule, sight.class_id, sight.culprits, sight.where) == (
+        "fewer_steps",
+        "D14",
+        (world - 1,),
+        "/job/train.py:12",
+    )
+
+
+def test_a_backward_pass_that_computes_is_no_wait() -> None:
+    """Its stack looks the same; its processor does not."""
+    busy = rank(0, gradient(), gradient(**_OPEN), at=in_backward(), is_asleep=False)
+    assert not look(scene(busy, rank(1, gradient(), at=elsewhere())))
+
+
+def test_a_forward_pass_for_an_evaluation_of_one_rank_is_named() -> None:
+    """D17: rank 0 broadcasts buffers from a line that the others never were at."""
+    sight = _first(
+        rank(0, buffers(6), buffers(11, **_OPEN), at=in_forward(11)), rank(1, buffers(6), at=elsewhere(20))
+    )
+    assert (sight.rule, sight.class_id) == ("forward_on_some", "D17")
+
+
+def test_a_wrapper_on_some_ranks_is_named() -> None:
+    """D13: the other rank sleeps and never wrapped."""
+    wrapping = op(
+        "all_gather",
+        at=5,
+        source="native",
+        inside=("__init__", "_verify_param_shape_across_processes"),
+        **_OPEN,
+    )
+    sight = _first(rank(0, wrapping, at=in_wrapping()), rank(1, at=elsewhere()))
+    assert (sight.rule, sight.class_id) == ("wrapped_on_some", "D13")
+
+
+def test_a_state_dict_on_one_rank_is_named() -> None:
+    """D28: gathering the state of a sharded model takes all ranks."""
+    gathering = stack(
+        (f"{_TORCH}/_ops.py", 1, "redispatch"),
+        (f"{_TORCH}/distributed/_functional_collectives.py", 2, "wait_tensor"),
+        (f"{_TORCH}/distributed/tensor/_api.py", 3, "full_tensor"),
+        at=10,
+    )
+    sight = _first(
+        rank(0, op("all_gather_into_tensor", at=10, source="native", **_OPEN), at=gathering),
+        rank(1, at=elsewhere(11)),
+    )
+    assert (sight.rule, sight.class_id, sight.where) == ("state_on_some", "D28", "/job/train.py:11")
+
+
+def test_a_barrier_without_counterpart_is_named() -> None:
+    """C2: rank 0 was at this very line one barrier earlier."""
+    sight = _first(
+        rank(0, op("barrier", at=8), at=elsewhere(9)),
+        rank(1, op("barrier", at=6), op("barrier", at=8, **_OPEN), at=in_call("barrier", 8)),
+    )
+    assert (sight.rule, sight.class_id, sight.culprits) == ("split_barrier", "C2", (0,))
+
+
+@pytest.mark.parametrize(("first", "second"), [("send", "send"), ("recv", "recv"), ("isend", "isend")])
+def test_messages_in_a_circle_are_a_proof(first: str, second: str) -> None:
+    """C9: both send first, or both receive first."""
+    sight = _first(
+        rank(0, op(first, peer=1, **_OPEN), at=in_call(first)),
+        rank(1, op(second, peer=0, **_OPEN), at=in_call(second)),
+    )
+    assert (sight.rule, sight.class_id, sight.certainty, sight.culprits) == ("circle", "C9", "proof", (0, 1))
+
+
+def test_a_ring_of_sends_is_a_circle_of_all() -> None:
+    """Each rank sends to the next one before it receives."""
+    ranks = [
+        rank(number, op("send", peer=(number + 1) % 5, **_OPEN), at=in_call("send"), world=5)
+        for number in range(5)
+    ]
+    assert _first(*ranks).culprits == (0, 1, 2, 3, 4)
+
+
+def test_two_groups_in_different_order_are_a_circle() -> None:
+    """Rank 0 is in the group of all, rank 1 in that of the pair, and each waits for the other."""
+    pair = (Group(name="1", ranks=(0, 1), backend="gloo"),)
+    sight = _first(
+        rank(0, op(at=5, **_OPEN), at=in_call(at=5), groups=pair, world=3),
+        rank(1, op(at=6, group="1", **_OPEN), at=in_call(at=6), groups=pair, world=3),
+        rank(2, op(at=5, **_OPEN), at=in_call(at=5), world=3),
+    )
+    assert (sight.rule, sight.certainty, sight.culprits) == ("circle", "proof", (0, 1))
+    assert [one.rank for one in sight.waiting] == [0, 1, 2]
+
+
+def test_a_stopped_process_is_told_and_can_go_on() -> None:
+    """SIGSTOP: it is sure that it does not move, and SIGCONT makes it move again."""
+    sight = _first(_waiting(0), rank(1, state="stopped"))
+    assert (sight.rule, sight.certainty, sight.is_stuck, sight.doing) == (
+        "stopped_process",
+        "proof",
+        False,
+        "stopped",
+    )
+    assert "kill -CONT 4001" in sight.fix
+
+
+@pytest.mark.parametrize(
+    ("states", "class_id", "is_stuck"), [("ZZ", "R3", True), ("TT", None, False), ("TZ", None, False)]
+)
+def test_dead_workers_are_named_with_their_rank(states: str, class_id: str | None, is_stuck: bool) -> None:
+    """R3: no batch can come; the ranks that wait for this rank are told too, and it is said once."""
+    sights = look(scene(_waiting(0), rank(1, at=in_loader(), children=workers(*states))))
+    assert [(sight.rule, sight.class_id, sight.is_stuck, sight.culprits) for sight in sights] == [
+        ("dead_worker", class_id, is_stuck, (1,))
+    ]
+    assert [one.rank for one in sights[0].waiting] == [0]
+
+
+def test_a_living_worker_is_only_slow() -> None:
+    """One worker has come to its end, and another one still reads."""
+    sight = _first(_waiting(0), rank(1, at=in_loader(), children=workers("Z", "S")))
+    assert (sight.rule, sight.doing, sight.certainty) == ("kept_waiting", "loading data", "suspicion")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_rank_that_never_came_to_init_is_named(has_ended: bool) -> None:
+    """I1: the others stand in init_process_group."""
+    meeting = in_call("init_process_group", 3)
+    away = ended(2, has_joined=False) if has_ended else rank(2, at=elsewhere(2), has_joined=False)
+    sight = _first(*(rank(number, at=meeting, has_joined=False, world=3) for number in range(2)), away)
+    assert (sight.rule, sight.class_id, sight.culprits) == ("absent_from_meeting", "I1", (2,))
+    assert sight.certainty == ("proof" if has_ended else "suspicion")
+
+
+def test_a_rank_that_still_imports_is_slow() -> None:
+    """Others are in init already; nobody is to blame yet."""
+    sight = _first(
+        rank(0, at=in_call("init_process_group"), has_joined=False),
+        rank(1, at=elsewhere(1), has_joined=False, is_asleep=False),
+    )
+    assert (sight.class_id, sight.certainty, sight.doing) == (None, "suspicion", "busy")
+
+
+def test_a_group_that_members_alone_make_is_named() -> None:
+    """C10: ranks wait in new_group, and the others wait for them in a collective."""
+    sight = _first(rank(0, at=in_call("new_group", 5)), rank(1, op(at=9, **_OPEN), at=in_call(at=9)))
+    assert (sight.rule, sight.class_id, sight.certainty) == ("absent_from_meeting", "C10", "proof")
+
+
+def test_a_monitored_barrier_is_waited_in_too() -> None:
+    """It is made of messages, and its number is not comparable: the stacks tell."""
+    ranks = [
+        rank(number, op("monitored_barrier", **_OPEN), at=in_call("monitored_barrier"), world=4)
+        for number in (0, 1, 3)
+    ]
+    sight = _first(*ranks[:2], rank(2, at=elsewhere(), world=4), ranks[2])
+    assert (sight.culprits, sight.certainty) == ((2,), "suspicion")
+
+
+_SCRIPT = """import torch.distributed as dist
+r, w = dist.get_rank(), dist.get_world_size()
+def mean(x):
+    dist.all_reduce(x)
+    return x / w
+try:
+    if r == 0: print(mean(x))
+    ok = is_good(x) and mean(x)
+    if loss > 1: mean(x)
+    if r == 0 and mean(x): stop()
+except ValueError:
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("called_at", "asleep_at", "class_id"),
+    [(7, 13, "C1"), (10, 13, "C1"), (9, 13, "C26"), (8, 13, "C26"), (7, 12, "R1")],
+)
+def test_the_scripts_own_lines_decide_the_class(called_at: int, asleep_at: int, class_id: str) -> None:
+    """C1: a rank test, also around a helper or before `and`. C26: another condition. R1: the missed rank is in an except."""
+    inner = in_call(at=4)
+    calling = Stack(frames=(*inner.frames, *elsewhere(called_at).frames))
+    ranks = (rank(0, op(at=4, **_OPEN), at=calling), rank(1, at=elsewhere(asleep_at)))
+    sight = _first(*ranks, sources={"/job/train.py": _SCRIPT})
+    assert sight.class_id == class_id
+    assert _first(*ranks).class_id is None
+
+
+def test_what_can_not_be_seen_is_not_accused() -> None:
+    """Rank 2 lives on another node: who waits for it is told nothing of it."""
+    ranks = [_waiting(number, world=3) for number in range(2)]
+    assert not look(scene(*ranks, is_whole=False, world_size=3))
+
+
+def test_who_waits_for_one_that_waits_is_not_told_apart() -> None:
+    """Ranks 0 and 1 wait for rank 2, which waits for rank 3: rank 3 is the one."""
+    pair = (Group(name="1", ranks=(2, 3), backend="gloo"),)
+    sights = look(
+        scene(
+            _waiting(0, world=4),
+            _waiting(1, world=4),
+            rank(2, op(at=5, group="1", **_OPEN), at=in_call(at=5), groups=pair, world=4),
+            rank(3, at=elsewhere(30), groups=pair, world=4),
+        )
+    )
+    assert [sight.culprits for sight in sights] == [(3,)]
+    assert [one.rank for one in sights[0].waiting] == [0, 1, 2]
+
+
+def test_the_key_stays_while_the_wait_lasts() -> None:
+    """The same sight a minute later is the same one, whatever the rank does by then."""
+    early = _first(_waiting(0, op()), rank(1, op(), at=elsewhere(9), is_asleep=False))
+    late = _first(_waiting(0, op()), rank(1, op(), at=elsewhere(33)))
+    other = _first(_waiting(0, op(), op()), rank(1, op(), op(), at=elsewhere(9)))
+    assert early.key == late.key != other.key
+
+
+def test_groups_with_equal_ends_are_not_mixed_up() -> None:
+    """Ranks 0-5 and ranks 0, 1, 3, 4, 5 are two groups: who is missed in one of them is not looked for in the other."""
+    five = (Group(name="1", ranks=(0, 1, 3, 4, 5), backend="gloo"),)
+    late = rank(2, at=elsewhere(30), world=6)
+    ranks = [
+        rank(number, op(group="1"), op(**_OPEN), at=in_call(), groups=five, world=6)
+        for number in (0, 1, 3, 4)
+    ]
+    other = rank(5, op(group="1", **_OPEN), at=in_call(), groups=five, world=6)
+    sights = look(scene(*ranks[:2], late, *ranks[2:], other))
+    assert [sight.culprits for sight in sights] == [(2,)]
+
+
+@pytest.mark.parametrize(("earlier", "is_proof"), [([], False), ([op("recv", peer=0)], True)])
+def test_messages_of_long_ago_prove_nothing(earlier: list[Op], is_proof: bool) -> None:
+    """A ring that has forgotten its beginning may have held the answer; one that still shows an older answer has not."""
+    past = [op("barrier", at=3) for _ in range(300)]
+    mine = [op("recv", peer=1) for _ in earlier]
+    first = rank(0, *past, *mine, op("send", peer=1, seq=2, **_OPEN), at=in_call("send"))
+    second = rank(1, *past, *earlier, op("send", peer=0, seq=2, **_OPEN), at=in_call("send"))
+    assert bool([sight for sight in look(scene(first, second)) if sight.rule == "circle"]) == is_proof
+
+
+def test_the_one_with_a_batch_more_is_named_not_the_many_that_are_done() -> None:
+    """Seven ranks have left the loop, and the eighth is in one backward pass more."""
+    done = [rank(number, gradient(), at=elsewhere(12), world=8) for number in range(7)]
+    sight = _first(*done, rank(7, gradient(), gradient(**_OPEN), at=in_backward(), world=8))
+    assert (sight.rule, sight.culprits, sight.where) == ("fewer_steps", (7,), "/job/train.py:7")
+
+
+def test_a_server_that_waits_for_its_clients_waits_in_no_collective() -> None:
+    """RPC: rank 0 waits in shutdown until the others are through, for hours if need be."""
+    serving = stack((f"{_TORCH}/distributed/rpc/api.py", 300, "_wait_all_workers"), at=20)
+    assert not look(scene(rank(0, at=serving), rank(1, at=elsewhere(), is_asleep=False)))

@@ -1,0 +1,184 @@
+"""The verdict on jobs that hung, or failed over collectives that did not correspond; and its text at 2, 8 and 1024 ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankwise.base.faults import FaultRecord
+from rankwise.evidence.facts import Group
+from rankwise.verdict.case import Case, RankEnd, Verdict
+from rankwise.verdict.judge import judge
+from rankwise.verdict.look import look
+from rankwise.verdict.report import render, render_sight
+from scenes import NOW_S, buffers, elsewhere, ended, gradient, in_backward, in_call, op, rank, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankwise.evidence.facts import Scene
+
+_OPEN = {"is_over": False}
+_PEER = "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:3: Connection reset by peer."
+_ENFORCE = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at [pair.cc:456] op.preamble.length <= op.nbytes. 52 vs 4. Received data size doesn't match expected size."
+
+
+def _end(number: int, code: int = -15, **facts: Any) -> RankEnd:
+    stopped = {"stopped_s": 9.0} if code == -15 else {}
+    return RankEnd(rank=number, local_rank=number, code=code, **{"ended_s": 10.0, **stopped, **facts})
+
+
+def _raised(number: int, message: str, at: float = 8.0) -> RankEnd:
+    fault = FaultRecord(message=message, callstack=message, monotonic_s=at, where="train.py:7")
+    return _end(number, 1, ended_s=at + 0.1, fault=fault)
+
+
+def _judge(*ends: RankEnd, **facts: Any) -> Verdict:
+    return judge(Case(ranks=ends, world_size=len(ends), **facts))
+
+
+def _sizes() -> Scene:
+    return scene(rank(0, op(shape=(1,))), rank(1, op(shape=(50,), **_OPEN), at=in_call()))
+
+
+def test_a_hang_that_we_ended_is_judged_by_what_was_seen() -> None:
+    """The rank that did not come is named, and the job fails."""
+    seen = scene(
+        rank(0, gradient(), gradient(**_OPEN), at=in_backward()), rank(1, gradient(), at=elsewhere(12))
+    )
+    verdict = _judge(_end(0), _end(1), hung=True, scene=seen)
+    assert (verdict.kind, verdict.culprits, verdict.class_id, verdict.exit_code) == ("hang", (1,), "D14", 1)
+    assert verdict.where == "/job/train.py:12"
+    assert [one.rank for one in verdict.waiting] == [0]
+    assert [(one.rank, one.fate) for one in verdict.casualties] == [(0, "stopped by us")]
+
+
+def test_a_hang_in_which_nothing_was_seen_is_still_a_hang() -> None:
+    """No record, no stack: it is said that the ranks did not move, and nobody is accused."""
+    verdict = _judge(_end(0), _end(1), hung=True)
+    assert (verdict.kind, verdict.culprits, verdict.exit_code) == ("hang", (), 1)
+
+
+def test_without_records_the_stacks_tell_who_was_elsewhere() -> None:
+    """Two ranks were in a collective and one was not: it is the one to look at; where all were in one, nobody is."""
+    ends = (_end(0, stack=in_call()), _end(1, stack=elsewhere(12)), _end(2, stack=in_call()))
+    verdict = _judge(*ends, hung=True)
+    assert (verdict.culprits, verdict.where) == ((1,), "/job/train.py:12")
+    assert [one.rank for one in verdict.waiting] == [0, 2]
+    assert _judge(ends[0], ends[2], hung=True).culprits == ()
+
+
+def test_wrong_pairing_seen_earlier_explains_the_hang() -> None:
+    """What was told while the ranks ran may be out of their rings when they hang."""
+    early = look(scene(rank(0, op(dtypes=("int32",))), rank(1, op())))
+    late = scene(rank(0, op(seq=5000, **_OPEN), at=in_call()), rank(1, op(seq=4999), at=elsewhere(12)))
+    verdict = _judge(_end(0), _end(1), hung=True, scene=late, sights=early)
+    assert (verdict.kind, verdict.class_id) == ("mismatch", "C7")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (_raised(0, _PEER), _end(1)),
+        (_end(0, -6, last_words=_ENFORCE), _raised(1, _PEER)),
+        (_raised(0, "RuntimeError: Timed out waiting 4000ms for recv operation to complete"), _end(1)),
+    ],
+    ids=["lost its peer", "Gloo aborted", "timed out"],
+)
+def test_a_failure_that_follows_from_a_mismatch_is_that_mismatch(ends: tuple[RankEnd, ...]) -> None:
+    """Losing a peer, Gloo's abort, and a time-out are consequences."""
+    verdict = _judge(*ends, scene=_sizes())
+    assert (verdict.kind, verdict.class_id, verdict.culprits, verdict.where) == (
+        "mismatch",
+        "C5",
+        (0, 1),
+        "/job/train.py:7",
+    )
+    assert verdict.exit_code != 0
+
+
+def test_an_own_exception_stays_the_cause() -> None:
+    """A rank that raised is not excused by what its collectives were."""
+    verdict = _judge(_raised(0, "ValueError: boom"), _end(1), scene=_sizes())
+    assert (verdict.kind, verdict.culprits) == ("failure", (0,))
+    assert "boom" in verdict.message
+
+
+def test_an_interruption_stays_one() -> None:
+    """Ctrl-C on a job that hangs is Ctrl-C."""
+    assert _judge(_end(0), _end(1), scene=_sizes(), interrupted=2).stopped_by == "SIGINT"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_job_that_went_through_with_wrong_pairs_says_so(strict: bool) -> None:
+    """All ranks exit with 0, and so does the launcher, unless it is told to be strict."""
+    silent = scene(ended(0, op()), ended(1, op(dtypes=("int32",))))
+    verdict = _judge(_end(0, 0), _end(1, 0), scene=silent, strict=strict)
+    assert (verdict.kind, verdict.class_id, verdict.exit_code) == ("mismatch", "C7", int(strict))
+    assert "is wrong" in verdict.notes[0]
+
+
+def test_coming_through_by_luck_is_no_success() -> None:
+    """C10: groups of different members that met all the same, by chance, fail the job although all exited with 0."""
+    low, high = Group(name="1", ranks=(0, 1), backend="gloo"), Group(name="1", ranks=(1, 2), backend="gloo")
+    seen = scene(
+        ended(0, groups=(low,), world=3), ended(1, groups=(low,), world=3), ended(2, groups=(high,), world=3)
+    )
+    verdict = _judge(*(_end(number, 0) for number in range(3)), scene=seen)
+    assert (verdict.kind, verdict.class_id, verdict.exit_code) == ("mismatch", "C10", 1)
+
+
+def test_a_job_that_went_through_is_ok_whatever_was_suspected() -> None:
+    """A rank that was slow once, and was noted, is forgotten when all are through."""
+    slow = look(scene(rank(0, op(**_OPEN), at=in_call()), rank(1, at=elsewhere(), is_asleep=False)))
+    assert slow
+    verdict = _judge(_end(0, 0), _end(1, 0), scene=scene(ended(0, op()), ended(1, op())), sights=slow)
+    assert (verdict.kind, verdict.exit_code) == ("ok", 0)
+
+
+def _hang_of(world: int) -> Scene:
+    odd = world - 1
+    ranks = [
+        rank(
+            number, gradient(57), gradient(57, shape=(25_600_000,), **_OPEN), at=in_backward(57), world=world
+        )
+        for number in range(odd)
+    ]
+    return scene(*ranks, rank(odd, gradient(57), at=elsewhere(41), world=world))
+
+
+@pytest.mark.parametrize("world", [2, 8, 1024])
+def test_a_hang_reads_as_agreed(world: int, golden: Callable[[str, str], None]) -> None:
+    """The odd one first, and those that wait at one place in one line, however many they are."""
+    ends = [_end(number, log=f"logs/{number}/stderr.log") for number in range(world)]
+    text = render(_judge(*ends, hung=True, scene=_hang_of(world)))
+    golden(f"sight_hang_{world}", text)
+    assert len(text.splitlines()) < 20
+
+
+@pytest.mark.parametrize("world", [2, 8, 1024])
+def test_a_mismatch_reads_as_agreed(world: int, golden: Callable[[str, str], None]) -> None:
+    """Rank 1 evaluates alone, and the others are in a barrier."""
+    ranks = [
+        rank(number, gradient(9), op("barrier", at=13, **_OPEN), at=in_call("barrier", 13), world=world)
+        for number in range(world)
+    ]
+    ranks[1] = rank(1, gradient(9), buffers(11, **_OPEN), at=in_call("_sync_buffers", 11), world=world)
+    text = render(_judge(*map(_end, range(world)), hung=True, scene=scene(*ranks)))
+    golden(f"sight_mismatch_{world}", text)
+    assert len(text.splitlines()) < 20
+
+
+def test_a_line_on_the_terminal_tells_for_how_long() -> None:
+    """One line, with the seconds, and that it may be right."""
+    waiting = [
+        rank(number, op(), op(entered_s=NOW_S - 12, **_OPEN), at=in_call(), world=4) for number in range(3)
+    ]
+    sight = look(scene(*waiting, rank(3, op(), at=elsewhere(88), world=4, is_asleep=False)))[0]
+    assert render_sight(sight, now_s=NOW_S) == (
+        "rank 3 is busy (98 % CPU) at train.py:88; ranks 0-2 wait in all_reduce #2 ([4] float32) from train.py:7 "
+        "(for 12 s now); this may be right, and is only slow"
+    )
+    assert "\n" not in render_sight(replace(sight, message="a\nb"))
