@@ -283,7 +283,7 @@ def test_make_targets_exist() -> None:
             re.findall(r"\bmake ([a-z]+)\b(?=`|$)", document.read_text(encoding="utf-8"), re.MULTILINE)
         )
         assert named <= targets, f"{document.name}: {named - targets}"
-        if document.name.startswith("README"):
+        if document.parent == ROOT and document.name.startswith("README"):
             assert {"demo", "test"} <= named, document.name
 
 
@@ -324,7 +324,9 @@ def test_architecture_names_what_exists() -> None:
         assert [*ROOT.glob(path.rstrip("/")), *SOURCE.glob(path.rstrip("/"))], f"{path} does not exist"
     modules = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
     left_out = {name for name in modules if name.endswith("/__init__.py")}
-    assert [name for name in modules if name not in left_out and name not in paths] == []
+    assert [
+        name for name in modules if name not in left_out and not any(Path(name).match(path) for path in paths)
+    ] == []
 
 
 def test_architecture_shows_the_layers_that_are_checked() -> None:

@@ -94,10 +94,10 @@ def test_a_sound_script_sees_nothing_of_it(way: list[str], tmp_path: Path) -> No
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    """RANKWISE_HANDSHAKE=0 leaves torch.distributed as it is."""
+    """RANKWISE_HANDSHAKE=0 and RANKWISE_WATCH=0 leave torch.distributed as it is."""
     script = write_script(tmp_path, """
         import torch.distributed as dist
         print(dist.distributed_c10d._new_process_group_helper.__code__.co_filename.endswith("distributed_c10d.py"))
     """)  # fmt: skip
-    result = run_rankwise([str(script)], tmp_path, env={"RANKWISE_HANDSHAKE": "0"})
+    result = run_rankwise([str(script)], tmp_path, env={"RANKWISE_HANDSHAKE": "0", "RANKWISE_WATCH": "0"})
     assert result.out == "True\n"

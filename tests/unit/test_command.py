@@ -111,6 +111,21 @@ def test_our_own_flags() -> None:
     assert not _parse("t.py", {"RANKWISE_COLD": "0"}).cold
 
 
+def test_what_a_hang_leads_to() -> None:
+    """--on-hang, RANKWISE_ON_HANG below it, --no-watch above RANKWISE_WATCH, --strict; a bound of 0 or off is none."""
+    spec = _parse("t.py")
+    assert (spec.on_hang, spec.strict, spec.hang_timeout_s) == (None, False, None)
+    assert _parse("--strict --on_hang report t.py").on_hang == "report"
+    assert _parse("--strict t.py").strict
+    assert _parse("t.py", {"RANKWISE_ON_HANG": "restart"}).on_hang == "restart"
+    assert _parse("--on-hang stop t.py", {"RANKWISE_ON_HANG": "restart"}).on_hang == "stop"
+    assert "RANKWISE_ON_HANG" in _refusal("t.py", {"RANKWISE_ON_HANG": "wait"}).message
+    assert not _parse("--no-watch t.py", {"RANKWISE_WATCH": "1"}).watch
+    assert _parse("--watch t.py", {"RANKWISE_WATCH": "0"}).watch
+    assert _parse("--hang-timeout 0 t.py").hang_timeout_s == float("inf")
+    assert _parse("--hang-timeout off t.py").hang_timeout_s == float("inf")
+
+
 def test_logs() -> None:
     """Streams by rank, filters and the prefix are read as torchrun reads them."""
     logs = _parse(
@@ -155,8 +170,9 @@ def test_streams_that_mean_nothing_are_refused(value: str) -> None:
         ("--local-ranks-filter a t.py", "--local-ranks-filter"),
         ("--signals-to-handle SIGTREM t.py", "SIGTREM"),
         ("--signals-to-handle SIGKILL t.py", "SIGKILL"),
-        ("--hang-timeout 0 t.py", "hang"),
         ("--hang-timeout -1 t.py", "hang"),
+        ("--hang-timeout inf t.py", "hang"),
+        ("--on-hang wait t.py", "on-hang"),
         ("--hang-timeout nan t.py", "hang"),
         ("--monitor-interval x t.py", "monitor"),
         ("--nproc-per-node", "expected one argument"),

@@ -16,6 +16,8 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
   rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
   rankwise run --help                             all flags
+  rankwise why PID                                which rank of a running job keeps the others waiting
+  rankwise report FOLDER                          the verdict on a job again, from its evidence or dumps
   rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
   rankwise checkpoint --help                      inspect, verify, export, import
   rankwise compare runs/a runs/b                  where two runs part, how, and why that may be
@@ -25,6 +27,18 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
 def _run(argv: Sequence[str]) -> int:
     from rankwise.cli.run import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _report(argv: Sequence[str]) -> int:
+    from rankwise.cli.report import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _why(argv: Sequence[str]) -> int:
+    from rankwise.cli.why import main  # noqa: PLC0415 - a command pays for itself only
 
     return main(argv)
 
@@ -43,6 +57,8 @@ def _compare(argv: Sequence[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
+    "why": _why,
+    "report": _report,
     "checkpoint": _checkpoint,
     "compare": _compare,
 }

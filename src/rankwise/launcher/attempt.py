@@ -12,12 +12,10 @@ from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, listens_to, ma
 from rankwise.base.requeue import END_SIGNAL
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
-from rankwise.evidence.notes import (
-    parse_imported,
-    parse_notes,
-)
+from rankwise.evidence.notes import parse_imported, parse_notes
+from rankwise.evidence.place import EvidencePlace
 from rankwise.evidence.snapshot import take_stacks
-from rankwise.launcher.left_behind import LeftBehindWatch
+from rankwise.launcher.lookout import Lookout
 from rankwise.launcher.output import Pump, open_streams, read_last_words
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.rank_end import Rank, describe_end
@@ -50,8 +48,6 @@ _SNAPSHOT_S = 0.2
 _SLOW_START_S = 15.0
 #: Whoever waits longer than this is told what for.
 _SILENCE_S = 2.0
-#: How long ranks may wait, idle, for one that has left: `--hang-timeout` says otherwise.
-_LEFT_BEHIND_S = 60.0
 #: A rank that has raised is given this long to end by itself, so that its exit code is its own.
 _LAST_BREATH_S = 2.0
 #: And this long to write its exception down, if all ranks start again anyway.
@@ -107,9 +103,9 @@ class Attempt:
         self._started_s = self._clock.monotonic()
         self._interrupted: int | None = None
         self._store_code: int | None = None
-        self._keeper_lost = self._left_behind = self._regroup = self._hurry = False
+        self._keeper_lost = self._regroup = self._hurry = False
         self._is_told_slow = False
-        self._left_behind_watch = LeftBehindWatch(job.spec.hang_timeout_s or _LEFT_BEHIND_S, job.clock)
+        self._lookout = Lookout(job, part, self._ranks, self._folder)
         self._requeue = RequeueWatch(job.spec.shutdown_timeout_s, job.clock, is_on=job.serial is None)
 
     # ------------------------------------------------------------------ start
@@ -135,6 +131,7 @@ class Attempt:
             streams=streams,
             notes_fd=self._open_notes(folder / "notes.jsonl"),
             stacks_fd=self._open_notes(folder / "stacks.txt"),
+            evidence=EvidencePlace.open() if self._job.spec.watch else None,
         )
 
     @staticmethod
@@ -162,9 +159,16 @@ class Attempt:
                 *build_argv(job.spec.program, job.python, rank.local_rank),
             )
             command = build_rank_command(
-                argv, env, rank.streams, notes_fd=rank.notes_fd, stacks_fd=rank.stacks_fd
+                argv,
+                env,
+                rank.streams,
+                notes_fd=rank.notes_fd,
+                stacks_fd=rank.stacks_fd,
+                evidence=rank.evidence,
             )
             self._workers.start(rank.tag, command)
+            if rank.evidence is not None:
+                rank.evidence.close_rank_end()
             for fd in rank.streams.to_close:
                 os.close(fd)
         job.warm.tell(job.events)
@@ -202,9 +206,13 @@ class Attempt:
         while any(rank.is_alive for rank in self._ranks) and not self._is_over():
             self._look(self._watch_every_s())
             self._tell_slow_start()
-            if not self._is_over() and self._is_left_behind():
-                self._left_behind = True
+            if not (
+                self._is_over() or self._requeue.has_begun
+            ):  # those that follow have a bound of their own
+                self._lookout.poll()
         clean = not self._is_over()
+        if clean:
+            self._lookout.take_end()
         # Another node's agent may have been quicker to see who joins: then its notice has ended our ranks too.
         if clean and self._requeue.has_begun and not self._job.spec.is_one_node:
             self._regroup = self._job.rendezvous.nodes_waiting() > 0
@@ -228,6 +236,8 @@ class Attempt:
         for rank in self._ranks:
             os.close(rank.notes_fd)
             os.close(rank.stacks_fd)
+            if rank.evidence is not None:
+                rank.evidence.close()
         return Outcome(
             case=case,
             regroup=self._regroup,
@@ -247,7 +257,7 @@ class Attempt:
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""
-        if self._interrupted is not None or self._keeper_lost or self._regroup or self._left_behind:
+        if self._interrupted is not None or self._keeper_lost or self._regroup or self._lookout.has_hung:
             return True
         alive = any(rank.is_alive for rank in self._ranks)
         if alive and (self._store_code is not None or self._is_overdue()):
@@ -268,7 +278,8 @@ class Attempt:
     def _watch_every_s(self) -> float:
         if any(rank.code == -signal.SIGABRT for rank in self._ranks):
             return 0.05
-        return 1.0 if self._job.spec.is_one_node else self._job.spec.monitor_interval_s
+        every_s = 1.0 if self._job.spec.is_one_node else self._job.spec.monitor_interval_s
+        return min(every_s, self._lookout.next_in_s)
 
     def _look(self, timeout_s: float) -> None:
         for change in self._workers.wait_change(timeout_s):
@@ -333,30 +344,13 @@ class Attempt:
     def _living(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.is_alive]
 
-    def _is_left_behind(self) -> bool:
-        """Whether some ranks are through and all others wait for them in vain."""
-        living = self._living()
-        # Ranks of other nodes may still be at work, and we don't see them.
-        if not self._job.spec.watch or self._part.num_nodes > 1 or len(living) == len(self._ranks):
-            return False
-        if self._requeue.has_begun:
-            return False  # they have a bound of their own
-        return self._left_behind_watch.are_left_behind(
-            {rank.rank: (rank.pid, rank.stacks_fd) for rank in living}
-        )
-
     # -------------------------------------------------------------------- end
 
     def _take_evidence(self) -> None:
         """Look at the living before they are stopped: what they wait for is half of the answer."""
-        living = {rank.rank: rank for rank in self._living() if rank.pid}
-        stacks = take_stacks(
-            {number: (rank.pid, rank.stacks_fd) for number, rank in living.items()}, self._clock, _SNAPSHOT_S
-        )
-        for number, stack in stacks.items():
-            living[number].stack = stack
-        # What has raised writes it down first of all. Its own exit code is worth a wait only in the last report.
         is_last = self._restarts >= self._job.spec.max_restarts
+        self._lookout.take_last(is_final=is_last and self._interrupted is None)
+        # What has raised writes it down first of all. Its own exit code is worth a wait only in the last report.
         end = self._clock.monotonic() + (_LAST_BREATH_S if is_last else _LAST_NOTE_S)
         while self._clock.monotonic() < end and self._interrupted is None:
             if not any(self._is_leaving(rank, is_last=is_last) for rank in self._living()):
@@ -464,7 +458,11 @@ class Attempt:
             oom_kills=max(0, (count_oom_kills() or 0) - self._oom_before),
             shm_free_bytes=shm_free,
             interrupted=self._interrupted,
-            left_behind=self._left_behind,
+            left_behind=self._lookout.is_left_behind,
+            hung=self._lookout.has_hung,
+            scene=self._lookout.scene,
+            sights=self._lookout.sights,
+            strict=self._job.spec.strict,
             store_code=self._store_code if store_failed else None,
             store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),
             keeper_lost=self._keeper_lost,

@@ -12,8 +12,8 @@ from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
 from rankwise.launcher.output import relay_in_background
-from rankwise.launcher.policy import Failure, GiveUp, decide
-from rankwise.launcher.publish import publish
+from rankwise.launcher.policy import Decision, Failure, GiveUp, decide
+from rankwise.launcher.publish import is_silent, publish, save_evidence
 from rankwise.launcher.rendezvous.several import SeveralNodes
 from rankwise.launcher.rendezvous.single import SingleNode
 from rankwise.verdict.judge import judge
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.warm_start import Host
-    from rankwise.verdict.case import Verdict
+    from rankwise.verdict.case import Case, Verdict
 
     class Publish(Protocol):
         """Tells the world how an attempt ended, as ``publish`` does."""
@@ -69,7 +69,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             raise
         outcome = _run_attempt(job, part, index=index, restarts=len(failures))
         verdict = judge(outcome.case)
-        if verdict.kind in {"ok", "requeue"} and not outcome.regroup:
+        save_evidence(job, outcome.case, verdict)
+        if (verdict.kind in {"ok", "requeue"} or is_silent(verdict)) and not outcome.regroup:
             _finish(job)
             publish(job, verdict, attempt=index)
             _leave(job, outcome, verdict, restarts=len(failures))
@@ -80,9 +81,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         # Which of several ranks came first is chance: the error itself is compared, not who raised it.
         told = verdict.message.partition(": ")[2] or verdict.message
         failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
-        decision = decide(failures, job.spec.max_restarts)
-        if outcome.case.interrupted is not None or outcome.case.keeper_lost:
-            decision = GiveUp()
+        decision = _decide(job, outcome.case, failures)
         if isinstance(decision, GiveUp):
             job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
@@ -92,6 +91,15 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         again = f"restart {len(failures)} of {job.spec.max_restarts}"
         publish(job, verdict, attempt=index, reason=again, is_final=False)
     raise AssertionError("the attempts of a job never run out by themselves")
+
+
+def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
+    """Decide on another attempt, unless the user, or what happened, has decided already."""
+    if case.interrupted is not None or case.keeper_lost:
+        return GiveUp()
+    if case.hung and job.spec.on_hang == "stop":
+        return GiveUp(reason="--on-hang stop: no restart after a hang" if job.spec.max_restarts else "")
+    return decide(failures, job.spec.max_restarts)
 
 
 def _finish(job: Job) -> None:
@@ -112,7 +120,7 @@ def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> No
         job.workers.sweep(_SWEEP_S)
     elif job.workers.leave():
         relay_in_background(outcome.open_streams)
-    if not verdict.casualties:
+    if not verdict.casualties and verdict.kind != "mismatch":
         drop_folder(job.spec.logs, job.folder)
 
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import UsageError
 from rankwise.launcher.parser import OWN_FLAGS, build_parser
-from rankwise.launcher.spec import LaunchSpec, Logs, Meeting, Program, Std
+from rankwise.launcher.spec import ON_HANG, LaunchSpec, Logs, Meeting, Program, Std
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+
+    from rankwise.launcher.spec import OnHang
 
 #: Known everywhere, also where the system lacks them: torchrun's default names two of them.
 _POSIX_SIGNALS = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -113,6 +115,8 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         virtual_local_rank=args.virtual_local_rank,
         report=args.report,
         hang_timeout_s=args.hang_timeout,
+        on_hang=_to_on_hang(args.on_hang, env),
+        strict=args.strict,
         logs=_to_logs(args, env),
         meeting=meeting,
         master_addr=master_addr,
@@ -122,8 +126,15 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         by_variable=frozenset(
             f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
         ),
-        watch=is_on("RANKWISE_WATCH", default=True, env=env),
+        watch=is_on("RANKWISE_WATCH", default=True, env=env) if args.watch is None else args.watch,
     )
+
+
+def _to_on_hang(given: str | None, env: Mapping[str, str]) -> OnHang | None:
+    value = given or env.get("RANKWISE_ON_HANG", "").strip().lower()
+    if value and value not in ON_HANG:
+        raise UsageError(f"RANKWISE_ON_HANG={value!r} is none of {', '.join(ON_HANG)}")
+    return next((one for one in ON_HANG if one == value), None)
 
 
 def _parse_preload(text: str) -> tuple[str, ...]:

@@ -58,7 +58,9 @@ def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | N
         raise LaunchError("the launcher's own processes were killed", hint="launch again")
     verdict, restarts = _read(answer), answer["restarts"]
     paths = [folder / f"value.{rank}.{restarts}" for rank in range(answer["num_ranks"])]
-    if verdict["kind"] == "ok":
+    # Collectives that were paired wrongly have been told; what the function returned is there all the same.
+    has_returned = verdict["kind"] == "mismatch" and all(code == 0 for code in verdict["exits"].values())
+    if verdict["kind"] == "ok" or has_returned:
         if silent := [rank for rank, path in enumerate(paths) if not path.exists()]:
             raise RankFailedError(
                 f"{name_ranks(silent)} left with exit code 0 before {name} had returned",

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import (
+    ASK_FD,
+    EVIDENCE_FD,
     NOTES_FD,
     SERVER_FD,
     STACKS_FD,
@@ -61,7 +63,7 @@ class Keeper:
         self._file_limit = raise_file_limit()
         # What a rank finds under these numbers passes through here: nothing of ours may ever stand there.
         self._nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (NOTES_FD, STACKS_FD, SERVER_FD):
+        for number in (NOTES_FD, STACKS_FD, SERVER_FD, EVIDENCE_FD, ASK_FD):
             os.dup2(self._nowhere, number, inheritable=False)
 
     def run(self) -> None:

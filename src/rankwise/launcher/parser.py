@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
+from rankwise.launcher.spec import ON_HANG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
-OWN_FLAGS = ("--report", "--hang-timeout", "--hang_timeout", "--cold", "--preload")
+OWN_FLAGS = (
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--strict", "--cold", "--preload",
+)  # fmt: skip
 
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 
@@ -62,10 +65,13 @@ def _comma_list(value: str) -> list[str]:
     return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
 
 
-def _positive_seconds(value: str) -> float:
+def _seconds_or_never(value: str) -> float:
+    """Read a number of seconds; 0 and ``off`` are for ever."""
+    if value.strip().lower() in {"0", "off", "never"}:
+        return float("inf")
     seconds = float(value)
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value!r}: more than 0 seconds is meant")
+        raise argparse.ArgumentTypeError(f"{value!r}: more than 0 seconds is meant, or off")
     return seconds
 
 
@@ -77,7 +83,8 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
         usage="rankwise run [flags] train.py [the script's own arguments]",
         description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
         epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), "
-        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (never judge a hang). Every flag of torchrun is also read from PET_<FLAG>.",
+        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch), RANKWISE_ON_HANG (as --on-hang). "
+        "Every flag of torchrun is also read from PET_<FLAG>.",
     )
     add = _Adder(env)
     _add_start(parser, add)
@@ -134,9 +141,24 @@ def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
     add.value(faults, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that end the job.")
     faults.add_argument("--report", type=Path, metavar="FILE", help="Write the report as JSON to FILE.")
     faults.add_argument(
-        "--hang-timeout", "--hang_timeout", type=_positive_seconds, metavar="SECONDS",
-        help="How long ranks may wait, idle, for one that has already left (60).",
+        "--hang-timeout", "--hang_timeout", type=_seconds_or_never, metavar="SECONDS",
+        help="How long ranks may wait for others without anything moving before the job counts as hung (1800, and then only if the others are idle); off: for ever.",
     )  # fmt: skip
+    faults.add_argument(
+        "--on-hang", "--on_hang", choices=ON_HANG,
+        help="What a hang leads to: stop the job, only report it, or restart it if a restart is left. Without it a hang that is proved ends the "
+        "attempt on Gloo, and is only reported on NCCL.",
+    )  # fmt: skip
+    faults.add_argument(
+        "--watch",
+        action=argparse.BooleanOptionalAction,
+        help="Tell which rank keeps the others waiting (the default).",
+    )
+    faults.add_argument(
+        "--strict",
+        action="store_true",
+        help="Fail if collectives of different kinds were paired, although the script ended well.",
+    )
 
 
 def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:

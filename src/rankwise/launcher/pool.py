@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import count_cores
@@ -30,7 +31,7 @@ from rankwise.launcher.console import Console
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_own
 from rankwise.launcher.job import Job, make_folder
-from rankwise.launcher.publish import publish
+from rankwise.launcher.publish import is_silent, publish
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.spec import LaunchSpec, Logs, Program
 from rankwise.launcher.warm_start import Host, WarmStart
@@ -198,6 +199,7 @@ class _Pool:
             max_restarts=call["max_restarts"],
             logs=Logs(folder=folder),
             variables=(("RANKWISE_CALL", call["folder"]), *call["variables"].items()),
+            watch=is_on("RANKWISE_WATCH", default=True, env=_join(environ(), call["variables"])),
         )
         console = Console()
         logs = make_folder(spec.logs, "logs")
@@ -216,12 +218,18 @@ class _Pool:
                 return
             answer["verdict"], answer["restarts"], answer["first"] = verdict.to_json(), attempt, verdict.first
             answer["told"] = _tell(verdict, reason)
+            if is_silent(verdict):
+                console.say(render(verdict))  # the values go back all the same
 
         run_attempts(job, keep)
         if self.opening["mark"]:
             for fd in (1, 2):
                 console.write(fd, self.opening["mark"].encode())
         return answer
+
+
+def _join(env: dict[str, str], changes: dict[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in {**env, **changes}.items() if value is not None}
 
 
 def _tell(verdict: Verdict, reason: str) -> str:

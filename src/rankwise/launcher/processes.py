@@ -100,13 +100,3 @@ def _reap(pids: Collection[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             continue
-
-
-def cpu_ticks(pid: int) -> int:
-    """Return the CPU time that all threads of a process have used, in clock ticks; -1 if it can't be read."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return -1
-    return int(fields[11]) + int(fields[12])

@@ -11,12 +11,13 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.faults import FaultRecord
 from rankwise.base.files import write_atomic
+from rankwise.verdict import evidence_folder
 from rankwise.verdict.report import render
 
 if TYPE_CHECKING:
     from rankwise.launcher.console import Console
     from rankwise.launcher.job import Job
-    from rankwise.verdict.case import Verdict
+    from rankwise.verdict.case import Case, Verdict
 
 
 def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True) -> None:
@@ -38,24 +39,74 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         message=verdict.message,
     )
     # The files first: a terminal that takes nothing must not cost them.
+    evidence = find_evidence(job, attempt)
     if is_final and job.spec.report is not None:
-        write_report(job.spec.report, verdict, attempt=attempt, console=console, reason=reason)
+        write_report(
+            job.spec.report, verdict, attempt=attempt, console=console, reason=reason, evidence=evidence
+        )
     if is_final and verdict.kind not in {"ok", "requeue"}:
         _write_own_error_file(verdict, console)
     if verdict.kind == "requeue":
         console.say("\n".join(f"rankwise: {line}" for line in (verdict.message, *verdict.notes)))
     elif verdict.kind != "ok":
         allowed = None if is_final else job.spec.max_restarts + 1
-        console.say(render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour()))
+        text = render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour())
+        # Of a rank that failed by itself the log tells all.
+        is_told = evidence is not None and verdict.kind in {"hang", "mismatch"}
+        console.say(text + (f"\n  {'evidence':<9}{evidence}" if is_told else ""))
     elif verdict.notes:
         console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))
     if reason:
         console.say(f"rankwise: {reason}")
 
 
-def write_report(path: Path, verdict: Verdict, *, attempt: int, console: Console, reason: str = "") -> None:
+def is_silent(verdict: Verdict) -> bool:
+    """Tell whether all ranks have ended well by themselves, and only some of their collectives were paired wrongly."""
+    ended_well = bool(verdict.exits) and all(code == 0 for code in verdict.exits.values())
+    return verdict.kind == "mismatch" and ended_well and verdict.stopped_by is None
+
+
+def save_evidence(job: Job, case: Case, verdict: Verdict) -> None:
+    """Write what an attempt was judged from into its folder, if somebody may want to judge it again.
+
+    A full disk is no reason to lose the verdict.
+    """
+    has_files = job.serial is None and not job.spec.logs.is_off
+    if case.scene is None or verdict.kind in {"ok", "requeue"} or not has_files:
+        return
+    try:
+        evidence_folder.save(_evidence_of(job, case.attempt), scene=case.scene, case=case)
+    except OSError as error:
+        job.console.say(f"rankwise: the evidence can't be written to {job.folder}: {error.strerror}")
+
+
+def find_evidence(job: Job, attempt: int) -> Path | None:
+    """Return the folder with an attempt's evidence; None if there is none."""
+    folder = _evidence_of(job, attempt)
+    return folder if evidence_folder.is_saved(folder) else None
+
+
+def _evidence_of(job: Job, attempt: int) -> Path:
+    return job.folder / f"attempt_{attempt}" / "evidence"
+
+
+def write_report(
+    path: Path,
+    verdict: Verdict,
+    *,
+    attempt: int,
+    console: Console,
+    reason: str = "",
+    evidence: Path | None = None,
+) -> None:
     """Write the report as JSON; a folder that does not exist is no reason to lose the exit code."""
-    body = {**verdict.to_json(), "attempts": attempt + 1, "host": socket.gethostname(), "end": reason}
+    body = {
+        **verdict.to_json(),
+        "evidence": None if evidence is None else str(evidence),
+        "attempts": attempt + 1,
+        "host": socket.gethostname(),
+        "end": reason,
+    }
     try:
         write_atomic(path, json.dumps(body, indent=1) + "\n")
     except OSError as error:

@@ -8,13 +8,14 @@ import string
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import RankEnv, environ
-from rankwise.base.osdoor import IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
+from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankwise.evidence.place import EvidencePlace
     from rankwise.launcher.output import RankStreams
     from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.spec import LaunchSpec, Program
@@ -84,15 +85,22 @@ def build_shared_env(num_threads: int) -> dict[str, str | None]:
     return env
 
 
-def hook_env(notes: int | str, stacks: int | str, identities: tuple[int, ...] = ()) -> dict[str, str | None]:
+def hook_env(
+    notes: int | str,
+    stacks: int | str,
+    identities: tuple[int, ...] = (),
+    evidence: dict[str, object] | None = None,
+) -> dict[str, str | None]:
     """Return what makes Python arm the recorder before the script's first line."""
-    orders = {
+    orders: dict[str, object] = {
         "notes": notes,
         "stacks": stacks,
         "stack_signal": STACK_SIGNAL,
         "lifeline": None,
         "identities": identities,
     }
+    if evidence is not None:
+        orders["evidence"] = evidence
     return {"RANKWISE_RANK": json.dumps(orders), **hook_path_env()}
 
 
@@ -108,16 +116,24 @@ def hook_path_env() -> dict[str, str | None]:
 
 
 def build_rank_command(
-    argv: tuple[str, ...], env: dict[str, str | None], streams: RankStreams, *, notes_fd: int, stacks_fd: int
+    argv: tuple[str, ...],
+    env: dict[str, str | None],
+    streams: RankStreams,
+    *,
+    notes_fd: int,
+    stacks_fd: int,
+    evidence: EvidencePlace | None = None,
 ) -> Command:
-    """Put a rank's command together."""
+    """Put a rank's command together; ``evidence`` is where it records its collectives, if it does."""
     if IS_LINUX:
-        fds = ((NOTES_FD, notes_fd), (STACKS_FD, stacks_fd))
-        files = (os.fstat(notes_fd), os.fstat(stacks_fd))
-        identities = tuple(number for file in files for number in (file.st_dev, file.st_ino))
+        fds: tuple[tuple[int, int], ...] = ((NOTES_FD, notes_fd), (STACKS_FD, stacks_fd))
+        told: dict[str, object] | None = None
+        if evidence is not None:
+            fds += tuple(zip((EVIDENCE_FD, ASK_FD), evidence.rank_fds, strict=True))
+            told = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(evidence.rank_fds)}
         return Command(
             argv=argv,
-            env={**env, **hook_env(NOTES_FD, STACKS_FD, identities)},
+            env={**env, **hook_env(NOTES_FD, STACKS_FD, _identify((notes_fd, stacks_fd)), told)},
             stdio=streams.stdio,
             extra_fds=fds,
             forks="script",
@@ -125,3 +141,9 @@ def build_rank_command(
     # Without a keeper nobody moves descriptors: the recorder opens files by their names.
     notes, stacks = str(streams.folder / "notes.jsonl"), str(streams.folder / "stacks.txt")
     return Command(argv=argv, env={**env, **hook_env(notes, stacks)}, stdio=streams.stdio)
+
+
+def _identify(fds: tuple[int, ...]) -> tuple[int, ...]:
+    """Return device and inode of each, by which a rank knows that a number is still our file."""
+    files = [os.fstat(fd) for fd in fds]
+    return tuple(number for file in files for number in (file.st_dev, file.st_ino))

@@ -17,6 +17,7 @@ from rankwise.verdict.case import RankEnd
 if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.notes import Stack
+    from rankwise.evidence.place import EvidencePlace
     from rankwise.launcher.output import RankStreams
 
 
@@ -31,6 +32,7 @@ class Rank:
     streams: RankStreams
     notes_fd: int
     stacks_fd: int
+    evidence: EvidencePlace | None = None
     pid: int = 0
     code: int | None = None
     ended_s: float = 0.0

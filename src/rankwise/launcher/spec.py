@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from enum import Flag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+OnHang = Literal["stop", "report", "restart"]
+#: What a hang may lead to.
+ON_HANG: tuple[OnHang, ...] = ("stop", "report", "restart")
 
 
 class Std(Flag):
@@ -97,8 +101,9 @@ class LaunchSpec:
         shutdown_timeout_s: Seconds between SIGTERM and SIGKILL.
         signals: Names of the signals that end the job.
         report: File for the report as JSON; None for none.
-        hang_timeout_s: Seconds that living ranks may go on after others have left and they wait for them;
-            None for the default.
+        hang_timeout_s: Seconds that ranks may wait for others while nothing moves; infinite for ever, None for the default.
+        on_hang: What a hang leads to: ``stop``, ``report`` or ``restart``; None for what is proved only, and on Gloo only.
+        strict: Whether collectives that were paired wrongly make a job fail that has ended well.
         by_variable: Flags that were chosen by a PET_* variable, as ``--master-addr``.
         cold: Start every rank as a fresh interpreter.
         preload: Modules that the user wants imported before the ranks are forked.
@@ -124,6 +129,8 @@ class LaunchSpec:
     virtual_local_rank: bool = False
     report: Path | None = None
     hang_timeout_s: float | None = None
+    on_hang: OnHang | None = None
+    strict: bool = False
     by_variable: frozenset[str] = frozenset()
     cold: bool = False
     preload: tuple[str, ...] = ()

@@ -1,0 +1,341 @@
+"""When the watch asks, says and decides: its timing, with a clock that is moved and a lens that shows what it is told to."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankwise.evidence.facts import Evidence, Group, RankFacts, Scene
+from rankwise.evidence.notes import Frame, Stack
+from rankwise.launcher.camera import Pulse
+from rankwise.launcher.hang_watch import Bounds, HangWatch, may_stop
+from rankwise.launcher.patience import is_hung
+from rankwise.verdict.case import Waiting
+from rankwise.verdict.sight import Sight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WAITS = Stack(
+    frames=(
+        Frame(file="/x/site-packages/torch/distributed/distributed_c10d.py", line=1, function="all_reduce"),
+        Frame(file="/x/train.py", line=7, function="<module>"),
+    )
+)
+SLEEPS = Stack(frames=(Frame(file="/x/train.py", line=9, function="<module>"),))
+COMPILES = Stack(
+    frames=(
+        Frame(file="/x/site-packages/torch/_inductor/codecache.py", line=1, function="compile"),
+        *SLEEPS.frames,
+    )
+)
+GLOO = Evidence(groups={"default": Group(name="default", ranks=(0, 1), backend="gloo")}, has_joined=True)
+NCCL = Evidence(
+    groups={"default": Group(name="default", ranks=(0, 1), backend="cpu:gloo,cuda:nccl")}, has_joined=True
+)
+SUSPICION = Sight(
+    kind="hang", certainty="suspicion", rule="r", culprits=(1,), message="rank 1 sleeps", key="k",
+    waiting=(Waiting(rank=0, where="train.py:7", op="all_reduce"),),
+)  # fmt: skip
+PROOF = replace(SUSPICION, certainty="proof")
+SILENT = replace(PROOF, kind="mismatch", is_stuck=False, key="silent")
+
+
+@dataclass
+class FakeClock:
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class FakeLens:
+    """Two ranks that are quiet since a moment; they answer after ``answer_s``."""
+
+    clock: FakeClock
+    quiet_since: dict[int, float] = field(default_factory=lambda: {0: 1000.0, 1: 1000.0})
+    answer_s: float = 0.0
+    is_busy: bool = False
+    has_joined: bool = True
+    stacks: dict[int, Stack | None] = field(default_factory=lambda: {0: WAITS, 1: SLEEPS})
+    evidence: Evidence | None = GLOO
+    asked: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    forgiven: int = 0
+
+    def look(self) -> bool:
+        return False
+
+    def forgive(self) -> None:
+        self.forgiven += 1
+        self.quiet_since = dict.fromkeys(self.quiet_since, self.clock.now)
+
+    def _asked_s(self, rank: int) -> float:
+        return max((at for at, ranks in self.asked if rank in ranks), default=float("-inf"))
+
+    def pulses(self) -> list[Pulse]:
+        now = self.clock.now
+        return [
+            Pulse(rank=rank, quiet_s=now - since, idle_s=0.0 if self.is_busy else now - since, asked_s=self._asked_s(rank),
+                  is_answered=now - self._asked_s(rank) >= self.answer_s, has_joined=self.has_joined)
+            for rank, since in self.quiet_since.items()
+        ]  # fmt: skip
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        if chosen := tuple(sorted(ranks)):
+            self.asked.append((self.clock.now, chosen))
+
+    def signal_silent(self) -> None:
+        return
+
+    def take(self) -> Scene:
+        ranks = tuple(
+            RankFacts(rank=rank, pid=rank + 1, evidence=self.evidence, stack=self.stacks[rank],
+                      still_s=0.0 if self.is_busy and rank else self.clock.now - since)
+            for rank, since in self.quiet_since.items()
+        )  # fmt: skip
+        return Scene(ranks=ranks, world_size=2, now_s=self.clock.now)
+
+
+@dataclass
+class Told:
+    clock: FakeClock
+    lines: list[tuple[float, str]] = field(default_factory=list)
+
+    def tell(self, sight: Sight, scene: Scene, *, waited_s: float) -> None:
+        self.lines.append((self.clock.now - 1000.0, sight.key))
+
+
+class Stage:
+    """A watch with all that it needs; ``sights`` is what the rules see from now on."""
+
+    def __init__(self, *sights: Sight, **bounds: Any) -> None:
+        self.clock = FakeClock()
+        self.lens, self.told = FakeLens(self.clock), Told(self.clock)
+        self.sights = sights
+        self.num_judged = 0
+        self.watch = HangWatch(self.lens, self._look, self.told, Bounds(**bounds), self.clock)
+
+    def _look(self, scene: Scene) -> tuple[Sight, ...]:
+        self.num_judged += 1
+        has_stacks = bool(self.lens.asked) and self.clock.now >= self.lens.asked[0][0] + self.lens.answer_s
+        return tuple(sight for sight in self.sights if has_stacks or sight.kind == "mismatch")
+
+    def run(self, seconds: float, **options: Any) -> Stage:
+        end = self.clock.now + seconds
+        while self.clock.now < end and not self.watch.has_decided:
+            self.clock.sleep(max(0.01, self.watch.next_in_s))
+            self.watch.poll(**options)
+        return self
+
+    @property
+    def passed_s(self) -> float:
+        return self.clock.now - 1000.0
+
+
+def test_ranks_are_left_alone_until_they_are_quiet() -> None:
+    """Nobody is asked before two seconds of quiet; then all are, and less and less often."""
+    stage = Stage()
+    stage.run(1.8)
+    assert stage.lens.asked == []
+    stage.run(600)
+    moments = [at - 1000.0 for at, _ in stage.lens.asked]
+    assert 2.0 <= moments[0] < 2.6
+    gaps = [later - at for at, later in itertools.pairwise(moments)]
+    assert min(gaps) >= 1.0
+    assert min(gaps[-10:]) >= 20.0
+
+
+def test_ranks_that_compute_are_asked_only_after_long() -> None:
+    """A step of eight seconds on all ranks is no reason to ask; quiet for longer than ten is."""
+    stage = Stage()
+    stage.lens.is_busy = True
+    stage.run(9.5)
+    assert stage.lens.asked == []
+    stage.run(3)
+    assert stage.lens.asked
+
+
+def test_before_the_first_group_there_is_patience() -> None:
+    """Ranks that import are asked after five seconds at the earliest, and no rule is tried before; a rank's end makes it two."""
+    stage = Stage()
+    stage.lens.has_joined = False
+    stage.run(4.5)
+    assert (stage.lens.asked, stage.num_judged) == ([], 0)
+    ended = Stage()
+    ended.lens.has_joined = False
+    ended.run(3, has_ended=True)
+    assert ended.lens.asked
+
+
+def test_a_proof_needs_a_second_look_with_new_answers() -> None:
+    """Seen once it decides nothing; only when all that are involved have answered again, and it is seen again, it does."""
+    stage = Stage(PROOF)
+    stage.lens.answer_s = 1.5
+    stage.run(30)
+    assert stage.watch.has_decided
+    first, second = stage.lens.asked[:2]
+    assert stage.passed_s >= second[0] - 1000.0 + 1.5
+    assert second[0] >= first[0] + 1.5
+    assert stage.watch.sights == (PROOF,)
+    assert stage.told.lines == []
+
+
+def test_a_proof_is_acted_on_within_five_seconds() -> None:
+    """From the last thing that moved to the decision: two seconds of quiet, two looks, and some."""
+    assert Stage(PROOF).run(30).passed_s <= 5.0
+
+
+def test_a_proof_that_is_not_seen_again_is_none() -> None:
+    """What the second look does not show is forgotten, and is new when it comes back."""
+    stage = Stage(PROOF)
+    stage.run(2.3)
+    stage.sights = ()
+    stage.run(20)
+    assert (stage.watch.has_decided, stage.watch.sights, stage.told.lines) == (False, (), [])
+
+
+def test_a_suspicion_is_noted_after_five_seconds_and_then_every_minute() -> None:
+    """It is never acted on by itself; a rank that is slow at another line a minute later is the same to the user."""
+    stage = Stage(SUSPICION)
+    stage.run(90)
+    stage.sights = (replace(SUSPICION, key="another line"),)
+    stage.run(60)
+    moments = [at for at, _ in stage.told.lines]
+    assert not stage.watch.has_decided
+    assert len(moments) == 3
+    assert 5.0 <= moments[0] <= 9.0
+    assert all(60.0 <= later - at <= 66.0 for at, later in itertools.pairwise(moments))
+
+
+def test_wrong_pairs_are_said_once_and_the_job_goes_on() -> None:
+    """A silent mismatch is told when seen, kept for the end, and stops nothing, even with --on-hang stop."""
+    stage = Stage(SILENT, on_hang="stop")
+    stage.run(200)
+    assert (stage.watch.has_decided, stage.watch.sights) == (False, (SILENT,))
+    assert len(stage.told.lines) == 1
+
+
+def test_report_only_never_stops() -> None:
+    """--on-hang report says a proof, and again every minute, and outlasts any bound."""
+    stage = Stage(PROOF, on_hang="report", timeout_s=10.0)
+    stage.run(100)
+    assert not stage.watch.has_decided
+    assert [round(at / 60) for at, _ in stage.told.lines] == [0, 1]
+    assert stage.watch.sights == (PROOF,)
+
+
+def test_the_users_bound_ends_what_is_only_suspected() -> None:
+    """With --hang-timeout 10 a job in which one rank sleeps and the other waits ends at ten seconds and a little."""
+    stage = Stage(SUSPICION, timeout_s=10.0)
+    stage.run(60)
+    assert stage.watch.has_decided
+    assert 10.0 <= stage.passed_s <= 12.0
+    assert stage.watch.sights == (SUSPICION,)
+
+
+def test_after_a_sleep_of_our_own_waiting_counts_anew() -> None:
+    """Stopped with Ctrl-Z for an hour, together with its ranks, the launcher does not think that they waited for an hour."""
+    stage = Stage(SUSPICION, timeout_s=10.0)
+    stage.run(3)
+    stage.clock.sleep(3600)
+    stage.run(5)
+    assert (stage.watch.has_decided, stage.lens.forgiven) == (False, 1)
+
+
+def test_dear_looks_become_rare_while_ranks_work() -> None:
+    """Rules that take a second are tried once a minute at most at work: two per cent of a core, ten seconds at the longest apart."""
+    stage = Stage()
+
+    def look(scene: Scene) -> tuple[Sight, ...]:
+        stage.num_judged += 1
+        stage.clock.sleep(1.0)
+        return ()
+
+    watch = HangWatch(stage.lens, look, stage.told, Bounds(), stage.clock)
+    stage.watch = watch
+    stage.lens.asked.append((stage.clock.now, (0, 1)))
+    for _ in range(400):
+        stage.clock.sleep(0.1)
+        stage.lens.quiet_since = {0: stage.clock.now, 1: stage.clock.now}  # they move all the time
+        watch.poll()
+    assert 2 <= stage.num_judged <= 6
+
+
+@pytest.mark.parametrize(
+    ("sight", "evidence", "on_hang", "expected"),
+    [
+        (PROOF, GLOO, None, True),
+        (PROOF, None, None, True),
+        (PROOF, NCCL, None, False),
+        (PROOF, NCCL, "stop", True),
+        (PROOF, NCCL, "restart", True),
+        (PROOF, GLOO, "report", False),
+        (SILENT, GLOO, "stop", False),
+        (replace(PROOF, doing="stopped"), GLOO, "stop", False),
+        (replace(PROOF, doing="debugged"), GLOO, "restart", False),
+    ],
+)
+def test_what_a_proof_may_end(sight: Sight, evidence: Evidence | None, on_hang: Any, expected: bool) -> None:
+    """On Gloo by default; elsewhere if the user says so; never what somebody else has stopped, nor what went through."""
+    scene = Scene(ranks=(RankFacts(rank=0, evidence=evidence), RankFacts(rank=1)), world_size=2, now_s=0.0)
+    assert may_stop(sight, scene, on_hang) is expected
+
+
+def _rank(rank: int, stack: Stack | None = WAITS, **facts: Any) -> RankFacts:
+    return RankFacts(**{"rank": rank, "pid": rank + 1, "stack": stack, "still_s": 5000.0, **facts})
+
+
+HUNG_CASES: dict[str, tuple[list[RankFacts], float | None, bool]] = {
+    "one sleeps": ([_rank(0), _rank(1, SLEEPS)], None, True),
+    "one computes": ([_rank(0), _rank(1, SLEEPS, still_s=0.0)], None, False),
+    "one computes, and the user has set a bound": ([_rank(0), _rank(1, SLEEPS, still_s=0.0)], 10.0, True),
+    "one compiles": ([_rank(0), _rank(1, COMPILES)], None, False),
+    "one is stopped": ([_rank(0), _rank(1, None, state="stopped")], None, False),
+    "one is stopped, and the user has set a bound": ([_rank(0), _rank(1, None, state="stopped")], 10.0, True),
+    "one is in a debugger": ([_rank(0), _rank(1, SLEEPS, reads_terminal=True)], 10.0, False),
+    "none waits": ([_rank(0, SLEEPS), _rank(1, SLEEPS)], 10.0, False),
+    "all wait": ([_rank(0), _rank(1)], None, True),
+    "all are stopped": ([_rank(0, state="stopped"), _rank(1, state="stopped")], 10.0, False),
+    "one can't be asked": ([_rank(0), _rank(1, None)], None, False),
+    "never": ([_rank(0), _rank(1, SLEEPS)], float("inf"), False),
+}
+
+
+@pytest.mark.parametrize(("ranks", "timeout_s", "expected"), HUNG_CASES.values(), ids=HUNG_CASES)
+def test_what_counts_as_hung_after_long(
+    ranks: list[RankFacts], timeout_s: float | None, expected: bool
+) -> None:
+    """After more than half an hour without a record: what is idle; with a bound of the user's own also what is busy."""
+    scene = Scene(ranks=tuple(ranks), world_size=2, now_s=9000.0)
+    assert is_hung(scene, {0: 4000.0, 1: 4000.0}, timeout_s=timeout_s) is expected
+
+
+@pytest.mark.parametrize(("quiet_s", "expected"), [(59.0, False), (61.0, True)])
+def test_ranks_left_behind_wait_for_a_minute_by_default(quiet_s: float, expected: bool) -> None:
+    """Those that all wait, idle, after one has left without an error need not wait for the long bound."""
+    gone = RankFacts(rank=1, state="ended", code=0)
+    scene = Scene(ranks=(_rank(0, still_s=quiet_s), gone), world_size=2, now_s=9000.0)
+    assert is_hung(scene, {0: quiet_s}, timeout_s=None) is expected
+    assert not is_hung(scene, {0: quiet_s}, timeout_s=float("inf"))
+    failed = replace(gone, code=1)
+    scene = replace(scene, ranks=(scene.ranks[0], failed))
+    assert not is_hung(scene, {0: quiet_s}, timeout_s=None)
+
+
+def test_ranks_of_other_nodes_are_thought_to_be_at_work() -> None:
+    """Where not all ranks can be seen, only the user's own bound counts, and only if all that can be seen wait."""
+    scene = Scene(ranks=(_rank(0), _rank(1)), world_size=4, now_s=9000.0, is_whole=False)
+    assert not is_hung(scene, {0: 4000.0, 1: 4000.0}, timeout_s=None)
+    assert is_hung(scene, {0: 4000.0, 1: 4000.0}, timeout_s=10.0)
+    one_works = replace(scene, ranks=(_rank(0), _rank(1, SLEEPS)))
+    assert not is_hung(one_works, {0: 4000.0, 1: 4000.0}, timeout_s=10.0)
