@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.cli.main import main
+from rankwise.evidence.living import find_ranks
 from support import free_port, kill_leftovers, line_of, make_env, start_rankwise, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -222,6 +223,45 @@ def sleeping(python: str, num_ranks: int, **env: str) -> Iterator[list[int]]:
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+#: Starts two processes with a rank's environment, and one of them a worker that inherits it; writes their numbers, and stays.
+LAUNCHER = """
+import os, subprocess, sys, time
+worker = "import time; time.sleep(1000)"
+rank = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {!r}]); time.sleep(1000)".format(worker)
+pids = []
+for number in range(2):
+    env = {**os.environ, **{name: value.format(number) for name, value in eval(sys.argv[1]).items()}}
+    pids.append(subprocess.Popen([sys.executable, "-c", rank], env=env).pid)
+print(*pids, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        ({}, {"SLURM_PROCID": "{}", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}),
+        ({}, {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "2"}),
+        # What runs a pod gives it a number, which is no rank of torchrun's.
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "{}", "WORLD_SIZE": "2", "LOCAL_RANK": "{}"}),
+    ],
+    ids=["slurm", "mpi", "pod"],
+)
+def test_ranks_are_known_by_what_their_launcher_tells_them(
+    own: dict[str, str], names: dict[str, str]
+) -> None:
+    """Slurm's and MPI's numbers count as well, a pod's own does not, and workers are no ranks; by any rank's PID the same are found."""
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, repr(names)], env=make_env({"SLURM_PROCID": None, **own}), stdout=subprocess.PIPE) as launcher:  # fmt: skip
+        assert launcher.stdout is not None
+        pids = [int(word) for word in launcher.stdout.readline().split()]
+        try:
+            found = [(one.rank, one.pid, one.world_size, one.is_ours) for one in find_ranks(launcher.pid)]
+            assert found == [(0, pids[0], 2, False), (1, pids[1], 2, False)]
+            assert find_ranks(pids[1]) == find_ranks(launcher.pid)
+        finally:
+            kill_leftovers()
 
 
 def test_what_is_no_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
