@@ -229,11 +229,13 @@ def sleeping(python: str, num_ranks: int, **env: str) -> Iterator[list[int]]:
 LAUNCHER = """
 import os, subprocess, sys, time
 worker = "import time; time.sleep(1000)"
-rank = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {!r}]); time.sleep(1000)".format(worker)
+rank = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {!r}]); print(flush=True); time.sleep(1000)".format(worker)
 pids = []
 for number in range(2):
     env = {**os.environ, **{name: value.format(number) for name, value in eval(sys.argv[1]).items()}}
-    pids.append(subprocess.Popen([sys.executable, "-c", rank], env=env).pid)
+    process = subprocess.Popen([sys.executable, "-c", rank], env=env, stdout=subprocess.PIPE)
+    process.stdout.readline()  # it has its worker
+    pids.append(process.pid)
 print(*pids, flush=True)
 time.sleep(1000)
 """

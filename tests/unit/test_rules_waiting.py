@@ -378,3 +378,14 @@ def test_a_server_that_waits_for_its_clients_waits_in_no_collective() -> None:
     """RPC: rank 0 waits in shutdown until the others are through, for hours if need be."""
     serving = stack((f"{_TORCH}/distributed/rpc/api.py", 300, "_wait_all_workers"), at=20)
     assert not look(scene(rank(0, at=serving), rank(1, at=elsewhere(), is_asleep=False)))
+
+
+@pytest.mark.parametrize("file", ["cuda/__init__.py", "optim/adamw.py", "nn/utils/clip_grad.py"])
+def test_on_a_gpu_the_wait_is_at_the_next_line_that_needs_a_result(file: str) -> None:
+    """NCCL's collectives return at once: a rank that stands in torch.cuda.synchronize waits for the one that is open."""
+    at = stack((f"{_TORCH}/{file}", 1083, "synchronize"), at=9)
+    seen = _first(
+        rank(0, op(), op(**_OPEN), at=at, backend="nccl"), rank(1, op(), at=elsewhere(12), backend="nccl")
+    )
+    assert seen.culprits == (1,)
+    assert "train.py:12" in seen.message

@@ -28,6 +28,8 @@ _HANDLES = frozenset({"wait", "wait_tensor", "_wait_tensor", "synchronize"})
 #: Parts of torch.distributed whose waits are no collectives: a server waits for its clients as long as it takes.
 _APART = ("/torch/distributed/rpc/", "/torch/distributed/elastic/", "/torch/distributed/checkpoint/")
 _DISTRIBUTED = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+#: Functions of torch that need a result of the GPU, and so wait for the collectives before it.
+_DEVICE_CALLS = ("/torch/cuda/", "/torch/optim/", "/torch/nn/utils/clip_grad.py", "/torch/_tensor.py")
 #: Python frames that lie between a function of torch.distributed and C++.
 _DISPATCH = ("/torch/_ops.py", "/torch/_library/", "/torch/_higher_order_ops/", "/torch/utils/_contextlib.py")
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/triton/")
@@ -104,15 +106,15 @@ def list_calls(stack: Stack) -> list[Frame]:
 
 
 def _find_wait(facts: RankFacts) -> Wait | None:
-    if facts.stack is None:
-        return None
-    inside = list_calls(facts.stack)
+    inside = list_calls(facts.stack) if facts.stack is not None else []
     if not inside or facts.reads_terminal:
         return _find_device_wait(facts)
     names = {frame.function for frame in inside}
     at = next((frame for frame in inside if not any(part in frame.file for part in _DISPATCH)), inside[0])
     if inside[0].function in _BACKWARD or at.function in _BACKWARD:
         return "backward" if _has_stopped(facts) else None
+    if any(part in at.file for part in _DEVICE_CALLS):
+        return _find_device_wait(facts)
     if not any(part in at.file for part in _DISTRIBUTED) or any(part in at.file for part in _APART):
         return None
     if names & _MEETING:
