@@ -1,7 +1,7 @@
 """How long a hang is silent: from the moment when a rank goes wrong to the first line that names it, and what torchrun prints meanwhile.
 
-Each script trains for a moment and then goes wrong in one way. The rank that does so writes down the time just before. Measured is the time from there to
-the launcher's first line about it on standard error; torchrun is given --limit seconds (torch's own time-out is 30 minutes on Gloo), and its last line is shown.
+Each script trains for a moment and then goes wrong in one way. In each of them rank 1 is to blame: it writes down the time just before. Measured is the
+time from there until the launcher has named a rank on standard error. torchrun is given --limit seconds; torch's own time-out is 30 minutes on Gloo.
 
     python benchmarks/verdict.py [--rounds N] [--limit SECONDS] [--only NAME ...]
 
@@ -12,15 +12,16 @@ in the parent, off the ranks' path.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from typing import TYPE_CHECKING
 
-from parts.jobs import RANKWISE, TORCHRUN, Job, Launcher, describe_host, prepare, start_job
+from parts.jobs import RANKWISE, TORCHRUN, Launcher, describe_host, prepare, start_job
 
 from rankwise.evidence.facts import Evidence, Group, Op, RankFacts, Scene
 from rankwise.evidence.notes import Frame, Stack
-from rankwise.verdict import look
+from rankwise.verdict.look import look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,26 +103,24 @@ def measure(launcher: Launcher, script: str, limit_s: float) -> tuple[float | No
     """Run a job.
 
     Returns:
-        Seconds from the onset to the first line that names the rank, None if there was none; and the last line.
+        Seconds from the onset until the launcher has named a rank, None if it did not; and what it said.
     """
     with start_job(launcher, ["--nproc-per-node", str(RANKS)], _HEAD + script) as job:
         if not job.wait_until((job.folder / "onset").exists, START_LIMIT_S):
-            return None, f"did not get so far: {_last_line(job)}"
+            return None, "did not get so far"
         onset_s = float((job.folder / "onset").read_text() or time.monotonic())
-        if job.wait_until(lambda: _names_rank(job.errors), limit_s):
-            return time.monotonic() - onset_s, _last_line(job)
-        return None, _last_line(job)
+        if job.wait_until(lambda: bool(find_name(job.errors)), limit_s):
+            return time.monotonic() - onset_s, find_name(job.errors)
+        return None, ""
 
 
-def _names_rank(errors: str) -> bool:
-    return any(
-        "rankwise:" in line and "rank" in line.partition("rankwise:")[2] for line in errors.splitlines()
-    )
-
-
-def _last_line(job: Job) -> str:
-    lines = [line.strip() for line in job.errors.splitlines() if line.strip()]
-    return lines[-1][:100] if lines else "(nothing)"
+def find_name(errors: str) -> str:
+    """Return where a launcher names a rank, in its own words; empty if it does not."""
+    theirs = re.search(r"^ +rank +: (\d+)", errors, re.MULTILINE)
+    if theirs is not None:
+        return f"names rank {theirs[1]}"
+    ours = re.search(r"^(?:rankwise:|  first ).*\brank(?:s|) \d.*", errors, re.MULTILINE)
+    return ours[0] if ours is not None else ""
 
 
 def build_scene(num_ranks: int) -> Scene:
@@ -189,8 +188,8 @@ def main() -> None:
             if len(seen) == len(ours)
             else f"seen in {len(seen)} of {len(ours)}"
         )
-        waited = f"silent for {args.limit:.0f} s" if theirs is None else f"{theirs:.2f} s"
-        print(f"{name:20}{median:>19}               {waited}: {said}", flush=True)
+        waited = f"silent for {args.limit:.0f} s" if theirs is None else f"{theirs:.2f} s: {said}"
+        print(f"{name:20}{median:>19}               {waited}", flush=True)
     print_judging(SIZES)
 
 
