@@ -56,6 +56,8 @@ def refuse(
         pytest.param(["--nproc_per_node", "--work-dir", "x", "train.py"], ["--nproc"], id="L4-lost-value"),
         pytest.param(["--nproc_per_node=two", "train.py"], ["two"], id="L4-word"),
         pytest.param(["--nproc-per-node", "0", "train.py"], ["--nproc-per-node"], id="L4-zero"),
+        pytest.param(["--report", ".", "train.py"], ["--report", "folder"], id="report-a-folder"),
+        pytest.param(["--hang-timeout", "soon", "train.py"], ["'soon'", "seconds"], id="seconds-word"),
         pytest.param(["--nproc-per-node", "-1", "train.py"], ["--nproc-per-node"], id="L4-negative"),
         pytest.param(["--nproc-per-node", "2"], ["no script"], id="L4-no-script"),
         pytest.param([], ["no script"], id="L4-nothing"),
@@ -100,7 +102,7 @@ def test_a_bad_command_is_refused_at_once(args: list[str], words: list[str], tmp
 
 
 @pytest.mark.parametrize(("name", "value"), [("PET_NNODES", "x"), ("PET_NPROC_PER_NODE", "x y"), ("PET_MAX_RESTARTS", "many"),
-                                             ("PET_MODULE", "yes"), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon"), ("PYTHON_EXEC", "/no/python")])  # fmt: skip
+                                             ("PET_MODULE", "yes"), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon"), ("PYTHON_EXEC", "/no/python"), ("RANKWISE_WATCH", "maybe")])  # fmt: skip
 def test_a_bad_variable_is_refused_at_once(name: str, value: str, tmp_path: Path) -> None:
     """A PET_* or other variable of no use is named, as a bad flag would be."""
     write_script(tmp_path, "open('started', 'w').close()")

@@ -138,6 +138,20 @@ def test_a_rank_that_is_stuck_shows_it(tmp_path: Path) -> None:
     assert after.ops[-1].is_over is False
 
 
+def test_a_rank_that_waits_for_the_others_to_come_answers(tmp_path: Path) -> None:
+    """Also in init_process_group, before it has joined anything: it says where it waits, and that it has come."""
+    script = write_script(tmp_path, """
+    import os, torch.distributed as dist
+    store = dist.FileStore("store", 2)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+    """)  # fmt: skip
+    with recorded_ranks(script, 1, {"PWD": str(tmp_path)}, folder=tmp_path) as (rank,):
+        rank.wait_until(lambda evidence: evidence.has_come)
+        evidence = rank.ask()
+        assert evidence.stacks["MainThread"].where == line_of(script, "init_process_group")
+        assert not evidence.has_joined
+
+
 def test_questions_are_answered_anew(tmp_path: Path) -> None:
     """A question asked twice is answered twice, with what is so by then; to a rank that has ended none does harm."""
     script = write_script(tmp_path, _BEGIN + """
@@ -148,7 +162,7 @@ def test_questions_are_answered_anew(tmp_path: Path) -> None:
     """)  # fmt: skip
     with recorded_ranks(script, 1, {"PWD": str(tmp_path)}, folder=tmp_path) as (rank,):
         rank.wait_until(lambda evidence: evidence.has_joined)
-        assert rank.ask().stacks["MainThread"].where == line_of(script, "exists")
+        rank.wait_until(lambda _: rank.ask().stacks["MainThread"].where == line_of(script, "exists"))
         (tmp_path / "go").touch()
         rank.wait_until(lambda evidence: any(op.is_over for op in evidence.ops))
         rank.wait_until(lambda _: rank.ask().stacks["MainThread"].where == line_of(script, "sleep(1000)"))

@@ -167,6 +167,47 @@ def test_without_a_watch_there_is_no_word(tmp_path: Path) -> None:
     assert (result.code, result.err) == (0, "")
 
 
+def test_a_rank_in_c_code_is_not_disturbed(tmp_path: Path) -> None:
+    """A sleep in C that holds the interpreter, and so keeps the rank from answering, takes as long as it would without us."""
+    write_script(
+        tmp_path,
+        HEAD
+        + """
+import ctypes
+left = ctypes.PyDLL(None).sleep(5) if rank == 1 else 0
+dist.all_reduce(one)
+assert left == 0, left
+""",
+    )
+    result = run_rankwise([*TWO, "train.py"], tmp_path)
+    assert result.code == 0, result.err
+
+
+def test_a_thread_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None:
+    """Collectives in a thread, for which the main one waits: the hang is seen, and the line is the thread's."""
+    script = write_script(
+        tmp_path,
+        HEAD
+        + """
+import threading
+def work():
+    for step in range(3):
+        if rank == 1 and step == 2:
+            time.sleep(10**6)
+        dist.all_reduce(one)  # in a thread
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""",
+    )
+    _, report = run_reported([*TWO, "--hang-timeout", "4", "train.py"], tmp_path)
+    assert (report["kind"], report["culprits"]) == ("hang", [1])
+    assert report["where"] == line_of(script, "time.sleep")
+    assert [(one["rank"], one["where"]) for one in report["waiting"]] == [
+        (0, line_of(script, "# in a thread"))
+    ]
+
+
 def test_a_sound_job_hears_no_word(tmp_path: Path) -> None:
     """DDP, subgroups and messages, with ranks that are late by chance: no line, no evidence, and the logs go."""
     write_script(

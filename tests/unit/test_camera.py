@@ -158,6 +158,36 @@ def test_an_answer_is_seen_only_when_it_has_been_read(make: Any) -> None:
     assert stage.camera.take().ranks[0].stack == STACK
 
 
+def test_a_rank_that_a_signal_might_disturb_is_left_alone(make: Any) -> None:
+    """One that does not answer, and is in no wait that a signal leaves alone, has no stack, and nobody waits for it."""
+    stage = make(1)
+    stage.places[0].write()
+    stage.camera.look()
+    stage.camera.ask([0])
+    stage.camera.signal_silent()
+    assert [pulse.is_answered for pulse in stage.camera.pulses()] == [False]
+    stage.clock.sleep(3)
+    stage.camera.signal_silent()
+    assert [pulse.is_answered for pulse in stage.camera.pulses()] == [True]
+    assert stage.camera.take().ranks[0].stack is None
+
+
+def test_a_rank_that_has_not_come_stands_nowhere_that_is_known(make: Any) -> None:
+    """Before init_process_group nobody in it answers: it has a stack without a line, and is not waited for."""
+    stage = make(1)
+    stage.places[0].write(has_joined=False)
+    stage.camera.look()
+    stage.camera.ask([0])
+    stage.camera.signal_silent()
+    assert [pulse.is_answered for pulse in stage.camera.pulses()] == [True]
+    assert stage.camera.take().ranks[0].stack == Stack()
+    stage.clock.sleep(9)
+    stage.places[0].write(has_joined=False, has_come=True)
+    stage.camera.look()
+    assert stage.quiet_s() == [0.0]
+    assert stage.camera.take().ranks[0].stack is None
+
+
 def test_a_stack_of_before_is_not_the_stack_of_now(make: Any) -> None:
     """A rank that has got on since it was asked, seconds ago, has no stack until it is asked again."""
     stage = make(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankwise.evidence.facts import Evidence, Group, RankFacts, Scene
+from rankwise.evidence.facts import Evidence, Group, Op, RankFacts, Scene
 from rankwise.evidence.notes import Frame, Stack
 from rankwise.launcher.camera import Pulse
 from rankwise.launcher.hang_watch import Bounds, HangWatch, may_stop
@@ -33,6 +33,11 @@ COMPILES = Stack(
     )
 )
 GLOO = Evidence(groups={"default": Group(name="default", ranks=(0, 1), backend="gloo")}, has_joined=True)
+ASIDE = replace(
+    GLOO,
+    ops=(Op(group="default", seq=1, name="all_reduce", is_over=False),),
+    stacks={"MainThread": SLEEPS, "Thread-1": WAITS},
+)
 NCCL = Evidence(
     groups={"default": Group(name="default", ranks=(0, 1), backend="cpu:gloo,cuda:nccl")}, has_joined=True
 )
@@ -307,6 +312,19 @@ HUNG_CASES: dict[str, tuple[list[RankFacts], float | None, bool]] = {
     "all wait": ([_rank(0), _rank(1)], None, True),
     "all are stopped": ([_rank(0, state="stopped"), _rank(1, state="stopped")], 10.0, False),
     "one can't be asked": ([_rank(0), _rank(1, None)], None, False),
+    "one has not come, and nobody knows where it stands": ([_rank(0), _rank(1, Stack())], None, False),
+    "one has not come, and the user has set a bound": ([_rank(0), _rank(1, Stack())], 10.0, True),
+    "a thread waits aside": ([_rank(0, SLEEPS, evidence=ASIDE), _rank(1, SLEEPS)], None, False),
+    "a thread waits aside, and the user has set a bound": (
+        [_rank(0, SLEEPS, evidence=ASIDE), _rank(1, SLEEPS)],
+        10.0,
+        True,
+    ),
+    "a thread waits beside one that works": (
+        [_rank(0, SLEEPS, evidence=ASIDE, still_s=0.0), _rank(1, SLEEPS)],
+        10.0,
+        False,
+    ),
     "never": ([_rank(0), _rank(1, SLEEPS)], float("inf"), False),
 }
 

@@ -13,6 +13,7 @@ from rankwise.evidence.notes import Frame, Stack
 from rankwise.verdict.case import Case, RankEnd, Verdict
 from rankwise.verdict.exits import is_abort_at_exit
 from rankwise.verdict.judge import judge
+from scenes import ended, in_call, op, rank as rank_facts, scene
 
 _PEER = "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:3: Connection reset by peer."
 _ABORT = "terminate called without an active exception"
@@ -489,3 +490,24 @@ def test_a_watchdogs_message_is_found_before_its_frames() -> None:
     words += "".join(f"frame #{number}: c10::Error\n" for number in range(20))
     verdict = _judge(_end(0, -6, at=5.0, last_words=words), _stopped(1, at=6.0))
     assert (verdict.kind, verdict.culprits) == ("hang", (1,))
+
+
+@pytest.mark.parametrize("late_s", [0.1, 1.0])
+def test_a_silent_end_is_found_though_it_was_reaped_late(late_s: float) -> None:
+    """os._exit(0) leaves no word, and its process may be reaped after its victims have failed: they are not the cause."""
+    ends = (_raised(0, _PEER, at=1.0), _end(1, 0, at=1.0 + late_s), _raised(2, _PEER, at=1.01))
+    assert _judge(*ends).culprits == (1,)
+
+
+def test_who_had_made_fewer_collectives_left_early() -> None:
+    """The records decide between two that ended with 0: rank 1 had not come to what rank 0 was in."""
+    seen = scene(
+        rank_facts(0, op(), op(is_over=False), at=in_call(), world=3),
+        ended(1, op(), world=3),
+        ended(2, op(), op(), world=3),
+    )
+    ends = (_raised(0, _PEER, at=1.0), _end(1, 0, at=30.0), _end(2, 0, at=0.9))
+    assert _judge(*ends, scene=seen).culprits == (1,)
+    # One that said when it was through, later than the loss, was not the one that was missed.
+    through = (_raised(0, _PEER, at=1.0), _end(1, 0, at=30.0, finished_s=29.0))
+    assert 1 not in _judge(*through, scene=seen).culprits

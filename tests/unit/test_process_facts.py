@@ -7,11 +7,12 @@ import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.evidence.process import read_children, read_process, reads_terminal
+from rankwise.evidence.process import read_children, read_process, reads_terminal, takes_signals
 from support import wait_until
 
 if TYPE_CHECKING:
@@ -127,3 +128,42 @@ def test_a_process_that_waits_for_somebody_to_type_is_told(
         os.close(ours)
         assert piped.stdin is not None
         piped.stdin.close()
+
+
+LASTING = {
+    "a lock": "import threading; lock = threading.Lock(); lock.acquire(); print(flush=True); lock.acquire()",
+    "a child": "import subprocess; child = subprocess.Popen(['sleep', '60']); print(flush=True); child.wait()",
+}
+BRITTLE = {
+    "C's sleep": "import ctypes; sleep = ctypes.CDLL(None).sleep; print(flush=True); sleep(60)",
+    "poll": "import select; print(flush=True); select.poll().poll(60_000)",
+    "a loop": "print(flush=True)\nwhile True: pass",
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [*((code, True) for code in LASTING.values()), *((code, False) for code in BRITTLE.values())],
+    ids=[*LASTING, *BRITTLE],
+)
+def test_only_waits_that_go_on_after_a_signal_take_one(
+    start: Callable[..., subprocess.Popen[bytes]], code: str, expected: bool
+) -> None:
+    """Locks and waits for children go on by themselves; a sleep or a poll in C would end early, and what runs may come to one."""
+    process = start(code, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        if expected:
+            wait_until(lambda: takes_signals(process.pid))
+        else:
+            wait_until(lambda: code.endswith("pass") or _is_in_a_call(process.pid))
+            assert not takes_signals(process.pid)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+def _is_in_a_call(pid: int) -> bool:
+    number = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()[0]
+    return number not in {"running", "0", "1", "63", "64"}  # reads and writes apart

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rankwise.evidence.facts import Group, Op, RankFacts
+from rankwise.evidence.notes import Frame, Stack
 from rankwise.verdict.look import look
 from scenes import (
     buffers,
@@ -19,6 +20,7 @@ from scenes import (
     op,
     rank,
     scene,
+    stack,
 )  # fmt: skip
 
 _OPEN = {"is_over": False}
@@ -165,7 +167,8 @@ def test_ddp_on_some_ranks_is_named() -> None:
 
 def test_two_metrics_in_opposite_order_are_seen_although_nothing_hangs() -> None:
     """C3: same operation, same shape; only the lines tell, and it is said as a suspicion."""
-    sight = _first(rank(0, op(at=6), op(at=7)), rank(1, op(at=7), op(at=6)))
+    lines = {"/job/train.py": "\n" * 5 + "all_reduce(loss)\nall_reduce(accuracy)\n"}
+    sight = _first(rank(0, op(at=6), op(at=7)), rank(1, op(at=7), op(at=6)), sources=lines)
     assert (sight.rule, sight.class_id, sight.certainty, sight.is_stuck) == (
         "swapped_order",
         "C3",
@@ -236,3 +239,137 @@ def test_wrong_results_come_before_the_hang_that_follows_them() -> None:
     )
     assert (silent.rule, silent.is_stuck) == ("other_dtype", False)
     assert (stuck.rule, stuck.is_stuck) == ("member_ended", True)
+
+
+_DEEP = """R = dist.get_rank()
+def train():
+    dist.all_reduce(x)
+def cleanup():
+    dist.barrier()
+def save(x):
+    dist.broadcast(x, 0)
+try: train()
+finally: cleanup()
+if R == 0:
+    save(x)
+dist.all_reduce(x)
+try: train()
+except KeyError: cleanup()
+"""
+_DEEP_SOURCES = {"/job/train.py": _DEEP}
+
+
+def _called(name: str, *lines: int) -> Stack:
+    """Return the stack of a collective at the first line, called from the lines after it."""
+    callers = tuple(Frame(file="/job/train.py", line=line, function="main") for line in lines[1:])
+    return Stack(frames=(*in_call(name, lines[0]).frames, *callers))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("body", "clean"), [(8, 9), (13, 14)], ids=["finally", "except"])
+def test_a_clean_up_in_functions_is_named_by_their_callers(world: int, body: int, clean: int) -> None:
+    """C25: neither collective stands in the try itself; the lines that called them do."""
+    ranks = [
+        rank(number, op(at=3), op(at=3, **_OPEN), at=_called("all_reduce", 3, body), world=world)
+        for number in range(world - 1)
+    ]
+    odd = rank(
+        world - 1, op(at=3), op("barrier", at=5, **_OPEN), at=_called("barrier", 5, clean), world=world
+    )
+    sight = _first(*ranks, odd, sources=_DEEP_SOURCES)
+    assert (sight.rule, sight.class_id, sight.culprits) == ("cleanup_collective", "C25", (world - 1,))
+    assert _first(*ranks, odd).rule == "other_op"
+
+
+def test_a_finally_met_by_gradients_may_be_a_loop_that_ended() -> None:
+    """The rank is through with its batches or has raised: it is named, and no class is."""
+    sight = _first(
+        rank(0, gradient(3), gradient(3, **_OPEN), at=_called("_engine_run_backward", 3, 8)),
+        rank(1, gradient(3), op("barrier", at=5, **_OPEN), at=_called("barrier", 5, 9)),
+        sources=_DEEP_SOURCES,
+    )
+    assert (sight.rule, sight.culprits) == ("cleanup_collective", (1,))
+    assert "a loop that ended earlier" in sight.fix
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_of_two_the_one_under_a_rank_test_is_named(was_there: bool) -> None:
+    """C8: rank 0 came to a helper's collective by `if R == 0`; had it gone well there before, nobody would know."""
+    past = [op("broadcast", at=7)] * was_there or [op(at=12)]
+    sight = _first(
+        rank(0, *past, op("broadcast", at=7, **_OPEN), at=_called("broadcast", 7, 11)),
+        rank(1, *past, op(at=12, **_OPEN), at=_called("all_reduce", 12)),
+        sources=_DEEP_SOURCES,
+    )
+    assert (sight.rule, sight.culprits) == ("other_op", (0, 1) if was_there else (0,))
+    assert ("out of the rank test at line 10" in sight.fix) != was_there
+
+
+_CHECKING = op("all_gather", at=12, shape=(1,), dtypes=("int64",), **_WRAPPING)
+
+
+@pytest.mark.parametrize("line", [2, 7])
+def test_a_models_comparison_is_no_other_gather(line: int) -> None:
+    """Both are all_gather of one int64. D13, or, where the other one stands under a rank test, one collective too many."""
+    told = op("all_gather", at=line, shape=(1,), dtypes=("int64",))
+    sight = _first(rank(0, _CHECKING), rank(1, told, at=_called("all_gather", 7, 11)), sources=_DEEP_SOURCES)
+    assert (sight.rule, sight.class_id) == (("other_op", "C8") if line == 7 else ("wrapped_on_some", "D13"))
+    assert sight.culprits == ((1,) if line == 7 else (0, 1))
+
+
+def test_a_gather_of_unknown_origin_is_no_other_one() -> None:
+    """The flight recorder may have a collective of DDP's without the functions that it came from."""
+    assert not look(scene(rank(0, _CHECKING), rank(1, op("all_gather", at=12, shape=(1,), dtypes=("int64",), source="native"))))  # fmt: skip
+
+
+def test_who_names_members_that_do_not_agree_is_the_one() -> None:
+    """C10: rank 3 says [2, 3], and rank 2, which is past it, has no such group."""
+    low, high = Group(name="1", ranks=(0, 1), backend="gloo"), Group(name="1", ranks=(2, 3), backend="gloo")
+    waiting = {"at": in_call("barrier"), "world": 4}
+    ranks = [rank(number, op("barrier", **_OPEN), groups=(low,), **waiting) for number in (0, 1)]
+    third = rank(2, op("barrier", **_OPEN), **waiting)
+    odd = rank(3, op("barrier", **_OPEN), groups=(high,), **waiting)
+    assert _first(*ranks, third, odd).culprits == (3,)
+    # While rank 2 may still come, nobody is more to blame than the others.
+    late = rank(2, op("barrier"), at=in_call("new_group"), world=4)
+    assert _first(*ranks, late, odd).culprits == (0, 1, 3)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_state_dict_met_by_a_barrier_is_named(is_recorded: bool) -> None:
+    """D28: the others do make a collective, and it is another one; the record of the functions, or the stack, tells of it."""
+    inside = ("full_tensor", "redistribute") if is_recorded else ()
+    gathering = op("all_gather", at=10, inside=inside, **_OPEN)
+    api = "/env/lib/python3.11/site-packages/torch/distributed/tensor/_api.py"
+    at = None if is_recorded else stack((api, 731, "redistribute"), (api, 774, "full_tensor"), at=10)
+    sight = _first(
+        rank(0, gathering, at=at), rank(1, op("barrier", at=12, **_OPEN), at=in_call("barrier", 12))
+    )
+    assert (sight.rule, sight.class_id) == ("state_on_some", "D28")
+
+
+def test_uneven_training_is_not_told_as_an_evaluation() -> None:
+    """D14: the advice is about the steps, not about model.module."""
+    sight = _first(
+        rank(0, buffers(9), gradient(8), buffers(9, **_OPEN), at=in_forward(9)),
+        rank(1, buffers(9), gradient(8), op("barrier", at=10, **_OPEN), at=in_call("barrier", 10)),
+    )
+    assert (sight.class_id, "model.module" in sight.fix) == ("D14", False)
+
+
+def test_steps_tell_of_training_where_c_plus_plus_left_no_records() -> None:
+    """D14: the rank that aborted had no time to tell of its gradients, but of its steps."""
+    sight = _first(
+        rank(0, gradient(8), op(seq=1, group="x")), rank(1, op(at=9, shape=(1,), **_OPEN), steps=9)
+    )
+    assert (sight.rule, sight.class_id) == ("gradients_met", "D14")
+
+
+def test_a_group_of_the_same_members_is_told_by_its_name() -> None:
+    """Its name is no number of ranks."""
+    groups = (Group(name="2", ranks=(0, 1), backend="gloo"),)
+    sight = _first(
+        rank(0, op(at=5, **_OPEN), at=in_call(at=5), groups=groups),
+        rank(1, op(at=6, group="2", **_OPEN), at=in_call(at=6), groups=groups),
+    )
+    assert "among ranks 0, 1 (group 2) at train.py:6" in sight.message

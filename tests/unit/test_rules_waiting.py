@@ -389,3 +389,62 @@ def test_on_a_gpu_the_wait_is_at_the_next_line_that_needs_a_result(file: str) ->
     )
     assert seen.culprits == (1,)
     assert "train.py:12" in seen.message
+
+
+@pytest.mark.parametrize("is_over", [False, None, True])
+def test_a_process_stopped_inside_a_collective_is_told(is_over: bool | None) -> None:
+    """It has entered, and never comes out; one that was through with it keeps nobody waiting."""
+    stopped = rank(2, op(), op(is_over=is_over), state="stopped", world=3)
+    sights = look(scene(*(_waiting(number, op(), world=3) for number in range(2)), stopped))
+    assert [(one.rule, one.culprits, one.is_stuck) for one in sights] == (
+        [] if is_over else [("stopped_process", (2,), False)]
+    )
+
+
+def test_a_stopped_worker_keeps_the_batches_of_the_others() -> None:
+    """The other worker is idle, not slow; while one reads or computes it is not known which of them is missed."""
+    sights = look(scene(_waiting(0), rank(1, at=in_loader(), children=workers("S", "T"))))
+    assert [(one.rule, one.culprits, one.is_stuck) for one in sights] == [("dead_worker", (1,), False)]
+    assert "1 of its data-loading workers is stopped by a signal (SIGSTOP): PID 9001" in sights[0].message
+    for state in "RD":
+        busy = rank(1, at=in_loader(), children=workers(state, "T"))
+        assert _first(_waiting(0), busy).rule == "kept_waiting"
+
+
+_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/recording.py"
+
+
+def test_waiting_for_a_work_is_a_wait() -> None:
+    """`work.wait()` in the user's own line is C++'s: isend for a rank that is in a barrier can't end."""
+    sight = _first(
+        rank(0, op("isend", peer=1, at=7, **_OPEN), at=stack((_RECORDER, 140, "wait"))),
+        rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9)),
+    )
+    assert (sight.rule, sight.certainty, sight.culprits) == ("circle", "proof", (0, 1))
+    assert "rank 0 sends to rank 1 at train.py:7" in sight.fix
+
+
+def test_typing_behind_a_work_is_none() -> None:
+    """Whoever waits for the keyboard waits for no rank."""
+    at = stack((_RECORDER, 140, "wait"))
+    typing = rank(0, op(**_OPEN), at=at, reads_terminal=True)
+    assert not [one for one in look(scene(typing, _waiting(1))) if one.is_proof]
+
+
+def test_messages_to_other_ranks_than_expected_are_told_as_such() -> None:
+    """Rank 0 sends to 2, which receives from 1: the order of groups is not the matter."""
+    sight = _first(
+        rank(0, op("send", peer=2, at=5, **_OPEN), at=in_call("send", 5), world=3),
+        rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9), world=3),
+        rank(2, op("recv", peer=1, at=6, **_OPEN), at=in_call("recv", 6), world=3),
+    )
+    assert sight.rule == "circle"
+    assert "rank 2 expects from rank 1 at train.py:6" in sight.fix
+
+
+def test_of_two_the_one_that_a_rank_test_led_away_is_named() -> None:
+    """Rank 1 sleeps under `if rank == 1`, and rank 0 waits at a line of all; without the text both are named."""
+    ranks = (_waiting(0), rank(1, at=elsewhere(3)))
+    text = "rank = dist.get_rank()\nif rank == 1:\n    time.sleep(99)\n\n\n\ndist.all_reduce(x)\n"
+    assert _first(*ranks, sources={"/job/train.py": text}).culprits == (1,)
+    assert _first(*ranks).culprits == (0, 1)

@@ -182,3 +182,64 @@ def test_a_line_on_the_terminal_tells_for_how_long() -> None:
         "(for 12 s now); this may be right, and is only slow"
     )
     assert "\n" not in render_sight(replace(sight, message="a\nb"))
+
+
+def test_what_was_seen_before_ctrl_c_is_told() -> None:
+    """A proof that was said stays said; what was only slow is told if it still is."""
+    stuck = look(scene(_sizes().ranks[0], _sizes().ranks[1]))
+    slow = look(scene(rank(0, op(**_OPEN), at=in_call()), rank(1, at=elsewhere(), is_asleep=False)))
+    verdict = _judge(_end(0), _end(1), interrupted=2, sights=(*stuck, *slow))
+    assert (verdict.stopped_by, verdict.culprits) == ("SIGINT", ())
+    assert verdict.notes == (f"before that: {stuck[0].message}",)
+    last = scene(rank(0, op(**_OPEN), at=in_call()), rank(1, at=elsewhere(), is_asleep=False))
+    assert _judge(_end(0), _end(1), interrupted=2, scene=last).notes == (f"before that: {slow[0].message}",)
+
+
+def test_a_stopped_rank_is_told_beside_a_failure() -> None:
+    """Two causes: rank 1 is stopped, and rank 3 ended without rank 2."""
+    pairs = [
+        Group(name=str(1 + number), ranks=(2 * number, 2 * number + 1), backend="gloo") for number in (0, 1)
+    ]
+    own: list[dict[str, Any]] = [{"groups": (pairs[number // 2],), "world": 4} for number in range(4)]
+    seen = scene(
+        rank(0, op(group="1", **_OPEN), at=in_call(), **own[0]),
+        rank(1, state="stopped", **own[1]),
+        rank(2, op(group="2", **_OPEN), at=in_call(), **own[2]),
+        ended(3, **own[3]),
+    )
+    verdict = _judge(_end(0), _end(1), _raised(2, _PEER), _end(3, 0, ended_s=7.0), scene=seen)
+    assert [note for note in verdict.notes if note.startswith("beside that: rank 1 is stopped")]
+
+
+def test_who_lost_the_peer_that_we_stopped_does_not_hide_the_hang() -> None:
+    """Of two ranks in a circle one is stopped first, and the other one complains before it is its turn."""
+    one, two = (rank(number, op("send", peer=1 - number, **_OPEN), at=in_call("send")) for number in (0, 1))
+    verdict = _judge(_end(0), _raised(1, _PEER), hung=True, scene=scene(one, two))
+    assert (verdict.kind, verdict.class_id, verdict.culprits) == ("hang", "C9", (0, 1))
+
+
+def test_a_stopped_rank_is_named_where_nothing_else_is_known() -> None:
+    """No rank waits in what was recorded, and yet one of them can't move."""
+    verdict = _judge(_end(0), _end(1), hung=True, scene=scene(rank(0), rank(1, state="stopped")))
+    assert (verdict.culprits, "kill -CONT" in verdict.fix) == ((1,), True)
+
+
+def test_a_models_comparison_with_what_is_none_is_not_believed() -> None:
+    """DDP says that the models differ: it compared rank 0's with another collective of rank 1."""
+    text = "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 19 params."
+    told = {"shape": (1,), "dtypes": ("int64",)}
+    checking = op("all_gather", at=9, inside=("__init__", "_verify_param_shape_across_processes"), source="native", **told)  # fmt: skip
+    seen = scene(rank(0, checking), rank(1, op("all_gather", at=8, **told)))
+    verdict = _judge(_raised(0, text), _end(1), scene=seen)
+    assert (verdict.kind, verdict.class_id) == ("mismatch", "D13")
+    alike = scene(rank(0, checking), rank(1, checking))
+    assert _judge(_raised(0, text), _end(1), scene=alike).class_id == "D12"
+
+
+def test_a_job_that_ended_well_did_not_fail() -> None:
+    """Exit code 0 with wrong pairs: the head says what was wrong, and of no failure."""
+    silent = scene(ended(0, op()), ended(1, op(dtypes=("int32",))))
+    text = render(_judge(_end(0, 0), _end(1, 0), scene=silent))
+    assert text.startswith("rankwise: the job ended, but the ranks did not do the same\n")
+    strict = render(_judge(_end(0, 0), _end(1, 0), scene=silent, strict=True))
+    assert strict.startswith("rankwise: the job failed: the ranks did not do the same\n")

@@ -1,6 +1,6 @@
 """A thread in the rank that waits for its parent's questions, and answers with the stacks of all threads and the flight recorder.
 
-It begins with the first process group, so a script that has none never has it. It looks at the flight recorder by itself
+It begins when the script calls init_process_group, so one that never does never has it. It looks at the flight recorder by itself
 as well, for collectives of which nobody has asked yet, and takes care to cost next to nothing. This file stands alone, as
 ``recorder.py`` does.
 """

@@ -26,11 +26,13 @@ class Group:
         name: torch's name of it; may differ between ranks that made their groups in different order.
         ranks: Its members, as global ranks, ascending.
         backend: "gloo", "nccl" or another.
+        own: The global rank that the process has in torch.distributed; None if unknown. A script may have chosen another than the launcher.
     """
 
     name: str
     ranks: tuple[int, ...]
     backend: str = ""
+    own: int | None = None
 
 
 @final
@@ -101,6 +103,7 @@ class Evidence:
         groups: By name.
         has_joined: Whether a default process group was made, now or before.
         has_left: Whether it was destroyed.
+        has_come: Whether the rank has come to init_process_group, through which it may not be yet.
         steps: Optimizer steps.
         step_s: When the last one was, monotonic; None before the first.
         dumped_s: When the flight recorder was read last, monotonic; None if never.
@@ -113,6 +116,7 @@ class Evidence:
     groups: Mapping[str, Group] = field(default_factory=dict)
     has_joined: bool = False
     has_left: bool = False
+    has_come: bool = False
     steps: int = 0
     step_s: float | None = None
     dumped_s: float | None = None
@@ -147,7 +151,8 @@ class RankFacts:
         fault: The exception that ended it.
         finished_s: When its script was through.
         evidence: What it has recorded; None if it records nothing.
-        stack: Its main thread's, taken at this moment; None if it did not answer or was not asked.
+        stack: Its main thread's, or that of the thread for which the main one waits (evidence.threads), taken at this moment; None if
+            it did not answer or was not asked; without frames if it has nobody to answer yet: before init_process_group.
         still_s: For how long nothing in it has moved: no record, no step, and next to no CPU time.
         cpu_share: Of one core, over the last seconds; above 1 with several threads.
         children: What it has started and not yet waited for.

@@ -63,7 +63,7 @@ class Groups:
         """
         name = str(group.group_name)
         backends = self._read_backends(group)
-        spans = self._ring.write_ranks(members)
+        spans = f"{self._ring.write_ranks(members)}\t{_find_own(group, members)}"
         mixed = len(set(backends.values())) > 1
         texts = {
             device: self._writer.intern(f"group\t{name}:{backend}\t{backend}\t{spans}" if mixed else f"group\t{name}\t{backend}\t{spans}")
@@ -87,3 +87,11 @@ class Groups:
             except Exception:
                 found = {"": ""}
         return found
+
+
+def _find_own(group: Any, members: tuple[int, ...]) -> str:
+    """Return the global rank of this process, as the script has told torch; empty if that can't be known."""
+    try:
+        return str(members[group.rank()])
+    except Exception:
+        return ""

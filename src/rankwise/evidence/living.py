@@ -22,6 +22,7 @@ from rankwise.evidence.process import (
 )
 from rankwise.evidence.ring import SIZE_BYTES, Reading
 from rankwise.evidence.source import with_sources
+from rankwise.evidence.threads import choose_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -171,7 +172,7 @@ def _stack_of(look: _Look, *, is_idle: bool = False) -> Stack | None:
     """Return the main thread's stack; of a rank of ours that does nothing, also the one that it has told last."""
     if not isinstance(look.dump, str):
         return look.dump.stack
-    return look.evidence.stacks.get("MainThread") if look.evidence and is_idle else None
+    return choose_stack(look.evidence) if look.evidence and is_idle else None
 
 
 def _tell_kernels(ranks: Sequence[LivingRank], facts: Sequence[RankFacts]) -> str:

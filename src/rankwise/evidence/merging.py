@@ -48,6 +48,7 @@ def merge(reading: ring.Reading) -> Evidence:
         groups=groups,
         has_joined=bool(reading.get(ring.JOINED_AT)),
         has_left=bool(reading.get(ring.LEFT_AT)),
+        has_come=bool(reading.get(ring.MEETS_AT) or reading.get(ring.JOINED_AT)),
         steps=steps,
         step_s=reading.get_s(ring.STEP_S_AT) if steps else None,
         dumped_s=dumped_s,
@@ -61,8 +62,10 @@ def _read_groups(reading: ring.Reading) -> dict[str, Group]:
     groups = {}
     for text in reading.read_texts().values():
         if text.startswith("group\t"):
-            name, backend, ranks = text.split("\t")[1:4]
-            groups[name] = Group(name=name, ranks=tuple(sorted(ring.read_ranks(ranks))), backend=backend)
+            name, backend, ranks, own = text.split("\t")[1:5]
+            groups[name] = Group(
+                name=name, ranks=tuple(sorted(ring.read_ranks(ranks))), backend=backend, own=int(own) if own else None
+            )  # fmt: skip
     return groups
 
 

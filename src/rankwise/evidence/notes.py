@@ -17,6 +17,8 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PT
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
 _BACKWARD = {"_engine_run_backward"}
+#: Where the script begins, and each of its threads.
+_BEGINNINGS = {"<module>", "_run_module_as_main", "_bootstrap"}
 _DECORATORS = {"wrapper", "inner", "decorate_context", "_fn"}
 _TRACED = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
 _HEAD = re.compile(r"^(Current thread|Thread) 0x")
@@ -42,7 +44,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What the main thread of a rank was doing; innermost frame first."""
+    """What a thread of a rank was doing, the main one as a rule; innermost frame first."""
 
     frames: tuple[Frame, ...] = ()
 
@@ -65,7 +67,7 @@ class Stack:
     @property
     def is_farewell(self) -> bool:
         """Whether the script itself is over: its last exception is being shown, or the interpreter goes down."""
-        return bool(self.frames) and self.frames[-1].function not in {"<module>", "_run_module_as_main"}
+        return bool(self.frames) and self.frames[-1].function not in _BEGINNINGS
 
     def _below_user(self) -> list[Frame]:
         return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))

@@ -26,6 +26,25 @@ _TRACED = "t"
 _CALLS = {"x86_64": (0, {23, 270}), "aarch64": (63, {72})}
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _LEAST_FIELDS = 22
+_GROUP_THREADS = ("pt_gloo", "pt_nccl")
+#: clock_nanosleep up to a point in time (TIMER_ABSTIME), as Python's time.sleep has it from 3.11 on.
+_UNTIL = 1
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """Numbers of system calls: futex, clock_nanosleep; wait4, waitid and flock."""
+
+    futex: int
+    sleep: int
+    others: frozenset[int]
+
+
+_LASTING = {
+    "x86_64": _Calls(futex=202, sleep=230, others=frozenset({61, 247, 73})),
+    "aarch64": _Calls(futex=98, sleep=115, others=frozenset({260, 95, 32})),
+}
 
 
 @final
@@ -102,24 +121,59 @@ def has_busy_threads(pid: int) -> bool:
     return False
 
 
+def has_group_threads(pid: int) -> bool:
+    """Tell whether a process is in a process group of torch: by the names of torch's threads, which it gives them since 2.9."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - /proc
+    except OSError:
+        return False
+    found = (_read_stat(pid, thread) for thread in threads)
+    return any(one is not None and one[0].startswith(_GROUP_THREADS) for one in found)
+
+
+def takes_signals(pid: int) -> bool:
+    """Tell whether the main thread of a process stands in a wait that a signal can't disturb.
+
+    The kernel goes on with such a wait by itself after the signal's handler, or whoever has called it must do so, as the end
+    is a point in time. Others, such as ``sleep`` and ``poll``, end early for ever, and what C code makes of that nobody knows.
+    False also where it can't be seen, and for what runs: it may be just before such a call.
+    """
+    calls = _LASTING.get(platform.machine())
+    words = _read_call(pid)
+    if calls is None or not words:
+        return False
+    number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
+    if number == calls.futex:
+        return len(arguments) > 3 and arguments[3] == 0  # without a time-out
+    if number == calls.sleep:
+        return len(arguments) > 1 and arguments[1] == _UNTIL
+    return number in calls.others
+
+
 def reads_terminal(pid: int) -> bool:
     """Tell whether the main thread of a process waits for somebody to type at a terminal, as pdb and input() do.
 
     False also where that can't be seen: the kernel shows the system call of a process only to those that may trace it.
     """
     calls = _CALLS.get(platform.machine())
-    try:
-        with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:  # noqa: PTH123 - hot
-            words = file.read().split()
-    except OSError:
-        return False
-    if calls is None or len(words) < 2 or not words[0].isdecimal():
+    words = _read_call(pid)
+    if calls is None or len(words) < 2:
         return False
     number, argument = int(words[0]), int(words[1], 16)
     if number == calls[0]:
         return _is_terminal(pid, argument)
     # readline waits for descriptor 0 alone: the first argument is the highest descriptor and one.
     return number in calls[1] and argument == 1 and _is_terminal(pid, 0)
+
+
+def _read_call(pid: int) -> list[str]:
+    """Return the system call that the main thread of a process is in, its number and its arguments; nothing if it runs."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:  # noqa: PTH123 - hot
+            words = file.read().split()
+    except OSError:
+        return []
+    return words if words and words[0].isdecimal() else []
 
 
 def _is_terminal(pid: int, fd: int) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _MODULE = "torch.distributed.distributed_c10d"
 _MAKE, _LET_GO = "_new_process_group_helper", "_unregister_all_process_groups"
+#: Called by init_process_group before ``_MAKE``, unless the script brings a store: it may wait already.
+_MEET = "rendezvous"
 #: How torch.distributed calls what ProcessGroup calls so, and which argument tells of the tensors that go in (of scatter: come out).
 _METHODS: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all_reduce", 0),
@@ -66,13 +68,13 @@ class Recording:
         load: Returns a module of ours by its name.
         writer: Writes into the memory file.
         sites: Finds the user's lines.
-        on_join: Called when a default process group is there.
+        on_meet: Called when a default process group is about to be made.
     """
 
     def __init__(
-        self, module: Any, load: Callable[[str], Any], writer: Any, sites: Any, on_join: Any
+        self, module: Any, load: Callable[[str], Any], writer: Any, sites: Any, on_meet: Any
     ) -> None:
-        self._module, self._writer, self._sites, self._on_join = module, writer, sites, on_join
+        self._module, self._writer, self._sites, self._on_meet = module, writer, sites, on_meet
         self._ring, self._wrapping = load("ring"), load("wrapping")
         groups = load("groups").Groups(module, self._ring, writer)
         self.is_on = True
@@ -165,26 +167,33 @@ class Recording:
     def _wrap_functions(self) -> None:
         """See groups come and go. By their private names, as the public ones have been copied into other modules."""
         module = self._module
-        make, let_go = getattr(module, _MAKE, None), getattr(module, _LET_GO, None)
-        if make is not None:
+        do_first = self._wrapping.do_first
+        do_first(module, _MEET, lambda _args: self._note_meeting())
+        do_first(module, _LET_GO, lambda _args: self._note_left())
+        make = getattr(module, _MAKE, None)
+        if make is None:
+            return
 
-            @functools.wraps(make)
-            def make_group(*args: Any, **kwargs: Any) -> Any:
-                made = make(*args, **kwargs)
-                self._note_made(made, args)
-                return made
+        @functools.wraps(make)
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > 2 and not args[2]:  # the default one
+                self._note_meeting()
+            made = make(*args, **kwargs)
+            self._note_made(made, args)
+            return made
 
-            setattr(module, _MAKE, make_group)
-        if let_go is not None:
-
-            @functools.wraps(let_go)
-            def let_go_of_all(*args: Any, **kwargs: Any) -> Any:
-                self._note_left()
-                return let_go(*args, **kwargs)
-
-            setattr(module, _LET_GO, let_go_of_all)
+        setattr(module, _MAKE, make_group)
 
     # --------------------------------------------------------------- groups
+
+    def _note_meeting(self) -> None:
+        if not self.is_on:
+            return
+        try:
+            self._on_meet()
+            self._writer.mark(self._ring.MEETS_AT)
+        except Exception:
+            return
 
     def _note_made(self, made: Any, args: tuple[Any, ...]) -> None:
         if not self.is_on:
@@ -197,8 +206,6 @@ class Recording:
                 self._writer.begin_world(time.monotonic())
             if hasattr(group, "group_name"):
                 self._groups.add(group, ranks or tuple(range(size)))
-            if not ranks:
-                self._on_join()
         except Exception:
             return
 

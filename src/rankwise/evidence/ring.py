@@ -30,7 +30,9 @@ _MAGIC_AT, PID_AT, ASKED_AT, NUM_OVER_AT, HEAD_AT, NUM_TEXTS_AT, STEPS_AT, STEP_
 )
 #: The number of the first record, and the time, of the present default group: its numbers begin at 1 again.
 FIRST_AT, FIRST_S_AT, FULL_AT, _FLIGHT_TURN_AT, _STACKS_TURN_AT = range(80, 120, 8)
-_MARK_BYTES = 120
+#: Whether the rank is, or was, in init_process_group.
+MEETS_AT = 120
+_MARK_BYTES = 128
 
 #: number + 1, sequence number, entered, over, state; texts: name, group, site, inside, reduce op; root, peer; the tensors; number + 1 again.
 _RECORD = struct.Struct("<QqddiIIIIIii96sQ")

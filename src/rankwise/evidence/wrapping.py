@@ -5,8 +5,26 @@ This file stands alone, as ``recorder.py`` does.
 
 from __future__ import annotations
 
+import functools
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def do_first(module: Any, name: str, action: Callable[[tuple[Any, ...]], None]) -> None:
+    """Have an action done before each call of a module's function, with the call's arguments; where there is such a function."""
+    original = getattr(module, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        action(args)
+        return original(*args, **kwargs)
+
+    setattr(module, name, call)
 
 
 def imitate(function: Any, name: str, raw: Any) -> Any:

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
 from rankwise.evidence.facts import Child, RankFacts, Scene
-from rankwise.evidence.notes import parse_notes
+from rankwise.evidence.notes import Stack, parse_notes
 from rankwise.evidence.process import (
     has_busy_threads,
     read_children,
     read_process,
     reads_terminal,
+    takes_signals,
     ticks_per_second,
 )
 from rankwise.evidence.snapshot import take_stacks
+from rankwise.evidence.threads import choose_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.facts import Evidence
-    from rankwise.evidence.notes import Stack
     from rankwise.evidence.process import ProcessFacts
     from rankwise.launcher.rank_end import Rank
 
@@ -83,6 +84,7 @@ class _Track:
     busy_s: float = 0.0
     asked_s: float = float("-inf")
     signalled_s: float = float("-inf")
+    left_alone_s: float = float("-inf")
     signalled: Stack | None = None
     has_answered: bool = False
     is_last_read: bool = False
@@ -105,13 +107,13 @@ class _Track:
 
     @property
     def told(self) -> tuple[Stack | None, float]:
-        """The main thread's stack, by whichever way it was told last, and when that was."""
+        """The stack that counts, by whichever way it was told last, and when that was."""
         if (
             self.evidence is not None
             and self.evidence.stacks_s is not None
             and self.evidence.stacks_s > self.signalled_s
         ):
-            return self.evidence.stacks.get("MainThread"), self.evidence.stacks_s
+            return choose_stack(self.evidence), self.evidence.stacks_s
         return self.signalled, self.signalled_s
 
     def find_stack(self, now: float) -> Stack | None:
@@ -245,14 +247,24 @@ class Camera:
                 if track.rank.evidence is not None:
                     track.rank.evidence.ask()
 
-    def signal_silent(self, *, after_s: float = _ANSWER_S) -> None:
-        """Take the stacks of those that were asked and did not answer, by the signal that reaches them in C code too.
+    def signal_silent(self) -> None:
+        """Take the stacks of those that were asked and did not answer, where the signal that this takes can't disturb them.
 
-        Python's handler reads the frames of all threads as they are: one that runs meanwhile may crash the rank. So this is
-        for ranks whose answering thread would have answered if it could run, or is not there yet.
+        It reaches ranks in C code, and those that have nobody to answer yet. But it ends some waits early, and the rank may be
+        sound: those are left alone, and nobody waits for them.
         """
+        chosen = []
+        for track in self._list_silent(_ANSWER_S):
+            if self._is_still(track) and takes_signals(track.rank.pid):
+                chosen.append(track)
+            else:
+                track.left_alone_s = self._clock.monotonic()
+        self._signal(chosen)
+
+    def _list_silent(self, after_s: float) -> list[_Track]:
+        """Return those that were asked so long ago and did not answer, or have nobody to."""
         now = self._clock.monotonic()
-        self._signal(
+        return [
             track
             for track in self._tracks.values()
             if track.rank.is_alive
@@ -261,7 +273,7 @@ class Camera:
                 not self._answers(track)
                 or (now - track.asked_s >= after_s and not has_busy_threads(track.rank.pid))
             )
-        )
+        ]
 
     def _signal(self, tracks: Iterable[_Track]) -> None:
         chosen = {track.rank.rank: track for track in tracks}
@@ -275,14 +287,15 @@ class Camera:
     @staticmethod
     def _has_answered(track: _Track) -> bool:
         """Whether there is nothing to wait for: what it was asked has been read, or it can't answer."""
-        if track.has_answered or track.signalled_s >= track.asked_s:
+        if track.has_answered or max(track.signalled_s, track.left_alone_s) >= track.asked_s:
             return True
         return track.process is not None and track.process.state in {"stopped", "ended"}
 
     @staticmethod
     def _answers(track: _Track) -> bool:
-        """Whether the rank has the thread that answers: from its first process group on."""
-        return track.rank.evidence is not None and track.evidence is not None and track.evidence.has_joined
+        """Whether the rank has the thread that answers: from init_process_group on."""
+        evidence = track.evidence if track.rank.evidence is not None else None
+        return evidence is not None and (evidence.has_come or evidence.has_joined)
 
     # ----------------------------------------------------------------- scenes
 
@@ -307,7 +320,7 @@ class Camera:
         return self.take()
 
     def take_last(self, *, wait_s: float) -> Scene:
-        """Take the scene before the ranks are stopped; each gets the stack that it has now.
+        """Take the scene before the ranks are stopped; each gets the stack that it has now, by a signal if need be.
 
         Args:
             wait_s: How long to wait at most for answers.
@@ -318,14 +331,14 @@ class Camera:
         for track in living:
             if not self._answers(track):
                 self._look_at_evidence(track, begin, may_read=True)  # it may just have met the others
-        self.signal_silent()  # those before their first process group have nobody to answer
         end = begin + wait_s
         for track in living:
             place = track.rank.evidence
             if place is not None and self._answers(track):
                 place.wait_answer(self._clock, max(0.0, end - self._clock.monotonic()))
         self.look(budget_s=max(wait_s, _READING_S))
-        self.signal_silent(after_s=0.0)
+        # At the very last: a rank whose wait it ends goes on.
+        self._signal(self._list_silent(0.0))
         for track in living:
             stack, told_s = track.told
             track.rank.stack = stack if told_s >= begin else None
@@ -350,13 +363,19 @@ class Camera:
             fault=None if rank.code == 0 else track.fault,
             finished_s=track.finished_s,
             evidence=track.evidence,
-            stack=track.find_stack(now),
+            stack=self._find_stack(track, now),
             still_s=max(0.0, now - max(track.moved_s, track.busy_s)),
             cpu_share=track.share,
             children=children,
             reads_terminal=rank.is_alive and self._is_debugged(track, now),
             memory_bytes=process.memory_bytes if process is not None else None,
         )
+
+    def _find_stack(self, track: _Track, now: float) -> Stack | None:
+        stack = track.find_stack(now)
+        if stack is None and track.rank.is_alive and track.evidence is not None and not self._answers(track):
+            return Stack()  # where it stands is not known, but that it has not come to the others is
+        return stack
 
     def _is_debugged(self, track: _Track, now: float) -> bool:
         if track.process is not None and track.process.is_traced:
@@ -378,4 +397,4 @@ def _progress(evidence: Evidence | None) -> object:
         lane = (op.group, f"{op.name} {op.peer}" if op.is_message else None)
         newest[lane] = max(newest.get(lane, 0), op.seq)
         num_over += op.is_over is True
-    return evidence.has_joined, evidence.has_left, evidence.steps, newest, num_over
+    return evidence.has_come, evidence.has_joined, evidence.has_left, evidence.steps, newest, num_over

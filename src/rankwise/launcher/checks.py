@@ -82,6 +82,9 @@ def _check_files(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
     if spec.report is not None and not os.access(spec.report.absolute().parent, os.W_OK):
         yield Finding(id="", severity="error", what=f"--report {spec.report}: its folder does not exist or can't be written",
                       fix="make the folder first")  # fmt: skip
+    if spec.report is not None and spec.report.is_dir():
+        yield Finding(id="", severity="error", what=f"--report {spec.report}: that is a folder",
+                      fix=f"name a file, such as {spec.report / 'report.json'}")  # fmt: skip
     shown, ranks = spec.logs.shown_ranks, spec.num_ranks
     if shown and ranks and not shown.intersection(range(ranks)):
         yield Finding(id="", severity="warning", what="--local-ranks-filter names none of this node's ranks, so no output is shown",

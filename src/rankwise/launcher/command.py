@@ -126,8 +126,15 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         by_variable=frozenset(
             f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
         ),
-        watch=is_on("RANKWISE_WATCH", default=True, env=env) if args.watch is None else args.watch,
+        watch=_may_watch(env) if args.watch is None else args.watch,
     )
+
+
+def _may_watch(env: Mapping[str, str]) -> bool:
+    value = env.get("RANKWISE_WATCH", "").strip().lower()
+    if is_on("RANKWISE_WATCH", default=True, env=env) and value not in {"", "1", "yes", "true", "on"}:
+        raise UsageError(f"RANKWISE_WATCH={value!r} is none of 1, yes, true, on, 0, no, false, off")
+    return is_on("RANKWISE_WATCH", default=True, env=env)
 
 
 def _to_on_hang(given: str | None, env: Mapping[str, str]) -> OnHang | None:

@@ -30,7 +30,7 @@ _LONGEST_PAUSE_S = 10.0
 #: Late by more than this, we have slept ourselves, and so may the ranks.
 _LATE_S = 5.0
 _QUIET_S = 2.0
-#: Before the first process group a rank imports, and is asked by a signal: less often.
+#: Before the first process group a rank imports, and seldom has anything to tell.
 _QUIET_BEFORE_S = 5.0
 #: So long a rank that uses the CPU is left alone if no other waits.
 _QUIET_BUSY_S = 10.0
@@ -54,7 +54,7 @@ class Lens(Protocol):
         """Ask ranks for their stacks and their flight recorder."""
 
     def signal_silent(self) -> None:
-        """Take the stacks of those that do not answer."""
+        """Take the stacks of those that do not answer, where that can't disturb them."""
 
     def take(self) -> Scene:
         """Return all ranks as they are."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 from rankwise.evidence.source import with_sources
 from rankwise.launcher.camera import Camera
 from rankwise.launcher.hang_watch import Bounds, HangWatch
+from rankwise.launcher.own_children import OwnChildren
 from rankwise.verdict import evidence_folder
 from rankwise.verdict.look import look
 from rankwise.verdict.report import render_sight
@@ -45,7 +46,8 @@ class Lookout:
         self._ranks, self._say = ranks, job.console.say
         self._camera = Camera(ranks, part.world_size, job.clock)
         bounds = Bounds(timeout_s=job.spec.hang_timeout_s, on_hang=job.spec.on_hang)
-        self._watch = HangWatch(self._camera, _look, _Notes(job, folder / "evidence"), bounds, job.clock)
+        self._children = OwnChildren(self._say)
+        self._watch = HangWatch(self._camera, self._look, _Notes(job, folder / "evidence"), bounds, job.clock)
         self.scene: Scene | None = None
 
     @property
@@ -91,6 +93,11 @@ class Lookout:
         if self._is_on:
             self.scene = self._try(self._camera.take_end)
 
+    def _look(self, scene: Scene) -> tuple[Sight, ...]:
+        """Judge by the text of the script too: whether a line stands under a rank test, or in a finally."""
+        self._children.look(scene)
+        return look(with_sources(scene))
+
     def _try(self, action: Callable[[], _Result]) -> _Result | None:
         """Do something; a fault in the watch ends the watch, and never the job."""
         try:
@@ -99,11 +106,6 @@ class Lookout:
             self._is_on = False
             self._say(f"rankwise: the watch for hangs has failed and is off; the job goes on: {error!r}")
             return None
-
-
-def _look(scene: Scene) -> tuple[Sight, ...]:
-    """Judge by the text of the script too: whether a line stands under a rank test, or in a finally."""
-    return look(with_sources(scene))
 
 
 @final

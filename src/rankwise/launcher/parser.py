@@ -69,9 +69,12 @@ def _seconds_or_never(value: str) -> float:
     """Read a number of seconds; 0 and ``off`` are for ever."""
     if value.strip().lower() in {"0", "off", "never"}:
         return float("inf")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value!r}: more than 0 seconds is meant, or off")
+        raise argparse.ArgumentTypeError(f"{value!r}: a number of seconds above 0 is meant, or off")
     return seconds
 
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.evidence.threads import find_collectives
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_S = 1800.0
 #: Ranks that wait, all of them and idle, for one that has left.
 LEFT_BEHIND_S = 60.0
+#: So long without a move it does nothing.
+_STILL_S = 1.0
 #: Functions and modules that are slow by nature, and say nothing meanwhile.
 _SLOW = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/serialization.py", "/torch/distributed/checkpoint/", "/rankwise/checkpoint/", "checkpoint")  # fmt: skip
 
@@ -42,7 +46,7 @@ def is_hung(scene: Scene, quiet_s: Mapping[int, float], *, timeout_s: float | No
     living = [
         facts for facts in scene.ranks if facts.code is None and facts.state not in {"ended", "not started"}
     ]
-    waiting = [facts for facts in living if waits(facts)]
+    waiting = [facts for facts in living if waits(facts) or (timeout_s is not None and waits_aside(facts))]
     is_paused = any(facts.reads_terminal for facts in living) or all(
         facts.state == "stopped" for facts in living
     )
@@ -72,13 +76,18 @@ def waits(facts: RankFacts) -> bool:
     return bool(on_device) and on_device[-1].is_over is False
 
 
+def waits_aside(facts: RankFacts) -> bool:
+    """Tell whether a thread beside the main one waits for others, in a rank that does nothing else."""
+    return facts.evidence is not None and facts.still_s >= _STILL_S and bool(find_collectives(facts.evidence))
+
+
 def _has_one_left(scene: Scene) -> bool:
     return scene.is_whole and any(facts.code == 0 for facts in scene.ranks)
 
 
 def _is_idle(facts: RankFacts, bound_s: float) -> bool:
-    if facts.state == "stopped" or facts.still_s < bound_s or facts.stack is None:
-        return False
+    if facts.state == "stopped" or facts.still_s < bound_s or facts.stack is None or not facts.stack.frames:
+        return False  # where it stands is not known
     return not any(
         part in frame.file or part in frame.function for frame in facts.stack.frames for part in _SLOW
     )

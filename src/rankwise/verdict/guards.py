@@ -27,12 +27,14 @@ class Guard:
         line: Where it begins.
         is_rank_test: Whether it asks for the rank.
         opened: Line of the ``try`` that an "except" or "finally" belongs to.
+        file: Where it stands; empty if that has not been told.
     """
 
     kind: Literal["if", "except", "finally", "try"]
     line: int
     is_rank_test: bool = False
     opened: int | None = None
+    file: str = ""
 
 
 @final

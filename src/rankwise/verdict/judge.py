@@ -12,8 +12,17 @@ from rankwise.verdict.blame import find_blame, find_meaning_of, first_line, say,
 from rankwise.verdict.case import Casualty, Verdict, Waiting, name_ranks
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal
 from rankwise.verdict.meanings import find_fix, find_missing
+from rankwise.verdict.quiet_leave import find_quiet_leavers
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
-from rankwise.verdict.sighted import find_mismatch, judge_hung, judge_mismatch, judge_silent
+from rankwise.verdict.sighted import (
+    find_mismatch,
+    has_met_model_check,
+    judge_hung,
+    judge_mismatch,
+    judge_silent,
+    tell_beside,
+    tell_earlier,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +91,7 @@ def judge(case: Case) -> Verdict:
         exits=exits,
         logs=logs,
         exit_code=_exit_code(case, cause),
-        notes=notes,
+        notes=notes + (tell_beside(case, blamed) if case.interrupted is None else ()),
         stopped_by=None if case.interrupted is None else name_signal(case.interrupted),
         first=first.rank if first else None,
     )
@@ -96,20 +105,29 @@ def _judge_by_sight(case: Case) -> Verdict | None:
     if case.hung:
         # A rank that went by our signal a moment before we had written it down did not fail.
         left = [end for end in left if end.fault or end.code not in {-KILL_SIGNAL, -signal.SIGTERM}]
-    if any(find_blame(end) == "own" for end in left):
+    if any(_is_own(case, end) for end in left):
         return None
-    if case.hung and not left:
+    # Who lost a peer after the hang had been decided lost the one that we stopped first.
+    if case.hung and all(find_blame(end) == "peer" for end in left):
         return judge_hung(case)
     mismatch = find_mismatch(case)
     return None if mismatch is None else judge_mismatch(case, mismatch, left)
 
 
+def _is_own(case: Case, end: RankEnd) -> bool:
+    """Tell whether a rank failed by itself: DDP calls models different, too, when it compared them with what was no model."""
+    meaning = find_meaning_of(end)
+    if meaning is not None and meaning.class_id == "D12" and has_met_model_check(case):
+        return False
+    return meaning is None or meaning.blame == "own"
+
+
 def _tell_what_came_before(case: Case) -> tuple[str, ...]:
-    """Return the failure that was being dealt with when the user ended the job, if there was one."""
+    """Return what was wrong already when the user ended the job: a failure, or ranks that hung."""
     if case.interrupted is None or is_requeue(case) or _failed_on_notice(case):
         return ()
     if not any(_left_in_error(end) for end in case.ranks):
-        return ()
+        return tell_earlier(case)
     return (f"before that: {_find_cause(replace(case, interrupted=None)).message}",)
 
 
@@ -234,7 +252,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             fix="look at the report of that node",
         )
     if not culprits:
-        gone = _left_quietly(case, first)
+        gone = find_quiet_leavers(case, first)
         if gone:
             return _judge_lost(case, waited)
         quiet = [end for end in case.ranks if end not in waited and end.code != 0]
@@ -262,21 +280,10 @@ def _is_in_init(end: RankEnd) -> bool:
     return any(frame.function in {"init_process_group", "_env_rendezvous_handler"} for frame in frames)
 
 
-def _left_quietly(case: Case, felt: RankEnd | None) -> list[RankEnd]:
-    """Return the ranks that ended with exit code 0 before ``felt`` missed one, the first of them first."""
-
-    def through_s(end: RankEnd) -> float:
-        return end.ended_s if end.finished_s is None else end.finished_s
-
-    limit = float("inf") if felt is None else _moment(felt)
-    gone = [end for end in case.ranks if end.code == 0 and end.stopped_s is None and through_s(end) <= limit]
-    return sorted(gone, key=through_s)
-
-
 def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
     """All that failed only lost a peer: it was one that left without an error, or one of another node."""
     felt = left[0] if left else next((end for end in case.ranks if end.stack is not None), None)
-    gone = _left_quietly(case, felt)
+    gone = find_quiet_leavers(case, felt)
     place = felt.where if felt else None
     if gone and felt is not None:
         needed = (

@@ -118,7 +118,7 @@ def find_lanes(scene: Scene) -> tuple[Lane, ...]:
         for name, group in evidence.groups.items():
             if facts.rank not in group.ranks:
                 continue
-            key = (tuple(sorted(group.ranks)), labels[tuple(sorted(group.ranks))] and f" {name}")
+            key = (tuple(sorted(group.ranks)), labels[tuple(sorted(group.ranks))] and f" (group {name})")
             lane = lanes.get(key) or Lane(ranks=key[0], label=key[1])
             if group.backend not in lane.backends:
                 lane = replace(lane, backends=lane.backends | {group.backend})

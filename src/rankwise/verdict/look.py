@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.doubt import are_ranks_the_launchers, doubt
 from rankwise.verdict.rules import (
     absent_from_meeting,
     circle,
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
 
 #: Of two rules that see the same cause the first one tells it: what knows more of it comes first.
 RULES = (
+    dead_worker,
+    stopped_process,
     other_members,
     cleanup_collective,
     wrapped_on_some,
     forward_on_some,
     gradients_met,
+    state_on_some,
     swapped_order,
     other_op,
     other_root,
@@ -47,11 +51,8 @@ RULES = (
     other_size,
     other_dtype,
     other_shape,
-    dead_worker,
-    stopped_process,
     circle,
     absent_from_meeting,
-    state_on_some,
     fewer_steps,
     split_barrier,
     member_ended,
@@ -68,10 +69,12 @@ def look(scene: Scene) -> tuple[Sight, ...]:
     Args:
         scene: All that is known of the ranks.
     """
+    if not are_ranks_the_launchers(scene):
+        return ()
     view = View(scene)
     sights: dict[str, Sight] = {}
     for rule in RULES:
-        for sight in rule.find(view):
+        for sight in doubt(rule.find(view), view):
             sights.setdefault(sight.key, sight)
     ordered = sorted(sights.values(), key=_order)
     proofs = [sight for sight in ordered if sight.is_proof and (sight.is_stuck or sight.kind == "hang")]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.verdict.lanes import find_family
-from rankwise.verdict.words import is_gradient, is_join
+from rankwise.verdict.words import is_gradient, is_join, is_wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.lanes import Lane
 
 #: In which respect; the first one that holds is the one that is told.
-Respect = Literal["op", "root", "reduce op", "size", "dtype", "shape", "order", "bucket"]
+Respect = Literal["op", "root", "reduce op", "size", "dtype", "shape", "order", "bucket", "model check"]
 
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
@@ -111,8 +111,9 @@ def _compare(lane: Lane, seq: int) -> Parting | None:
     for respect, find in respects:
         if sides := _split(ops, find):
             return _make(lane, seq, respect, sides, ops)
-    if _is_bucket_met(ops):
-        return _make(lane, seq, "bucket", _split(ops, is_gradient), ops)
+    if (is_checked := _is_model_check_met(ops)) or _is_bucket_met(ops):
+        met: Respect = "model check" if is_checked else "bucket"
+        return _make(lane, seq, met, _split(ops, is_wrapping if is_checked else is_gradient), ops)
     if sides := _split_swapped(lane, seq, ops):
         return _make(lane, seq, "order", sides, ops)
     return None
@@ -203,6 +204,14 @@ def _find_layout(op: Op) -> tuple[tuple[int, ...], ...] | None:
         return None
     clean = tuple(tuple(length for length in shape if length != 1) for shape in op.shapes)
     return clean if all(len(shape) > 1 for shape in clean) else None
+
+
+def _is_model_check_met(ops: dict[int, Op]) -> bool:
+    """Tell whether some ranks compared their models in DDP's constructor, and others are known to have done something else."""
+    others = [op for op in ops.values() if not is_wrapping(op)]
+    return 0 < len(others) < len(ops) and all(
+        op.site and (op.source == "python" or op.inside) for op in others
+    )
 
 
 def _is_bucket_met(ops: dict[int, Op]) -> bool:

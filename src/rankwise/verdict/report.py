@@ -65,13 +65,16 @@ def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
         else f" (for {now_s - sight.since_s:.0f} s now)"
     )
     told = "" if sight.is_proof or sight.kind == "mismatch" else "; this may be right, and is only slow"
-    named = f" [{sight.class_id}]" if sight.class_id else ""
+    # What may be right is no failure of any class.
+    named = f" [{sight.class_id}]" if sight.class_id and not told else ""
     return strip_escapes(f"{sight.message}{waited}{told}{named}").replace("\n", " ")
 
 
 def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
     kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks did not do the same"}
     what = "was stopped" if verdict.stopped_by else kind.get(verdict.kind, verdict.kind)
+    if verdict.kind == "mismatch" and verdict.exit_code == 0:
+        what = "ended, but the ranks did not do the same"
     if allowed is not None:
         return f"attempt {attempt + 1} of {allowed} {what}"
     return f"the job {what}" + (f", after {attempt + 1} attempts" if attempt else "")

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import Verdict, Waiting, name_ranks
 from rankwise.verdict.look import look
-from rankwise.verdict.words import shorten
+from rankwise.verdict.view import View
+from rankwise.verdict.words import is_wrapping, shorten, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from rankwise.verdict.case import Case, RankEnd
     from rankwise.verdict.sight import Sight
 
 _MOST_NOTES = 3
+#: What these tell of is no consequence of another rank's end.
+_APART = frozenset({"stopped_process", "dead_worker"})
 
 
 def list_sights(case: Case) -> tuple[Sight, ...]:
@@ -28,6 +31,27 @@ def list_sights(case: Case) -> tuple[Sight, ...]:
 def find_mismatch(case: Case) -> Sight | None:
     """Return the first of the collectives that did not correspond, if there were such."""
     return next((sight for sight in list_sights(case) if sight.kind == "mismatch"), None)
+
+
+def has_met_model_check(case: Case) -> bool:
+    """Tell whether DDP's comparison of the models was answered by what was none."""
+    partings = View(case.scene).partings if case.scene is not None else ()
+    return any(len({is_wrapping(op) for _, op in parting.sides}) == 2 for parting in partings)
+
+
+def tell_earlier(case: Case) -> tuple[str, ...]:
+    """Return what was seen of the ranks before the user ended the job: what was proved, and what still held then."""
+    last = look(case.scene) if case.scene is not None else ()
+    keys = {sight.key for sight in last}
+    earlier = [one for one in case.sights if one.is_proof and one.key not in keys]
+    return tuple(f"before that: {one.message}" for one in (*last, *earlier)[:_MOST_NOTES])
+
+
+def tell_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:
+    """Return what is wrong beside a failure and can't follow from it, as a rank that somebody has stopped."""
+    sights = look(case.scene) if case.scene is not None else ()
+    beside = [one for one in sights if one.rule in _APART and not set(one.culprits) <= set(blamed)]
+    return tuple(f"beside that: {one.message}" for one in beside[:_MOST_NOTES])
 
 
 def judge_hung(case: Case) -> Verdict:
@@ -46,6 +70,21 @@ def _judge_by_stacks(case: Case) -> Verdict:
     waiting = [(end, end.stack) for end in case.ranks if end.stack and end.stack.op]
     away = [(end, end.stack) for end in case.ranks if end.stack and not end.stack.op]
     told = "the ranks did not move any more"
+    stopped = [facts.rank for facts in (case.scene.ranks if case.scene else ()) if facts.state == "stopped"]
+    if stopped:
+        return Verdict(
+            kind="hang",
+            culprits=tuple(stopped),
+            where=next((end.stack.where for end in case.ranks if end.stack and end.rank in stopped), None),
+            waiting=tuple(
+                Waiting(rank=end.rank, where=stack.where, op=stack.op)
+                for end, stack in waiting
+                if end.rank not in stopped
+            ),
+            message=f"{name_ranks(stopped)} {verb(stopped, 'are', 'is')} stopped by a signal (SIGSTOP, Ctrl-Z), and the others did not move any more",
+            fix="somebody or something stopped it: `kill -CONT PID` lets a stopped process go on",
+            exit_code=1,
+        )
     # Who was elsewhere is named only beside others that waited for somebody.
     named = away if waiting and len(away) <= len(waiting) else []
     if named:

@@ -40,6 +40,8 @@ _SAVERS = (
     "/rankwise/checkpoint/",
     "/safetensors/",
 )
+#: Where ``Work.wait`` has its frame while it is recorded.
+_RECORDER = "/rankwise/evidence/recording.py"
 #: Below this share of one core a process does nothing to speak of.
 _IDLE_SHARE = 0.1
 _BUSY_SHARE = 0.5
@@ -108,7 +110,7 @@ def list_calls(stack: Stack) -> list[Frame]:
 def _find_wait(facts: RankFacts) -> Wait | None:
     inside = list_calls(facts.stack) if facts.stack is not None else []
     if not inside or facts.reads_terminal:
-        return _find_device_wait(facts)
+        return "handle" if _is_in_work(facts) else _find_device_wait(facts)
     names = {frame.function for frame in inside}
     at = next((frame for frame in inside if not any(part in frame.file for part in _DISPATCH)), inside[0])
     if inside[0].function in _BACKWARD or at.function in _BACKWARD:
@@ -120,6 +122,14 @@ def _find_wait(facts: RankFacts) -> Wait | None:
     if names & _MEETING:
         return "meeting"
     return "handle" if at.function in _HANDLES else "call"
+
+
+def _is_in_work(facts: RankFacts) -> bool:
+    """Tell whether the user's own line waits for a Work: it is C++'s, and only our recorder around it has a frame."""
+    if facts.stack is None or not facts.stack.frames or facts.reads_terminal or list_calls(facts.stack):
+        return False
+    innermost = facts.stack.frames[0]
+    return innermost.file.endswith(_RECORDER) and innermost.function == "wait"
 
 
 def _find_device_wait(facts: RankFacts) -> Wait | None:

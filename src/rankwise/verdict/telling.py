@@ -41,7 +41,7 @@ def tell_parting(
         culprits: Who deviates; by default who is the minority.
         lead: The side to tell first, where no side is the minority.
     """
-    culprits = culprits or parting.culprits
+    culprits = culprits or _find_culprits(view, parting)
     ordered = sorted(
         parting.sides, key=lambda side: (not set(side[0]) & set(culprits), side[1] is not lead, side[0])
     )
@@ -74,6 +74,34 @@ def tell_parting(
     )
 
 
+def _find_culprits(view: View, parting: Parting) -> tuple[int, ...]:
+    """Return those who deviate; where there is no most, those who made a collective under a test of the rank."""
+    culprits = parting.culprits
+    if len(culprits) < sum(len(ranks) for ranks, _ in parting.sides):
+        return culprits
+    guarded = find_guarded(view, parting)
+    return guarded[0][0] if len(guarded) == 1 else culprits
+
+
+def find_guarded(view: View, parting: Parting) -> tuple[tuple[tuple[int, ...], Op], ...]:
+    """Return the sides that stand, for the first time, under a test of the rank that no other side is under.
+
+    Args:
+        view: The scene, with the text of the user's files: without it there are none.
+        parting: Where ranks differ.
+    """
+    guards = [{*view.guards_where(ranks[0], op.site)} for ranks, op in parting.sides]
+    found = []
+    for number, (ranks, op) in enumerate(parting.sides):
+        others = set().union(*(some for other, some in enumerate(guards) if other != number))
+        was_there = any(
+            one.site == op.site and seq < op.seq for seq, one in parting.lane.ops.get(ranks[0], {}).items()
+        )
+        if not was_there and any(guard.is_rank_test for guard in guards[number] - others):
+            found.append((ranks, op))
+    return tuple(found)
+
+
 def _first_site(parting: Parting) -> str | None:
     return next((op.site for _, op in parting.sides if op.site), None)
 
@@ -102,6 +130,8 @@ def tell_absence(
         is_stuck: Whether the waiting can never go on; by default if it is proved.
     """
     blamed = tuple(sorted(culprits)) or find_deviating(absence)
+    if len(blamed) > len(absence.missing) and _are_kept_apart(view, absence):
+        blamed = absence.missing
     away = _tell_away(view, absence.missing)
     clause = f"{away}; {_tell_waiting(absence)}"
     return Sight(
@@ -121,6 +151,14 @@ def tell_absence(
         doing=find_doing(view, absence.missing),
         since_s=view.since(absence.waiting),
     )
+
+
+def _are_kept_apart(view: View, absence: Absence) -> bool:
+    """Tell whether those that are missing, and nobody else, stand where a test of the rank has led them."""
+    came = {guard for one in absence.waiting for guard in view.guards_of(one.rank)}
+    away = [{*view.guards_of(rank)} for rank in absence.missing]
+    led = all(any(guard.is_rank_test for guard in guards - came) for guards in away)
+    return led and not any(guard.is_rank_test for guard in came.difference(*away))
 
 
 def key_of(absence: Absence) -> str:

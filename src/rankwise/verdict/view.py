@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
+from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.case import Waiting
 from rankwise.verdict.guards import Book, Guard
 from rankwise.verdict.lanes import WHOLE_BELOW, Lane, find_lanes
@@ -244,7 +245,22 @@ class View:
         """Return the conditions that a line of the user's stands under, innermost first."""
         path, _, line = (site or "").rpartition(":")
         book = self.books.get(path)
-        return book.guards_at(int(line)) if book and line.isdigit() else ()
+        found = book.guards_at(int(line)) if book and line.isdigit() else ()
+        return tuple(replace(guard, file=path) for guard in found)
+
+    def guards_where(self, rank: int, site: str | None) -> tuple[Guard, ...]:
+        """Return the conditions that a collective of a rank stands under, innermost first: those of its callers, too, if they are known."""
+        facts = self.by_rank.get(rank)
+        if facts is None:
+            return self.guards_at(site)
+        raised = (
+            facts.fault.callstack.rpartition("Traceback (most recent call last)")[2] if facts.fault else ""
+        )
+        for stack in (facts.stack, parse_traceback(raised)):
+            lines = [str(frame) for frame in stack.frames if frame.is_users] if stack else []
+            if lines and lines[0] == site:
+                return tuple(guard for line in lines for guard in self.guards_at(line))
+        return self.guards_at(site)
 
     def guards_of(self, rank: int) -> tuple[Guard, ...]:
         """Return the conditions that all of the user's lines on a rank's stack stand under, innermost first."""

@@ -10,6 +10,7 @@ from rankwise.verdict.words import join_clauses, name_op, shorten, verb
 
 if TYPE_CHECKING:
     from rankwise.evidence.facts import Op
+    from rankwise.verdict.standing import Standing
     from rankwise.verdict.view import View
 
 RULE = "circle"
@@ -46,7 +47,7 @@ def find(view: View) -> tuple[Sight, ...]:
     return (
         Sight(
             kind="hang", certainty="proof", rule=RULE, culprits=ranks, class_id=_name(ops), where=standings[0].site,
-            waiting=view.list_waiting([*standings, *outside]), fix=_fix(ops), doing="in a collective", since_s=view.since(standings),
+            waiting=view.list_waiting([*standings, *outside]), fix=_fix(view, standings), doing="in a collective", since_s=view.since(standings),
             key=f"circle {name_ranks(ranks)} {ops[0].name} #{ops[0].seq}",
             message=f"the ranks wait for each other in a circle: {join_clauses(clauses)}",
         ),
@@ -57,10 +58,31 @@ def _name(ops: list[Op]) -> str | None:
     return "C9" if all(op.is_message for op in ops) else None
 
 
-def _fix(ops: list[Op]) -> str:
+def _fix(view: View, standings: list[Standing]) -> str:
+    ops = [one.op for one in standings if one.op is not None]
+    mismet = [
+        one for one in standings if one.op is not None and one.op.is_message and _goes_astray(view, one.op)
+    ]
+    if mismet or (any(op.is_message for op in ops) and not all(op.is_message for op in ops)):
+        clauses = [_tell_message(one) for one in standings if one.op is not None and one.op.is_message]
+        return f"give each send its receive, and each receive its send, on the rank that it names: {join_clauses(clauses)}"
     if all(op.is_message for op in ops):
         return (
             "let one side send first while the other receives (by the parity of the rank), or give all messages to "
             "torch.distributed.batch_isend_irecv"
         )
     return "use the groups in the same order on all ranks that belong to both"
+
+
+def _goes_astray(view: View, op: Op) -> bool:
+    """Tell whether the rank that a message names waits in no message itself: it is no turn that both want to have first."""
+    peer = view.standings.get(op.peer) if op.peer is not None else None
+    return peer is not None and peer.op is not None and not peer.op.is_message
+
+
+def _tell_message(one: Standing) -> str:
+    op = one.op
+    if op is None:
+        return ""
+    doing = "sends to" if op.name in {"send", "isend"} else "expects from"
+    return f"rank {one.rank} {doing} rank {op.peer} at {shorten(one.site)}"

@@ -10,7 +10,9 @@ from rankwise.verdict.standing import list_calls
 from rankwise.verdict.words import shorten, verb
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import RankFacts
+    from collections.abc import Sequence
+
+    from rankwise.evidence.facts import Child, RankFacts
     from rankwise.verdict.view import View
 
 RULE = "dead_worker"
@@ -18,6 +20,8 @@ RULE = "dead_worker"
 _WAITS = frozenset({"_try_get_data", "_get_data"})
 #: A batch that a worker left behind when it died is read at once; after this nothing comes.
 _STILL_S = 3.0
+#: What the kernel calls torch's workers.
+_WORKER = "pt_data_worker"
 
 
 def find(view: View) -> tuple[Sight, ...]:
@@ -25,10 +29,13 @@ def find(view: View) -> tuple[Sight, ...]:
     sights = []
     for facts in view.scene.ranks:
         states = {child.state for child in facts.children}
-        if not _waits_for_worker(facts) or not states or states - {"Z", "X", "T", "t"}:
+        stopped = [child for child in facts.children if child.state in {"T", "t"} and child.name == _WORKER]
+        is_all = bool(states) and not states - {"Z", "X", "T", "t"}
+        # Batches come in the workers' turn: one that is stopped keeps back those of the others.
+        if not _waits_for_worker(facts) or not (is_all or (stopped and not states & {"R", "D"})):
             continue
         where = facts.stack.where if facts.stack else None
-        is_dead = not states & {"T", "t"}
+        is_dead = is_all and not states & {"T", "t"}
         waiting = [view.standings[rank] for rank, awaited in view.awaited.items() if facts.rank in awaited]
         others = [one.rank for one in waiting]
         told = f"; {name_ranks(others)} {verb(others, 'wait')} for it" if others else ""
@@ -37,13 +44,20 @@ def find(view: View) -> tuple[Sight, ...]:
                 kind="hang", certainty="proof", rule=RULE, culprits=(facts.rank,), class_id="R3" if is_dead else None,
                 where=where, waiting=view.list_waiting(waiting), is_stuck=is_dead, doing="loading data",
                 key=f"dead worker of rank {facts.rank}", since_s=view.scene.now_s - facts.still_s,
-                message=f"rank {facts.rank} waits at {shorten(where)} for a batch, and all its {len(facts.children)} data-loading workers are "
-                f"{'dead' if is_dead else 'stopped or dead'}{told}",
+                message=f"rank {facts.rank} waits at {shorten(where)} for a batch, and "
+                f"{_tell_workers(facts, stopped, is_all=is_all, is_dead=is_dead)}{told}",
                 fix="find what killed them (mostly a lack of memory): fewer workers or smaller batches"
                 if is_dead else "let the stopped workers go on with `kill -CONT`",
             )
         )  # fmt: skip
     return tuple(sights)
+
+
+def _tell_workers(facts: RankFacts, stopped: Sequence[Child], *, is_all: bool, is_dead: bool) -> str:
+    if is_all:
+        return f"all its {len(facts.children)} data-loading workers are {'dead' if is_dead else 'stopped or dead'}"
+    pids = ", ".join(str(child.pid) for child in stopped)
+    return f"{len(stopped)} of its data-loading workers {'is' if len(stopped) == 1 else 'are'} stopped by a signal (SIGSTOP): PID {pids}"
 
 
 def _waits_for_worker(facts: RankFacts) -> bool:

@@ -27,10 +27,11 @@ def find(view: View) -> tuple[Sight, ...]:
         if not buffers or not others or parting.respect not in {"op", "size", "dtype"}:
             continue
         ranks, broadcast = buffers[0]
+        class_id = _name(parting.lane, ranks[0], broadcast, others)
         sights.append(
             tell_parting(
                 view, parting, rule=RULE, told="some ranks ran the DDP model's forward pass while the others did not",
-                class_id=_name(parting.lane, ranks[0], broadcast, others), fix=_fix(broadcast), lead=broadcast,
+                class_id=class_id, fix=_fix(broadcast, class_id), lead=broadcast,
             )
         )  # fmt: skip
     for absence in view.absences:
@@ -41,7 +42,7 @@ def find(view: View) -> tuple[Sight, ...]:
         if class_id in {"D17", "D19"} and not any(view.may_come(rank) for rank in absence.missing):
             sights.append(
                 tell_absence(
-                    view, absence, rule=RULE, class_id=class_id, fix=_fix(op),
+                    view, absence, rule=RULE, class_id=class_id, fix=_fix(op, class_id),
                     certainty="proof" if view.have_ended(absence) else "suspicion",
                 )
             )  # fmt: skip
@@ -59,7 +60,12 @@ def _name(lane: Lane, rank: int, op: Op, others: Sequence[int]) -> str | None:
     return "D19" if since_buffers and is_buffers(since_buffers[-1]) else "D14"
 
 
-def _fix(op: Op) -> str:
+def _fix(op: Op, class_id: str | None) -> str:
+    if class_id == "D14":
+        return (
+            f"let all ranks make the same number of training steps at {shorten(op.site)} (DistributedSampler, drop_last, model.join()), "
+            "and agree on it by a collective before a rank leaves the loop or skips a step"
+        )
     return (
         f"at {shorten(op.site)} use model.module(...) for a forward pass that only some ranks make, "
         "or let all ranks make the same number of them under torch.no_grad()"

@@ -24,10 +24,18 @@ def find(view: View) -> tuple[Sight, ...]:
     )
 
 
+def _has_trained(view: View, rank: int) -> bool:
+    """Tell whether a rank made optimizer steps: what C++ issued before them may not be known of one that aborted."""
+    evidence = view.by_rank[rank].evidence if rank in view.by_rank else None
+    return evidence is not None and evidence.steps > 0
+
+
 def _tell(view: View, parting: Parting) -> Sight:
     gradients = next(op for _, op in parting.sides if is_gradient(op))
     others = [rank for side, op in parting.sides if not is_gradient(op) for rank in side]
-    were_there = all(parting.lane.has_been_at(rank, gradients.site) for rank in others)
+    were_there = all(
+        parting.lane.has_been_at(rank, gradients.site) or _has_trained(view, rank) for rank in others
+    )
     at = shorten(gradients.site)
     return tell_parting(
         view,

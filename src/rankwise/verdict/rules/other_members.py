@@ -48,19 +48,39 @@ def _numbered(facts: RankFacts) -> dict[str, tuple[int, ...]]:
 
 
 def _tell(view: View, name: str, sides: dict[tuple[int, ...], list[int]]) -> Sight:
-    ordered = sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
+    wrong = [members for members in sides if _is_contradicted(view, name, members)]
+    blamed = wrong if len(wrong) < len(sides) and wrong else [*sides]
+    culprits = tuple(sorted(rank for members in blamed for rank in sides[members]))
+    ordered = sorted(sides.items(), key=lambda side: (side[0] not in blamed, len(side[1]), side[1]))
     ranks = tuple(sorted(rank for _, some in ordered for rank in some))
     clauses = [
         f"{name_ranks(some)} {'say' if len(some) > 1 else 'says'} {list(members)}"
         for members, some in ordered
     ]
-    waiting = [one for one in view.standings.values() if one.wait and one.rank in ranks]
-    where = _find_place(view, name, ranks)
+    waiting = [
+        one
+        for one in view.standings.values()
+        if one.wait and one.rank in ranks and (one.rank not in culprits or culprits == ranks)
+    ]
+    where = _find_place(view, name, culprits) or _find_place(view, name, ranks)
     return Sight(
-        kind="mismatch", certainty="proof", rule=RULE, culprits=ranks, class_id="C10", where=where, waiting=view.list_waiting(waiting),
+        kind="mismatch", certainty="proof", rule=RULE, culprits=culprits, class_id="C10", where=where, waiting=view.list_waiting(waiting),
         message=f"the ranks named different members for group {name}, at {shorten(where)}: {join_clauses(clauses)}",
         fix=_FIX, key=f"members of group {name}", doing="in a collective", since_s=view.since(waiting),
     )  # fmt: skip
+
+
+def _is_contradicted(view: View, name: str, members: tuple[int, ...]) -> bool:
+    """Tell whether one of those who stand on a list has named another one, or none that holds it; not if it may be yet to come."""
+    for rank in members:
+        facts, standing = view.by_rank.get(rank), view.standings.get(rank)
+        if facts is None or standing is None or facts.evidence is None or facts.evidence.has_left:
+            continue
+        has_come = standing.wait in {"call", "handle", "backward"} or facts.state == "ended"
+        told = _numbered(facts).get(name)
+        if (told is not None and told != members) or (told is None and has_come):
+            return True
+    return False
 
 
 def _find_place(view: View, name: str, ranks: tuple[int, ...]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.arms import are_alternatives
 from rankwise.verdict.lanes import find_family
 from rankwise.verdict.telling import tell_parting
 from rankwise.verdict.words import is_gradient, shorten
@@ -27,8 +28,25 @@ def find(view: View) -> tuple[Sight, ...]:
             "go through names in sorted() order where they come from a set or a dict",
         )
         for parting in view.partings
-        if parting.respect == "order" or (parting.respect in {"op", "size", "dtype"} and _is_swapped(parting))
+        if (parting.respect == "order" and _is_meant(view, parting)) or (parting.respect in {"op", "size", "dtype"} and _is_swapped(parting))
     )  # fmt: skip
+
+
+def _is_meant(view: View, parting: Parting) -> bool:
+    """Tell whether the two lines are two collectives, and not one that is written twice: for the root and for the others, for data and for none."""
+    (some, here), (others, there) = parting.sides
+    following = (
+        parting.lane.ops[some[0]].get(parting.seq + 1),
+        parting.lane.ops[others[0]].get(parting.seq + 1),
+    )
+    if len({op.root for op in (here, there, *following) if op is not None}) > 1:
+        return False
+    file, _, line = (here.site or "").rpartition(":")
+    other_file, _, other = (there.site or "").rpartition(":")
+    text = view.scene.sources.get(file)
+    if text is None:
+        return False  # nobody can tell
+    return file != other_file or not are_alternatives(text, int(line), int(other))
 
 
 def _is_swapped(parting: Parting) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import tell_absence, tell_parting
+from rankwise.verdict.telling import find_guarded, tell_absence, tell_parting
 from rankwise.verdict.words import is_wrapping, shorten
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ def find(view: View) -> tuple[Sight, ...]:
     """Return the sights of it."""
     sights = []
     for parting in view.partings:
-        if len({is_wrapping(op) for _, op in parting.sides}) == 2:
+        # A collective of one rank's own, which met the constructor of all others, is no missing wrapper.
+        is_extra = any(not is_wrapping(op) for _, op in find_guarded(view, parting))
+        if len({is_wrapping(op) for _, op in parting.sides}) == 2 and not is_extra:
             wrapping = next(op for _, op in parting.sides if is_wrapping(op))
             sights.append(
                 tell_parting(

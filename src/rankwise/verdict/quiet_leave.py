@@ -1,0 +1,51 @@
+"""Who left with exit code 0 before another rank missed it: by the moment of its end, or by what it had not done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.lanes import find_lanes
+
+if TYPE_CHECKING:
+    from rankwise.evidence.facts import Scene
+    from rankwise.verdict.case import Case, RankEnd
+
+#: A process that says nothing at its end, as by os._exit, is known to be gone only when it is reaped: so long after it may be.
+_REAPED_S = 2.0
+
+
+def find_quiet_leavers(case: Case, felt: RankEnd | None) -> list[RankEnd]:
+    """Return the ranks that ended with exit code 0 before another one missed them, the first of them first.
+
+    Args:
+        case: The attempt.
+        felt: The rank that missed one; without it all count that ended with 0 by themselves.
+    """
+    limit = float("inf") if felt is None or felt.left_s is None else felt.left_s
+    gone = [end for end in case.ranks if end.code == 0 and end.stopped_s is None and end is not felt]
+    gone.sort(key=_through_s)
+    in_time = [end for end in gone if _through_s(end) <= limit]
+    silent = [end for end in gone if end.finished_s is None and end not in in_time]
+    if felt is None or not silent:
+        return in_time
+    behind = [end for end in silent if case.scene and _has_done_less(case.scene, end.rank, felt.rank)]
+    return behind or in_time or [end for end in silent if end.ended_s <= limit + _REAPED_S]
+
+
+def _through_s(end: RankEnd) -> float:
+    return end.ended_s if end.finished_s is None else end.finished_s
+
+
+def _has_done_less(scene: Scene, rank: int, felt: int) -> bool:
+    """Tell whether the records show that a rank had not entered a collective that the other one had entered."""
+    facts = scene.find(rank)
+    if facts is None or facts.evidence is None:
+        return False
+    for lane in find_lanes(scene):
+        if rank not in lane.ranks or felt not in lane.ops:
+            continue
+        last = lane.ops[felt].get(lane.last(felt))
+        # What C++ issued at the last may not have been read from a process that was gone at once.
+        if last is not None and last.source == "python" and lane.is_behind(rank, last.seq):
+            return True
+    return False
