@@ -79,6 +79,16 @@ def raise_file_limit() -> int | None:
     return soft
 
 
+def count_allowed_files() -> float:
+    """Return how many files a process of this user may open at most, once it has raised its limit."""
+    try:
+        import resource
+    except ImportError:
+        return float("inf")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return float("inf") if hard == resource.RLIM_INFINITY else hard
+
+
 def set_file_limit(limit: int | None) -> None:
     """Let this process, and what it starts, open so many files; None changes nothing."""
     if limit is None:

@@ -7,7 +7,7 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.osdoor import IS_LINUX, make_memory_file
+from rankwise.base.osdoor import IS_LINUX, count_allowed_files, make_memory_file
 from rankwise.evidence.merging import merge
 from rankwise.evidence.ring import HEADER_BYTES, SIZE_BYTES, Reading, read_asked, read_mark
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _QUESTION = struct.Struct("<Q")
 _LOOK_EVERY_S = 0.004
+_FILES_OF_A_RANK, _OTHER_FILES = 8, 64
 
 
 @final
@@ -31,6 +32,11 @@ class EvidencePlace:
         self._file, self._rank_end, self._our_end = file_fd, rank_end, our_end
         self.num_asked = 0
         self._last: tuple[bytes, Evidence] | None = None
+
+    @staticmethod
+    def is_affordable(num_ranks: int) -> bool:
+        """Tell whether the limit of open files has room for all ranks: the keeper holds what they get until they are forked."""
+        return num_ranks * _FILES_OF_A_RANK + _OTHER_FILES <= count_allowed_files()
 
     @classmethod
     def open(cls) -> EvidencePlace | None:

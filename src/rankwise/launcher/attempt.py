@@ -96,6 +96,11 @@ class Attempt:
         self._pump, self._tee = Pump(job.console), Tee(job.console)
         # The last attempt's may take a while to go, and is not mistaken for this one's.
         self._suffix = f"{index}" if job.serial is None else f"{index}.{job.serial}"
+        self._records = job.spec.watch and EvidencePlace.is_affordable(job.num_ranks)
+        if job.spec.watch and not self._records and index == 0:
+            job.console.say(
+                f"rankwise: the limit of open files (ulimit -n) is too low to record what {job.num_ranks} ranks do"
+            )
         self._ranks = [self._open_rank(local) for local in range(job.num_ranks)]
         self._store_tag = f"{STORE_TAG}{self._suffix}"
         self._by_tag = {rank.tag: rank for rank in self._ranks}
@@ -131,7 +136,7 @@ class Attempt:
             streams=streams,
             notes_fd=self._open_notes(folder / "notes.jsonl"),
             stacks_fd=self._open_notes(folder / "stacks.txt"),
-            evidence=EvidencePlace.open() if self._job.spec.watch else None,
+            evidence=EvidencePlace.open() if self._records else None,
         )
 
     @staticmethod

@@ -26,10 +26,10 @@ def find_quiet_leavers(case: Case, felt: RankEnd | None) -> list[RankEnd]:
     gone.sort(key=_through_s)
     in_time = [end for end in gone if _through_s(end) <= limit]
     silent = [end for end in gone if end.finished_s is None and end not in in_time]
-    if felt is None or not silent:
+    if felt is None or (in_time and not silent):
         return in_time
     behind = [end for end in silent if case.scene and _has_done_less(case.scene, end.rank, felt.rank)]
-    return behind or in_time or [end for end in silent if end.ended_s <= limit + _REAPED_S]
+    return behind or in_time or [end for end in gone if end.ended_s <= limit + _REAPED_S]
 
 
 def _through_s(end: RankEnd) -> float:
