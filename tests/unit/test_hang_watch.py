@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clocks import FakeClock
 from rankwise.evidence.facts import Evidence, Group, Op, RankFacts, Scene
 from rankwise.evidence.notes import Frame, Stack
 from rankwise.launcher.camera import Pulse
@@ -47,20 +48,6 @@ SUSPICION = Sight(
 )  # fmt: skip
 PROOF = replace(SUSPICION, certainty="proof")
 SILENT = replace(PROOF, kind="mismatch", is_stuck=False, key="silent")
-
-
-@dataclass
-class FakeClock:
-    now: float = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass

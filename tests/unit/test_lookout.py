@@ -7,25 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from clocks import FakeClock
 from rankwise.launcher import camera
 from rankwise.launcher.lookout import Lookout
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.mark.parametrize("method", ["look", "take_end", "take_last"])

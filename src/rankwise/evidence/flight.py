@@ -19,7 +19,7 @@ _NEWEST = 256
 _NO_RECORDER = "this torch has no flight recorder: collectives that C++ issues, as DDP's, are not seen"
 _OFF = "torch's flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives that C++ issues, as DDP's, are not seen"
 #: torch's C++ names of types, where they are not Python's.
-_TYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "char": "int8",
+TYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "char": "int8",
           "byte": "uint8", "complexfloat": "complex64", "complexdouble": "complex128"}  # fmt: skip
 
 
@@ -74,7 +74,7 @@ class Flight:
             "name": name,
             "seq": one["collective_seq_id"],
             "shapes": one.get("input_sizes") or [],
-            "dtypes": [_TYPES.get(kind.lower(), kind.lower()) for kind in one.get("input_dtypes") or []],
+            "dtypes": [TYPES.get(kind.lower(), kind.lower()) for kind in one.get("input_dtypes") or []],
             "over": bool(one.get("retired")) or one.get("state") == "completed",
             "site": site,
             "inside": inside,

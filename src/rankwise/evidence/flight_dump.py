@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.evidence.facts import Evidence, Group, Op
-from rankwise.evidence.flight import _TYPES as TYPES
-from rankwise.evidence.merging import _NAMES as NAMES
+from rankwise.evidence.flight import TYPES
+from rankwise.evidence.merging import NAMES
 from rankwise.evidence.notes import Frame, Stack
-from rankwise.evidence.sites import _DULL as DULL
+from rankwise.evidence.sites import DULL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CLOCKS_S = 0.05
 _FULL = "the table of texts is full: of some collectives the line is not known"
 #: What the flight recorder calls otherwise than torch.distributed.
-_NAMES = {
+NAMES = {
     "allreduce": "all_reduce",
     "_all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -104,7 +104,7 @@ def _to_native(entry: Mapping[str, Any], groups: Mapping[str, Group], first_s: f
     return Op(
         group=one_of_several if one_of_several in groups else entry["group"],
         seq=entry["seq"],
-        name=_NAMES.get(entry["name"], entry["name"]),
+        name=NAMES.get(entry["name"], entry["name"]),
         shapes=tuple(tuple(shape) for shape in entry["shapes"]),
         dtypes=tuple(entry["dtypes"]),
         site=entry["site"] or None,

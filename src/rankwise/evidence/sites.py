@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TORCHS, _LIBRARYS, _USERS = range(3)
 #: What says nothing about a call: decorators, and how a module is called.
-_DULL = {"wrapper", "inner", "decorate_context", "_fn", "_wrapped_call_impl", "_call_impl", "wrapped", "<lambda>", "_wrapped"}  # fmt: skip
+DULL = {"wrapper", "inner", "decorate_context", "_fn", "_wrapped_call_impl", "_call_impl", "wrapped", "<lambda>", "_wrapped"}  # fmt: skip
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_INSIDE = 10
 _MOST_KEPT = 4096
@@ -96,7 +96,7 @@ class Sites:
 
     @staticmethod
     def _add(inside: list[str], name: str) -> None:
-        if name not in _DULL and len(inside) < _MOST_INSIDE:
+        if name not in DULL and len(inside) < _MOST_INSIDE:
             inside.append(name)
 
     def _judge(self, code: Any) -> int:

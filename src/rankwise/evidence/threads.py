@@ -57,6 +57,16 @@ def find_collectives(evidence: Evidence) -> list[Stack]:
     ]
 
 
+def has_others_at_work(evidence: Evidence | None) -> bool:
+    """Tell whether threads beside the main one run the user's code: one of them may do what other ranks wait for.
+
+    Args:
+        evidence: What the rank has told of all its threads; None: nothing.
+    """
+    stacks = evidence.stacks if evidence is not None else {}
+    return any(name != MAIN and _runs_users(stack) for name, stack in stacks.items())
+
+
 def _is_joining(stack: Stack) -> bool:
     for frame in stack.frames:
         if frame.is_users:

@@ -11,14 +11,15 @@ Without it, 1800 s must pass, as long as Gloo waits by default, and it is a hang
 that computes, compiles, evaluates or writes a checkpoint may take as long as it likes, and one that is stopped may go on.
 Ranks of other nodes can't be seen, and are thought to be at work.
 
-Ranks that wait for one which has left without an error are different: no course of events brings it back.
+Ranks that wait for one which has left without an error are different: no course of events brings it back. Where other threads
+of theirs are at work, though, it may be one of these that they wait for.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.evidence.threads import find_collectives
+from rankwise.evidence.threads import find_collectives, has_others_at_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +54,8 @@ def is_hung(scene: Scene, quiet_s: Mapping[int, float], *, timeout_s: float | No
     if not waiting or is_paused or timeout_s == float("inf"):
         return False
     bound_s = DEFAULT_S if timeout_s is None else timeout_s
-    if len(waiting) == len(living) and _has_one_left(scene):
+    at_work = any(has_others_at_work(facts.evidence) for facts in living)
+    if len(waiting) == len(living) and _has_one_left(scene) and not at_work:
         idle_s = min(facts.still_s for facts in living)
         if idle_s >= min(bound_s, LEFT_BEHIND_S):
             return True

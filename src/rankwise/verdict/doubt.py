@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.evidence.threads import has_others_at_work
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankwise.evidence.facts import RankFacts, Scene
+    from rankwise.evidence.facts import Scene
     from rankwise.verdict.sight import Sight
     from rankwise.verdict.view import View
 
@@ -52,19 +54,9 @@ def _is_doubtful(sight: Sight, view: View) -> bool:
     if sight.rule not in _OF_WAITS:
         return False
     involved = {*sight.culprits, *(one.rank for one in sight.waiting)}
-    if any(_has_threads_at_work(facts) for facts in view.scene.ranks if facts.rank in involved):
+    if any(has_others_at_work(facts.evidence) for facts in view.scene.ranks if facts.rank in involved):
         return True
     return sight.rule == "absent_from_meeting" and _may_still_meet(view)
-
-
-def _has_threads_at_work(facts: RankFacts) -> bool:
-    """Tell whether other threads than the main one run the user's code: one of them may do what the others wait for."""
-    stacks = facts.evidence.stacks if facts.evidence is not None else {}
-    return any(
-        any(frame.is_users for frame in stack.frames)
-        for name, stack in stacks.items()
-        if name != "MainThread"
-    )
 
 
 def _may_still_meet(view: View) -> bool:
