@@ -17,7 +17,7 @@ from rankwise.launcher.rank_command import hook_env
 from support import make_env
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rankwise.evidence.facts import Evidence
@@ -94,6 +94,7 @@ def recorded_ranks(
     *,
     is_watched: bool = True,
     folder: Path | None = None,
+    arguments: Sequence[str] = (),
 ) -> Iterator[list[RecordedRank]]:
     """Start the ranks of a job that run a script; they are ended with the block."""
     with socket.socket() as sock:
@@ -103,7 +104,7 @@ def recorded_ranks(
               "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000", **(env or {})}  # fmt: skip
     ranks = [
         RecordedRank(
-            [sys.executable, "-u", str(script)],
+            [sys.executable, "-u", str(script), *arguments],
             {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             is_watched=is_watched,
             folder=folder,

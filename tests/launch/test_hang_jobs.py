@@ -208,6 +208,68 @@ thread.join()
     ]
 
 
+def test_a_barrier_that_met_the_last_one_by_chance_is_told(tmp_path: Path) -> None:
+    """Rank 0 alone makes a barrier and a gathering; the others' last barrier met it, they are through, and rank 0 is named."""
+    script = write_script(
+        tmp_path,
+        HEAD
+        + """
+def score():
+    dist.barrier()  # of a metric
+    dist.all_gather([torch.ones(1) for _ in range(dist.get_world_size())], torch.ones(1))
+if rank == 0:
+    score()
+dist.barrier()
+""",
+    )
+    result, report = run_reported(["--nproc-per-node", "3", "train.py"], tmp_path, timeout_s=50)
+    assert (result.code != 0, report["kind"], report["rule"]) == (True, "mismatch", "other_line"), result.err
+    assert (report["culprits"], report["class"]) == ([0], "C1")
+    assert report["where"] == line_of(script, "# of a metric")
+
+
+def test_what_a_rank_waits_for_is_told(tmp_path: Path) -> None:
+    """A child that never ends: its number and name are in the sentence, by the kernel's word."""
+    script = write_script(
+        tmp_path,
+        HEAD + "import subprocess\nif rank == 1: subprocess.run(['sleep', '1000'])\ndist.all_reduce(one)\n",
+    )
+    _, report = run_reported([*TWO, "--hang-timeout", "3", "train.py"], tmp_path)
+    assert (report["kind"], report["culprits"], report["where"]) == (
+        "hang",
+        [1],
+        line_of(script, "subprocess.run"),
+    )
+    assert "rank 1 is waiting for process " in report["message"]
+    assert "(sleep) at train.py:" in report["message"]
+    assert "give the call a timeout" in report["fix"]
+
+
+def test_a_failure_that_was_swallowed_on_all_ranks_is_told(tmp_path: Path) -> None:
+    """Rank 1 skips a step by an except; the last all_reduce of rank 0 fails in the same except, and all exit codes are 0."""
+    write_script(
+        tmp_path,
+        HEAD
+        + """
+for step in range(4):
+    try:
+        if rank == 1 and step == 2:
+            raise OSError("a broken file")
+        dist.all_reduce(torch.ones(2))  # in a try
+    except Exception:
+        continue
+""",
+    )
+    result, report = run_reported([*TWO, "train.py"], tmp_path)
+    assert (result.code, report["kind"], report["rule"], report["culprits"]) == (
+        0,
+        "mismatch",
+        "went_on_without",
+        [1],
+    )
+    assert "rank 1 ended after 4 collectives" in report["message"]
+
+
 def test_a_sound_job_hears_no_word(tmp_path: Path) -> None:
     """DDP, subgroups and messages, with ranks that are late by chance: no line, no evidence, and the logs go."""
     write_script(
@@ -261,6 +323,25 @@ dist.destroy_process_group()
     result, report = run_reported([*TWO, *flags, "--max-restarts", "1", "train.py"], tmp_path)
     assert (result.code, report["kind"], report["class"], report["attempts"]) == (code, "mismatch", "C7", 1)
     assert str(report["evidence"]) in result.err
+
+
+def test_two_sums_that_were_exchanged_are_told_although_the_script_ends_well(tmp_path: Path) -> None:
+    """C3: alike in all but their lines, in opposite order on rank 1, once: seen at the end, with the script's text."""
+    write_script(
+        tmp_path,
+        HEAD
+        + """
+def sum_loss(): dist.all_reduce(torch.ones(1))
+def sum_score(): dist.all_reduce(torch.ones(1))
+for step in range(3):
+    for work in [sum_loss, sum_score][:: -1 if rank == 1 and step == 1 else 1]:
+        work()
+dist.barrier()
+dist.destroy_process_group()
+""",
+    )
+    result, report = run_reported([*TWO, "train.py"], tmp_path)
+    assert (result.code, report["kind"], report["class"]) == (0, "mismatch", "C3"), result.err
 
 
 def test_a_function_that_hangs_is_an_exception_that_names_the_rank(tmp_path: Path) -> None:

@@ -344,3 +344,14 @@ def test_ranks_of_other_nodes_are_thought_to_be_at_work() -> None:
     assert is_hung(scene, {0: 4000.0, 1: 4000.0}, timeout_s=10.0)
     one_works = replace(scene, ranks=(_rank(0), _rank(1, SLEEPS)))
     assert not is_hung(one_works, {0: 4000.0, 1: 4000.0}, timeout_s=10.0)
+
+
+def test_who_is_led_tells_only_what_went_through() -> None:
+    """While another node judges for all, a hang is neither said nor decided here, also at the user's bound; wrong pairs that went through are."""
+    stage = Stage(PROOF, SILENT, timeout_s=5.0)
+    stage.watch = HangWatch(
+        stage.lens, stage._look, stage.told, Bounds(timeout_s=5.0), stage.clock, is_led=lambda: True
+    )
+    stage.run(60)
+    assert not stage.watch.has_decided
+    assert [key for _, key in stage.told.lines] == ["silent"]

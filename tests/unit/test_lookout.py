@@ -9,7 +9,9 @@ import pytest
 
 from clocks import FakeClock
 from rankwise.launcher import camera
-from rankwise.launcher.lookout import Lookout
+from rankwise.launcher.lookout import HungMeanwhile, Lookout
+from rankwise.verdict.case_file import write_sights
+from rankwise.verdict.sight import Sight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +30,7 @@ def test_a_fault_in_the_watch_is_told_and_switches_it_off(
     clock = FakeClock()
     spec = SimpleNamespace(watch=True, hang_timeout_s=None, on_hang=None, logs=SimpleNamespace(is_off=True))
     job = SimpleNamespace(spec=spec, clock=clock, serial=None, console=SimpleNamespace(say=said.append))
-    tower = Lookout(cast("Any", job), cast("Any", SimpleNamespace(world_size=1)), [], tmp_path)
+    tower = Lookout(cast("Any", job), cast("Any", SimpleNamespace(world_size=1, link=None)), [], tmp_path)
     monkeypatch.setattr(camera.Camera, method, fail)
     clock.sleep(1)
     tower.poll()
@@ -38,3 +40,58 @@ def test_a_fault_in_the_watch_is_told_and_switches_it_off(
     assert (tower.has_hung, tower.next_in_s) == (False, float("inf"))
     assert "the job goes on: ZeroDivisionError('a rule')" in said[0]
     assert not tower.is_left_behind
+
+
+class FakeLink:
+    """To nodes of which another judges; nothing is asked."""
+
+    is_judge, asked, judge, node_rank = False, 0, 0, 1
+    lost: str | None = None
+    decision: str | None = None
+
+    def __init__(self) -> None:
+        self.questions: dict[int, float] = {}
+        self.num_heard = 0
+
+    def note_questions(self) -> None:
+        return
+
+    def wait_heard(self) -> None:
+        self.num_heard += 1
+
+
+def _open(tmp_path: Path, link: FakeLink, clock: FakeClock, said: list[str]) -> Lookout:
+    spec = SimpleNamespace(watch=True, hang_timeout_s=None, on_hang=None, logs=SimpleNamespace(is_off=True))
+    job = SimpleNamespace(spec=spec, clock=clock, serial=None, console=SimpleNamespace(say=said.append))
+    part = SimpleNamespace(world_size=2, link=link)
+    return Lookout(cast("Any", job), cast("Any", part), [], tmp_path)
+
+
+def test_what_another_node_has_decided_ends_the_attempt_here_too(tmp_path: Path) -> None:
+    """Its sights are ours, the attempt has hung, and the others hear, once, that we know it."""
+    link, clock = FakeLink(), FakeClock()
+    tower = _open(tmp_path, link, clock, [])
+    tower.poll()
+    assert not tower.has_hung
+    sight = Sight(kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k")
+    link.decision = write_sights([sight])
+    with pytest.raises(HungMeanwhile):
+        tower.watch_on()
+    tower.poll()
+    assert (tower.has_hung, tower.decided, tower.sights, link.num_heard) == (True, (sight,), (sight,), 1)
+
+
+def test_a_store_that_has_gone_is_told_once_and_not_at_a_jobs_end(tmp_path: Path) -> None:
+    """Within three seconds a job may just be ending; after that one line says that only this node's ranks are watched."""
+    link, clock, said = FakeLink(), FakeClock(), list[str]()
+    tower = _open(tmp_path, link, clock, said)
+    link.lost = "DistNetworkError: closed"
+    for _ in range(4):
+        tower.poll()
+        clock.sleep(0.7)
+    assert said == []
+    for _ in range(8):
+        tower.poll()
+        clock.sleep(0.7)
+    assert len(said) == 1
+    assert "only the ranks of this one are watched: DistNetworkError: closed" in said[0]

@@ -421,7 +421,10 @@ def test_waiting_for_a_work_is_a_wait() -> None:
         rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9)),
     )
     assert (sight.rule, sight.certainty, sight.culprits) == ("circle", "proof", (0, 1))
-    assert "rank 0 sends to rank 1 at train.py:7" in sight.fix
+    assert (
+        "rank 0 sends to rank 1 at train.py:7, and rank 1 waits in barrier #1 at train.py:9" in sight.message
+    )
+    assert sight.fix.startswith("let rank 1 make the recv that answers train.py:7")
 
 
 def test_typing_behind_a_work_is_none() -> None:
@@ -431,15 +434,30 @@ def test_typing_behind_a_work_is_none() -> None:
     assert not [one for one in look(scene(typing, _waiting(1))) if one.is_proof]
 
 
-def test_messages_to_other_ranks_than_expected_are_told_as_such() -> None:
-    """Rank 0 sends to 2, which receives from 1: the order of groups is not the matter."""
-    sight = _first(
+def _astray(*before: Op) -> tuple[RankFacts, ...]:
+    return (
         rank(0, op("send", peer=2, at=5, **_OPEN), at=in_call("send", 5), world=3),
         rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9), world=3),
-        rank(2, op("recv", peer=1, at=6, **_OPEN), at=in_call("recv", 6), world=3),
+        rank(2, *before, op("recv", peer=1, at=6, **_OPEN), at=in_call("recv", 6), world=3),
     )
-    assert sight.rule == "circle"
-    assert "rank 2 expects from rank 1 at train.py:6" in sight.fix
+
+
+def test_a_message_to_another_rank_than_expects_one_is_told_as_such() -> None:
+    """Rank 0 sends to 2, which receives from 1: these two are told, and rank 1 only waits for them."""
+    sight = _first(*_astray())
+    assert (sight.rule, sight.class_id, sight.culprits) == ("circle", "C9", (0, 2))
+    assert (
+        "rank 0 sends to rank 2 at train.py:5, and rank 2 expects a message from rank 1 at train.py:6"
+        in sight.message
+    )
+    assert "dst=2 at train.py:5 needs src=0 at train.py:6" in sight.fix
+    assert [one.rank for one in sight.waiting] == [1]
+
+
+def test_who_may_have_left_its_message_out_is_not_acquitted() -> None:
+    """Rank 1 has sent to rank 2 before, and is in a barrier now: it may be the one that went on too early."""
+    sight = _first(*_astray(op("recv", peer=1, at=6)))
+    assert (sight.class_id, sight.culprits) == (None, (0, 1, 2))
 
 
 def test_of_two_the_one_that_a_rank_test_led_away_is_named() -> None:

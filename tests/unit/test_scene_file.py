@@ -23,11 +23,12 @@ _STACK = Stack(frames=(Frame(file="/x/train.py", line=7, function="<module>"),))
 _FAULT = FaultRecord(message="ValueError: boom", callstack="Traceback …", monotonic_s=3.5, where="train.py:7")
 _EVIDENCE = Evidence(
     ops=(
-        Op(group="default", seq=1, name="all_reduce", shapes=((2, 3), ()), dtypes=("float32", "int64"), reduce_op="sum"),
+        Op(group="default", seq=1, name="all_reduce", shapes=((2, 3), ()), dtypes=("float32", "int64"), reduce_op="sum",
+           gives=(2, 4), gets=(3, 3)),
         Op(group="default", seq=2, name="send", peer=1, site="train.py:9", inside=("a", "b"), source="native", is_over=False),
     ),
     groups={"default": Group(name="default", ranks=(0, 1), backend="gloo")},
-    has_joined=True, steps=3, step_s=2.5, stacks={"MainThread": _STACK}, stacks_s=4.0, missing=("no recorder",),
+    has_joined=True, steps=3, step_s=2.5, stacks={"MainThread": _STACK}, stacks_s=4.0, handled={"MainThread": _FAULT}, missing=("no recorder",),
 )  # fmt: skip
 SCENE = Scene(
     ranks=(

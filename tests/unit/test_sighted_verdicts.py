@@ -9,11 +9,12 @@ import pytest
 
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.facts import Group
-from rankwise.verdict.case import Case, RankEnd, Verdict
+from rankwise.evidence.notes import Frame, Stack
+from rankwise.verdict.case import Case, RankEnd, Verdict, name_ranks
 from rankwise.verdict.judge import judge
 from rankwise.verdict.look import look
 from rankwise.verdict.report import render, render_sight
-from scenes import NOW_S, buffers, elsewhere, ended, gradient, in_backward, in_call, op, rank, scene
+from scenes import NOW_S, buffers, elsewhere, ended, gradient, in_backward, in_call, op, rank, scene, stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,3 +244,82 @@ def test_a_job_that_ended_well_did_not_fail() -> None:
     assert text.startswith("rankwise: the job ended, but the ranks did not do the same\n")
     strict = render(_judge(_end(0, 0), _end(1, 0), scene=silent, strict=True))
     assert strict.startswith("rankwise: the job failed: the ranks did not do the same\n")
+
+
+def test_a_silent_exit_is_told_with_the_last_collective_before_it() -> None:
+    """os._exit(3) leaves no line: what the rank did last is known from its records."""
+    seen = scene(rank(0, op(), op(**_OPEN), at=in_call()), ended(1, op(at=12), code=3))
+    verdict = _judge(_end(0), _end(1, 3, ended_s=7.0), scene=seen)
+    assert (verdict.kind, verdict.culprits, verdict.where) == ("failure", (1,), "/job/train.py:12")
+    assert "ended with exit code 3, after all_reduce ([4] float32) at train.py:12" in verdict.message.replace(
+        " #1", ""
+    )
+    assert "os._exit" in verdict.fix
+    assert _judge(_end(0), _end(1, 3, ended_s=7.0)).fix == ""
+
+
+def test_a_rank_that_worked_alone_beyond_the_time_out_is_told_as_such() -> None:
+    """X14: the others gave up while rank 0 prepared data under a test of the rank; without the test no class is named."""
+    text = "rank = dist.get_rank()\nif rank == 0:\n    prepare()\ndist.barrier()\n"
+    ranks = (
+        rank(0, at=elsewhere(3), is_asleep=False),
+        rank(1, op("barrier", at=4, **_OPEN), at=in_call("barrier", 4)),
+    )
+    ends = (
+        _end(0, stack=elsewhere(3)),
+        _raised(1, "RuntimeError: Timed out waiting 3000ms for recv operation to complete"),
+    )
+    verdict = _judge(*ends, scene=scene(*ranks, sources={"/job/train.py": text}))
+    assert (verdict.kind, verdict.culprits, verdict.class_id) == ("hang", (0,), "X14")
+    assert _judge(*ends, scene=scene(*ranks)).class_id is None
+    slow = look(scene(*ranks, sources={"/job/train.py": text}))[0]
+    assert (slow.certainty, slow.class_id) == ("suspicion", "X14")
+    assert "X14" not in render_sight(slow)
+
+
+def test_a_rank_at_its_exit_is_no_sleeper() -> None:
+    """What it had registered for its exit runs; the exception that led there is told, and a line of Python's own is nobody's."""
+    fault = FaultRecord(message="ValueError: boom\nmore", callstack="", where="/job/train.py:12")
+    leaving = rank(1, op(), at=stack(at=3, function="cleanup"), fault=fault)
+    waiting = rank(0, op(), op(**_OPEN), at=in_call())
+    assert look(scene(waiting, leaving))[0].message.startswith(
+        "rank 1 is at its exit after ValueError: boom, at train.py:3;"
+    )
+    pythons = Stack(frames=(Frame(file="/usr/lib/python3.11/threading.py", line=9, function="_shutdown"),))
+    assert look(scene(waiting, rank(1, op(), at=pythons, fault=fault)))[0].where == "/job/train.py:12"
+
+
+def test_the_rule_is_named_where_one_has_seen_it() -> None:
+    """In the report as JSON, and as the page to read; a failure has none."""
+    verdict = _judge(_end(0), _end(1), hung=True, scene=_hang_of(2))
+    assert verdict.to_json()["rule"] == "fewer_steps"
+    assert "docs/rules/fewer_steps.md" in render(verdict)
+    failed = _judge(_raised(0, "ValueError: boom"), _end(1))
+    assert failed.to_json()["rule"] is None
+    assert "docs/rules" not in render(failed)
+
+
+@pytest.mark.parametrize("odd", ["every second", "every seventh", "all waiting at lines of their own"])
+def test_a_thousand_ranks_fit_on_a_screen(odd: str) -> None:
+    """Ranks apart from each other are counted, not listed, and of many places the first ones are shown."""
+    world = 1024
+    told = {"every second": 2, "every seventh": 7}.get(odd, world)
+    ranks = [
+        rank(number, op(at=57), op(at=57 + number % 100 * (told == world), **_OPEN), at=in_call(at=57), world=world)
+        if number % told
+        else rank(number, op(at=57), op("barrier", at=90, **_OPEN), at=in_call("barrier", 90), world=world)
+        for number in range(world)
+    ]  # fmt: skip
+    verdict = _judge(*map(_end, range(world)), hung=True, scene=scene(*ranks))
+    lines = render(verdict).splitlines()
+    assert len(lines) < 30
+    assert max(map(len, lines)) < 700
+    assert len({one.rank for one in verdict.waiting} | set(verdict.culprits)) == world
+
+
+def test_many_ranks_apart_from_each_other_are_counted() -> None:
+    """A few runs are named in full; of more the number, the first ones and the last one."""
+    assert name_ranks([0, 1, 2, 5]) == "ranks 0-2, 5"
+    assert name_ranks(range(0, 24, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22"
+    assert name_ranks(range(0, 1024, 2)) == "512 ranks (0, 2, 4, 6, 8, 10, … 1022)"
+    assert name_ranks(range(0, 1024, 2), None).endswith(", 1020, 1022")

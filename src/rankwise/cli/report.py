@@ -7,15 +7,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
-from rankwise.evidence import foreign
+from rankwise.evidence import foreign, left
 from rankwise.verdict import evidence_folder
 from rankwise.verdict.bystander import judge_scene, say
 from rankwise.verdict.judge import judge
 from rankwise.verdict.report import render
+from rankwise.verdict.unattended import judge_left
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankwise.verdict.case import Verdict
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,22 +31,32 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "paths", metavar="PATH", type=Path, nargs="+",
         help="The folder that the report named, or the folder of logs above it; or dumps of torch's flight recorder or of py-spy, "
-        "one file for each rank, or a folder of them.",
+        "one file for each rank, or a folder of them; or the folder that `python -m rankwise.watch` has named, each host's if each has its own.",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="Print what --report writes.")
     args = parser.parse_args(list(argv))
-    ours = _find_ours(args.paths)
+    evidence, text, verdict = _judge(args.paths)
+    if args.json:
+        print(json.dumps({**verdict.to_json(), "evidence": str(evidence)}, indent=1))
+    else:
+        print(text)
+    return 0
+
+
+def _judge(paths: Sequence[Path]) -> tuple[Path, str, Verdict]:
+    """Return where the evidence is, the verdict as text, and the verdict."""
+    if left.has_any(paths):
+        found = left.read(paths, SYSTEM_CLOCK)
+        verdict = judge_left(found)
+        return found.folder, say(verdict, is_now=any(one.how == "lives" for one in found.ranks)), verdict
+    ours = _find_ours(paths)
     if ours is not None:
         case = evidence_folder.load(ours)
-        verdict, attempt = judge(case), case.attempt
-    else:
-        found = foreign.read(args.paths)
-        verdict, attempt = judge_scene(found.scene, found.notes, has_hung=True), 0
-    if args.json:
-        print(json.dumps({**verdict.to_json(), "evidence": str(ours or args.paths[0])}, indent=1))
-    else:
-        print(say(verdict) if ours is None else render(verdict, attempt=attempt))
-    return 0
+        verdict = judge(case)
+        return ours, render(verdict, attempt=case.attempt), verdict
+    dumps = foreign.read(paths)
+    verdict = judge_scene(dumps.scene, dumps.notes, has_hung=True)
+    return paths[0], say(verdict), verdict
 
 
 def _find_ours(paths: Sequence[Path]) -> Path | None:

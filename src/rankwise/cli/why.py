@@ -31,9 +31,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     ranks = find_ranks(args.pid)
     scene, unseen = take_scene(ranks, SYSTEM_CLOCK)
-    ours = (
-        "these ranks run under `rankwise run`, which watches them itself; this is what they have recorded",
-    )
+    ours = ("these ranks run under `rankwise run` or `rankwise.watch`: what they have recorded counts, too",)
     notes = (say_ranks(scene), *(ours if any(one.is_ours for one in ranks) else ()), *unseen)
     verdict = judge_scene(scene, notes)
     code = 1 if verdict.kind != "ok" else 0 if can_tell(scene) else 2

@@ -1,15 +1,18 @@
 """Do what the parent needs torch for: count devices, bind to NUMA nodes, meet the other nodes of a job.
 
-Requests and answers are JSON lines on standard input and output; ``{"waiting": n}`` is sent unasked when other
-nodes want to join. It ends when its input ends. The rendezvous is torch's own, unchanged, so that nodes started
-by torchrun and nodes started by us meet in one job.
+Requests and answers are JSON lines on standard input and output, each answer with its request's number; a request without
+one gets none. ``{"waiting": n}`` is sent unasked when other nodes want to join, and so is what other nodes' launchers tell of
+their ranks. It ends when its input ends. The rendezvous is torch's own, unchanged, so that nodes started by torchrun and
+nodes started by us meet in one job.
 """
 
+import importlib.util
 import json
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 del sys.path[0]  # our own folder: its names must not shadow anybody's
@@ -18,6 +21,8 @@ del sys.path[0]  # our own folder: its names must not shadow anybody's
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 _lock = threading.Lock()
+# A store that another node has taken away with it is told in a line of ours, not in a stack of C++.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -72,10 +77,14 @@ class Meeting:
             )
         )
         self.store, self.world, self.watching = None, 0, False
+        self.exchange: Any = None
+        self.num_joined = 0
 
-    def join(self, restart: int) -> dict[str, Any]:
-        """Meet the other nodes and return which ranks are ours."""
+    def join(self, restart: int, host: str) -> dict[str, Any]:
+        """Meet the other nodes and return which ranks are ours; ``host`` is empty if we tell nothing of them."""
         self.watching = False
+        self._end_exchange()
+        self.num_joined += 1
         info = self.handler.next_rendezvous()
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
         store, meeting_place = info.store, info.bootstrap_store_info
@@ -88,7 +97,12 @@ class Meeting:
             store = PrefixStore(f"rankwise/restart_{restart}", store)
             address = meeting_place.master_addr
             meeting_place, served = RendezvousStoreInfo.build(node_rank, store, local_addr=address), False
+        self.store = store
+        if host:
+            self._open_exchange(restart, node_rank, host)
         base, world, role_base, role_world = self._agree_on_ranks(store, node_rank)
+        if self.exchange is not None:
+            self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
         self.watching = not self.static
         return {
             "node_rank": node_rank,
@@ -101,7 +115,21 @@ class Meeting:
             "master_port": meeting_place.master_port,
             "store_is_served": served,
             "run_id": self.handler.get_run_id(),
+            "round": str(self.num_joined),
+            "judge": None if self.exchange is None else self.exchange.judge,
         }
+
+    def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
+        from torch.distributed import PrefixStore
+
+        store = PrefixStore(f"rankwise/watch_{restart}", _open_own(self.store))
+        self.exchange = _load_beside("node_exchange").Exchange(store, node_rank, str(self.num_joined), _say)
+        self.exchange.announce(host)
+
+    def _end_exchange(self) -> None:
+        if self.exchange is not None:
+            self.exchange.end()
+        self.exchange = None
 
     def _agree_on_ranks(self, store: Any, node_rank: int) -> list[Any]:
         """Number the ranks over all nodes, in torchrun's keys and forms."""
@@ -148,14 +176,35 @@ class Meeting:
         from torch.distributed.elastic.utils import store as store_util
 
         self.watching = False
-        store_util.barrier(self.store, self.world, "torchelastic/agent/terminal_state", timeout_s)
+        # On a connection of its own: the parent may give it up, and what others ask must get through meanwhile.
+        own = _open_own(self.store)
+        store_util.barrier(own, self.world, "torchelastic/agent/terminal_state", timeout_s)
         return {}
 
     def close(self) -> dict[str, Any]:
         """Close the meeting for good."""
         self.watching = False
+        self._end_exchange()
         self.handler.shutdown()
         return {}
+
+
+def _load_beside(name: str) -> Any:
+    """Load a file of this folder: the package may not be there for the ranks' Python."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no {name}.py beside {__file__}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _open_own(store: Any) -> Any:
+    """Return another connection to a store, whose requests don't wait for those of the first; the same where there is no other."""
+    try:
+        return store.clone()
+    except Exception:  # noqa: BLE001 - which stores can do it, and how they refuse, differs
+        return store
 
 
 class Desk:
@@ -175,14 +224,45 @@ class Desk:
         threading.Thread(target=self._meeting.watch, daemon=True).start()
         return {}
 
-    def join(self, restart: int) -> dict[str, Any]:
-        return self._met().join(restart)
+    def join(self, restart: int, host: str) -> dict[str, Any]:
+        return self._met().join(restart, host)
 
     def finish(self, barrier_s: float) -> dict[str, Any]:
         return self._met().finish(barrier_s)
 
+    def question(self, token: float) -> dict[str, Any]:
+        self._exchange().ask(token)
+        return {}
+
+    def publish(self, num: int, text: str) -> dict[str, Any]:
+        self._exchange().publish(num, text)
+        return {}
+
+    def decide(self, text: str) -> dict[str, Any]:
+        return {"text": self._exchange().decide(text)}
+
+    def hear(self, bound_s: float) -> dict[str, Any]:
+        return {"num": self._exchange().hear(bound_s)}
+
+    def collect(self) -> dict[str, Any]:
+        self._exchange().collect()
+        return {}
+
+    def say_word(self, text: str) -> dict[str, Any]:
+        self._exchange().say_word(text)
+        return {}
+
+    def wait_word(self, bound_s: float) -> dict[str, Any]:
+        return {"text": self._exchange().wait_word(bound_s)}
+
     def close(self) -> dict[str, Any]:
         return self._met().close()
+
+    def _exchange(self) -> Any:
+        exchange = self._met().exchange
+        if exchange is None:
+            raise RuntimeError("nothing is told to other nodes")
+        return exchange
 
     def _met(self) -> Meeting:
         if self._meeting is None:
@@ -196,11 +276,13 @@ def main() -> None:
 
     def serve(line: str) -> None:
         request = json.loads(line)
+        number = request.pop("number", None)
         try:
             answer = getattr(desk, request.pop("op"))(**request)
         except BaseException as error:  # noqa: BLE001 - the parent is told whatever it was
             answer = {"error": f"{type(error).__name__}: {error}"}
-        _say({"answer": answer})
+        if number is not None:
+            _say({"answer": answer, "number": number})
 
     # A request may block for minutes: the end of the input must be seen meanwhile.
     for line in sys.stdin:

@@ -36,10 +36,12 @@ class Answering:
         ring: The module of that name.
         writer: Writes into the memory file.
         flight: The flight recorder.
+        list_handled: Returns the exceptions that threads are handling, by the thread's identity.
     """
 
-    def __init__(self, asks: int, ring: Any, writer: Any, flight: Any) -> None:
+    def __init__(self, asks: int, ring: Any, writer: Any, flight: Any, list_handled: Any) -> None:
         self._asks, self._ring, self._writer, self._flight = asks, ring, writer, flight
+        self._list_handled = list_handled
         self._lock = threading.Lock()
         self._is_over = self._has_begun = False
         self._pid = os.getpid()
@@ -112,15 +114,22 @@ class Answering:
 
     def _write_stacks(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        told: dict[str, list[tuple[str, int, str]]] = {}
+        found = self._list_handled()
+        stacks: dict[str, list[tuple[str, int, str]]] = {}
+        handled: dict[str, dict[str, Any]] = {}
         for ident, frame in list(sys._current_frames().items())[:_MOST_THREADS]:
             if ident != _thread.get_ident():
                 name = names.get(ident) or f"thread {ident}"
-                told[name if name not in told else f"{name} ({ident})"] = _list_frames(frame)
-        raw = json.dumps(told, separators=(",", ":")).encode()
+                name = name if name not in stacks else f"{name} ({ident})"
+                stacks[name] = _list_frames(frame)
+                if ident in found:
+                    handled[name] = found[ident]
+        raw = json.dumps({"stacks": stacks, "handled": handled}, separators=(",", ":")).encode()
         if len(raw) > self._ring.get_room("stacks"):
             main = threading.main_thread().name
-            raw = json.dumps({name: frames[:30] for name, frames in told.items() if name == main}).encode()
+            handled = {name: told for name, told in handled.items() if name == main}
+            told = {"stacks": {main: stacks.get(main, [])[:30]}, "handled": handled}
+            raw = json.dumps(told, separators=(",", ":")).encode()
         if len(raw) <= self._ring.get_room("stacks"):
             self._writer.report("stacks", raw, time.monotonic())
 

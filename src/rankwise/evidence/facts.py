@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.notes import Stack
+    from rankwise.evidence.replicas import Replica
 
 #: Who has told of a collective: Python called it; or C++ did (DDP's buckets, functional collectives), and only torch's flight recorder saw it.
 Source = Literal["python", "native"]
@@ -50,9 +51,12 @@ class Op:
         root: Source or destination as a global rank, where there is one.
         peer: The other rank, of a message; -1 for any.
         reduce_op: "sum", "max" …; None if unknown.
+        gives: Elements that it gives to each member, in the order of ``Group.ranks``, where that may differ from member to member:
+            in all_to_all, and with lists of tensors in all_gather and reduce_scatter. Empty if unknown.
+        gets: Elements that it expects from each.
         site: ``file.py:LINE``, the innermost line of the user's own code; None if unknown.
         inside: Functions of torch between that line and the collective, outermost first; tells a DDP bucket ("backward") from a forward's
-            broadcast ("_pre_forward").
+            broadcast ("_pre_forward"). Of very many only the outermost and the innermost ones.
         source: Who told of it.
         entered_s: When, on the host's monotonic clock; None if unknown.
         is_over: Whether the rank has come out of it, or its work is done; None if unknown.
@@ -67,6 +71,8 @@ class Op:
     root: int | None = None
     peer: int | None = None
     reduce_op: str | None = None
+    gives: tuple[int, ...] = ()
+    gets: tuple[int, ...] = ()
     site: str | None = None
     inside: tuple[str, ...] = ()
     source: Source = "python"
@@ -109,6 +115,9 @@ class Evidence:
         dumped_s: When the flight recorder was read last, monotonic; None if never.
         stacks: By the name of the thread, the main thread's as "MainThread"; of the last time they were asked for.
         stacks_s: When that was.
+        handled: Exceptions that threads were handling then, by the name of the thread: in an ``except``, a ``finally`` or an ``__exit__``.
+            Their tracebacks have no text of lines. None: not known.
+        replicas: Checksums of its models that are trained as replicas (evidence.replicas).
         missing: What this rank, or its torch, can't show, in words.
     """
 
@@ -122,6 +131,8 @@ class Evidence:
     dumped_s: float | None = None
     stacks: Mapping[str, Stack] = field(default_factory=dict)
     stacks_s: float | None = None
+    handled: Mapping[str, FaultRecord] | None = None
+    replicas: tuple[Replica, ...] = ()
     missing: tuple[str, ...] = ()
 
 
@@ -158,6 +169,7 @@ class RankFacts:
         children: What it has started and not yet waited for.
         reads_terminal: Whether it waits for somebody to type: a debugger.
         memory_bytes: What it has in memory; None if unknown.
+        awaits: What its main thread waits for by the kernel's word, as "waiting for process 4711 (ffmpeg)"; empty if that tells nothing.
     """
 
     rank: int
@@ -174,6 +186,7 @@ class RankFacts:
     children: tuple[Child, ...] = ()
     reads_terminal: bool = False
     memory_bytes: int | None = None
+    awaits: str = ""
 
 
 @final

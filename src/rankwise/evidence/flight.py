@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pickle
 import sys
 import time
@@ -16,6 +17,8 @@ from importlib import import_module
 from typing import Any
 
 _NEWEST = 256
+#: How many collectives torch keeps, by the variable's new name and its old one.
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _NO_RECORDER = "this torch has no flight recorder: collectives that C++ issues, as DDP's, are not seen"
 _OFF = "torch's flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives that C++ issues, as DDP's, are not seen"
 #: torch's C++ names of types, where they are not Python's.
@@ -30,10 +33,11 @@ class Flight:
         ring: The module of that name.
         writer: Writes into the memory file.
         sites: Finds the user's lines.
+        sees_native: Whether what C++ issues is recorded without it.
     """
 
-    def __init__(self, ring: Any, writer: Any, sites: Any) -> None:
-        self._ring, self._writer, self._sites = ring, writer, sites
+    def __init__(self, ring: Any, writer: Any, sites: Any, *, sees_native: bool = False) -> None:
+        self._ring, self._writer, self._sites, self._sees_native = ring, writer, sites, sees_native
         native: Any = import_module("torch._C._distributed_c10d")
         self._dump = getattr(native, "_dump_fr_trace", None) or getattr(native, "_dump_nccl_trace", None)
 
@@ -57,11 +61,12 @@ class Flight:
 
     def _read(self, offset_s: float) -> dict[str, Any]:
         if self._dump is None:
-            return {"entries": [], "missing": [_NO_RECORDER]}
+            return {"entries": [], "missing": [] if self._sees_native else [_NO_RECORDER]}
         # Every entry is made into Python's objects, whether it is wanted or not: nobody can ask for the newest alone.
         found = pickle.loads(_dump_with_frames(self._dump))  # noqa: S301 - made by this very process
         entries = found.get("entries")
-        missing = [_OFF] if entries is None else []
+        is_off = not entries and _is_switched_off()
+        missing = [_OFF] if is_off and not self._sees_native else []
         chosen = [one for one in (entries or [])[-_NEWEST:] if not one.get("is_p2p")]
         return {"entries": [self._shorten(one, offset_s) for one in chosen], "missing": missing}
 
@@ -80,6 +85,12 @@ class Flight:
             "inside": inside,
             "at_s": one["time_created_ns"] / 1e9 - offset_s,
         }
+
+
+def _is_switched_off() -> bool:
+    """Whether the environment tells torch to keep nothing: what it hands out is then as empty as before the first collective."""
+    told = next((os.environ[name] for name in SIZES if name in os.environ), "")
+    return told.strip().isdecimal() and int(told) == 0
 
 
 def _dump_with_frames(dump: Any) -> Any:

@@ -35,7 +35,7 @@ _CERTAIN = {"clash", "out of range", "world sizes", "gone", "address", "backends
 
 
 def install(
-    load_roll: Callable[[], Any],
+    load_roll: Callable[[], Any] | None,
     note: Callable[..., None],
     settle: Callable[[float], None],
     record: Callable[[Any], None] | None = None,
@@ -43,17 +43,17 @@ def install(
     """Watch over the process groups that the script makes, now or when it imports torch.distributed.
 
     Args:
-        load_roll: Returns the module ``roll``.
+        load_roll: Returns the module ``roll``; None where not all ranks are started by this launcher: then nobody is missed.
         note: Writes into this rank's notes how it ends.
         settle: Waits, so many seconds at most, until the groups' threads are at rest.
         record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to know.
     """
-    watch = _Watch(load_roll, note)
     is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
+    watch = None if load_roll is None or is_off else _Watch(load_roll, note)
 
     def wrap(module: Any) -> None:
         _let_settle_before_letting_go(module, settle)
-        if not is_off:
+        if watch is not None:
             watch.wrap(module)
         if record is not None:
             record(module)
@@ -76,9 +76,20 @@ def _let_settle_before_letting_go(module: Any, settle: Callable[[float], None]) 
 def _settle_first(original: Callable[..., Any], settle: Callable[[float], None]) -> Callable[..., Any]:
     def let_go(*args: Any, **kwargs: Any) -> Any:
         settle(_SETTLE_S)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            _leave_out_caller(error)
+            raise
 
     return let_go
+
+
+def _leave_out_caller(error: BaseException) -> None:
+    """Take the frame that has caught an error out of its traceback: the user's own is to be read there."""
+    trace = error.__traceback__
+    if trace is not None:
+        error.__traceback__ = trace.tb_next
 
 
 def _run_after_import(wrap: Callable[[Any], None]) -> None:
@@ -126,15 +137,16 @@ class _Watch:
         @functools.wraps(original)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             stay = self._enter(module, args)
-            if stay is None:
-                return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
-            except Exception as error:
-                stay.explain(error)
+            except BaseException as error:
+                if stay is not None and isinstance(error, Exception):
+                    stay.explain(error)
+                _leave_out_caller(error)
                 raise
             finally:
-                stay.end()
+                if stay is not None:
+                    stay.end()
 
         setattr(module, _FUNCTION, make_group)
 

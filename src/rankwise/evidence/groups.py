@@ -15,18 +15,21 @@ class Group:
     Attributes:
         text: The number of its text.
         members: As global ranks, in the order of their ranks in the group; empty if unknown.
+        order: Their places in that order, by ascending global rank; None if that is the same.
         texts: The number of its text by kind of device, where it has different backends for them: each counts for itself.
         ahead: By text: what must be added to torch's number to get the flight recorder's, which messages don't count for.
         messages: How many there were, by kind and peer.
     """
 
-    __slots__ = ("ahead", "members", "messages", "ref", "text", "texts")
+    __slots__ = ("ahead", "members", "messages", "order", "ref", "text", "texts")
 
     def __init__(self, ref: Any, members: tuple[int, ...], texts: dict[str, int]) -> None:
         self.ref, self.members, self.texts = ref, members, texts
         self.text = next(iter(texts.values()))
         self.ahead = dict.fromkeys(texts.values(), 0)
         self.messages: dict[tuple[str, int], int] = {}
+        order = sorted(range(len(members)), key=members.__getitem__)
+        self.order = None if order == list(range(len(members))) else order
 
 
 class Groups:

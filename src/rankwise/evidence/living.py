@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.errors import UsageError
 from rankwise.evidence import pyspy
 from rankwise.evidence.facts import Evidence, RankFacts, Scene
+from rankwise.evidence.kernel_wait import find_wait
+from rankwise.evidence.leaving import FILES
 from rankwise.evidence.merging import merge
 from rankwise.evidence.process import (
     ProcessFacts,
@@ -50,7 +52,7 @@ class LivingRank:
     """A process that is a rank.
 
     Attributes:
-        is_ours: Whether `rankwise run` has started it: then it records its collectives.
+        is_ours: Whether `rankwise run` or `rankwise.watch` has started it: then it records its collectives.
     """
 
     rank: int
@@ -135,6 +137,7 @@ def take_scene(ranks: Sequence[LivingRank], clock: Clock) -> tuple[Scene, tuple[
                 cpu_share=share,
                 children=children.get(one.pid, ()),
                 reads_terminal=reads_terminal(one.pid),
+                awaits=find_wait(one.pid) if is_still else "",
             )
         )
     world_size = max(one.world_size for one in ranks)
@@ -248,7 +251,7 @@ def _read_evidence(pid: int) -> Evidence | None:
     """Return what one of our ranks records, by its own descriptor of the memory file."""
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            if os.readlink(link).startswith("/memfd:evidence"):  # noqa: PTH115 - readlink of pathlib would make it a path
+            if os.readlink(link).startswith(FILES):  # noqa: PTH115 - readlink of pathlib would make it a path
                 with link.open("rb") as file:
                     reading = Reading(file.read(SIZE_BYTES))
                 return merge(reading) if reading.is_begun else None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
+from rankwise.base.faults import FaultRecord
 from rankwise.evidence import ring
 from rankwise.evidence.facts import Evidence, Group, Op
 from rankwise.evidence.notes import Frame, Stack
+from rankwise.evidence.replicas import read_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: The flight recorder tells times by another clock.
 _CLOCKS_S = 0.05
@@ -30,50 +32,141 @@ NAMES = {
 
 def merge(reading: ring.Reading) -> Evidence:
     """Return what a rank's memory file tells."""
-    groups = _read_groups(reading)
-    flight, dumped_s = _read_json(reading, "flight")
-    stacks, stacks_s = _read_json(reading, "stacks")
-    first_s = reading.get_s(ring.FIRST_S_AT) - _CLOCKS_S
-    seen = [op for entry in flight.get("entries", ()) if (op := _to_native(entry, groups, first_s))]
-    native = {(op.group, op.seq): op for op in seen}
-    ops: list[Op] = []
-    for record in reading.read_records():
-        op = _to_op(record)
-        twin = None if op.is_message else native.pop((op.group, op.seq), None)
-        ops.append(op if twin is None else _join(op, twin))
-    ops += native.values()
-    steps = reading.get(ring.STEPS_AT)
-    return Evidence(
-        ops=tuple(sorted(ops, key=lambda op: op.entered_s or 0.0)),
-        groups=groups,
-        has_joined=bool(reading.get(ring.JOINED_AT)),
-        has_left=bool(reading.get(ring.LEFT_AT)),
-        has_come=bool(reading.get(ring.MEETS_AT) or reading.get(ring.JOINED_AT)),
-        steps=steps,
-        step_s=reading.get_s(ring.STEP_S_AT) if steps else None,
-        dumped_s=dumped_s,
-        stacks=_to_stacks(stacks),
-        stacks_s=stacks_s,
-        missing=(*flight.get("missing", ()), *([_FULL] if reading.get(ring.FULL_AT) else [])),
-    )
+    return Merger().merge(reading)
 
 
-def _read_groups(reading: ring.Reading) -> dict[str, Group]:
+@final
+class Merger:
+    """Reads the memory file of one rank again and again: what has not changed since the last time is not made anew."""
+
+    def __init__(self) -> None:
+        self._raw_texts: tuple[int, bytes] = (-1, b"")
+        self._texts: dict[int, str] = {}
+        self._groups: dict[str, Group] = {}
+        self._ops: dict[bytes, Op | None] = {}
+        self._entries: dict[tuple[Any, ...], Op | None] = {}
+        self._joined: dict[tuple[int, int], tuple[Op, Op, Op]] = {}
+        self._flight: tuple[tuple[Any, ...], list[Op], tuple[str, ...]] = ((), [], ())
+        self._answer: tuple[tuple[Any, ...], dict[str, Stack], dict[str, FaultRecord] | None] = ((), {}, None)
+
+    def merge(self, reading: ring.Reading) -> Evidence:
+        """Return what a rank's memory file tells."""
+        self._read_texts(reading)
+        native, missing, dumped_s = self._read_flight(reading)
+        stacks, handled, stacks_s = self._read_answer(reading)
+        steps = reading.get(ring.STEPS_AT)
+        return Evidence(
+            ops=self._read_ops(reading, native),
+            groups=self._groups,
+            has_joined=bool(reading.get(ring.JOINED_AT)),
+            has_left=bool(reading.get(ring.LEFT_AT)),
+            has_come=bool(reading.get(ring.MEETS_AT) or reading.get(ring.JOINED_AT)),
+            steps=steps,
+            step_s=reading.get_s(ring.STEP_S_AT) if steps else None,
+            dumped_s=dumped_s,
+            stacks=stacks,
+            handled=handled,
+            stacks_s=stacks_s,
+            replicas=read_replicas(reading.read_report("digests")),
+            missing=(*missing, *([_FULL] if reading.get(ring.FULL_AT) else [])),
+        )
+
+    def _read_texts(self, reading: ring.Reading) -> None:
+        raw = reading.read_raw_texts()
+        if raw == self._raw_texts:
+            return
+        if not raw[1].startswith(self._raw_texts[1].rstrip(b"\0")):
+            self._ops = {}  # another table, in which the same numbers mean other texts
+        self._raw_texts, self._texts = raw, reading.read_texts()
+        self._groups = _find_groups(self._texts)
+        self._entries = {}  # of which group they are depends on the groups that there are
+
+    def _read_ops(self, reading: ring.Reading, seen: list[Op]) -> tuple[Op, ...]:
+        native = {(op.group, op.seq): op for op in seen}
+        ops: list[Op] = []
+        joined: dict[tuple[int, int], tuple[Op, Op, Op]] = {}
+        for op in self._read_records(reading):
+            twin = None if op.is_message else native.pop((op.group, op.seq), None)
+            if twin is None:
+                ops.append(op)
+                continue
+            key = (id(op), id(twin))
+            known = self._joined.get(key) or (op, twin, _join(op, twin))
+            joined[key] = known
+            ops.append(known[2])
+        self._joined = joined
+        ops += native.values()
+        return tuple(sorted(ops, key=lambda op: op.entered_s or 0.0))
+
+    def _read_records(self, reading: ring.Reading) -> list[Op]:
+        known: dict[bytes, Op | None] = {}
+        found: list[Op] = []
+        for raw in reading.read_raw_records():
+            if raw in self._ops:
+                op = known[raw] = self._ops[raw]
+            else:
+                try:
+                    record = ring.Record(raw, self._texts)
+                except ValueError:
+                    continue  # its middle was being written
+                op = None if record.state == ring.REFUSED else _to_op(record)
+                if record.is_clear:  # else a text came after the table was read
+                    known[raw] = op
+            if op is not None:
+                found.append(op)
+        self._ops = known
+        return found
+
+    def _read_flight(self, reading: ring.Reading) -> tuple[list[Op], tuple[str, ...], float | None]:
+        """Return what the flight recorder has seen, what it can't show, and of when that is."""
+        first_s = reading.get_s(ring.FIRST_S_AT) - _CLOCKS_S
+        report = reading.read_report("flight")
+        if report is None:
+            return [], (), None
+        turn, raw, at_s = report
+        key = (turn, at_s, first_s, self._raw_texts[0])
+        if key != self._flight[0]:
+            told = json.loads(raw)
+            self._flight = (
+                key, self._read_entries(told.get("entries", ()), first_s), tuple(told.get("missing", ()))
+            )  # fmt: skip
+        return self._flight[1], self._flight[2], at_s
+
+    def _read_entries(self, entries: Sequence[Mapping[str, Any]], first_s: float) -> list[Op]:
+        known: dict[tuple[Any, ...], Op | None] = {}
+        for entry in entries:
+            key = (entry["group"], entry["backend"], entry["seq"], entry["name"], entry["at_s"], entry["over"], entry["at_s"] < first_s)  # fmt: skip
+            known[key] = (
+                self._entries[key] if key in self._entries else _to_native(entry, self._groups, first_s)
+            )
+        self._entries = known
+        return [op for op in known.values() if op is not None]
+
+    def _read_answer(
+        self, reading: ring.Reading
+    ) -> tuple[dict[str, Stack], dict[str, FaultRecord] | None, float | None]:
+        """Return the stacks of all threads, what they are handling, and of when that is."""
+        report = reading.read_report("stacks")
+        if report is None:
+            return {}, None, None
+        turn, raw, at_s = report
+        if (turn, at_s) != self._answer[0]:
+            told = json.loads(raw)
+            stacks = {name: _to_stack(frames) for name, frames in told["stacks"].items()}
+            handled = {name: _to_fault(fault) for name, fault in told["handled"].items()}
+            self._answer = (turn, at_s), stacks, handled
+        return self._answer[1], self._answer[2], at_s
+
+
+def _find_groups(texts: Mapping[int, str]) -> dict[str, Group]:
     groups = {}
-    for text in reading.read_texts().values():
+    for text in texts.values():
         if text.startswith("group\t"):
             name, backend, ranks, own = text.split("\t")[1:5]
             groups[name] = Group(
                 name=name, ranks=tuple(sorted(ring.read_ranks(ranks))), backend=backend, own=int(own) if own else None
             )  # fmt: skip
     return groups
-
-
-def _read_json(reading: ring.Reading, area: str) -> tuple[dict[str, Any], float | None]:
-    report = reading.read_report(area)
-    if report is None:
-        return {}, None
-    return dict(json.loads(report[1])), report[2]
 
 
 def _to_op(record: ring.Record) -> Op:
@@ -87,10 +180,13 @@ def _to_op(record: ring.Record) -> Op:
         root=None if record.root == ring.NOBODY else record.root,
         peer=None if record.peer == ring.NOBODY else record.peer,
         reduce_op=record.reduce_op or None,
+        gives=record.gives,
+        gets=record.gets,
         site=record.site or None,
         inside=tuple(record.inside.split(">")) if record.inside else (),
         entered_s=record.entered_s,
-        is_over=record.state != ring.ENTERED,
+        source="native" if record.is_native else "python",
+        is_over=None if record.is_native and record.state == ring.ENTERED else record.state != ring.ENTERED,
         has_raised=record.state == ring.RAISED,
     )
 
@@ -122,10 +218,19 @@ def _join(op: Op, twin: Op) -> Op:
     )
 
 
-def _to_stacks(told: Mapping[str, Any]) -> dict[str, Stack]:
-    return {
-        name: Stack(
-            frames=tuple(Frame(file=file, line=line, function=function) for file, line, function in frames)
-        )
-        for name, frames in told.items()
-    }
+def _to_stack(frames: Sequence[Sequence[Any]]) -> Stack:
+    return Stack(
+        frames=tuple(Frame(file=file, line=line, function=function) for file, line, function in frames)
+    )
+
+
+def _to_fault(told: Mapping[str, Any]) -> FaultRecord:
+    """Return an exception that is being handled: its traceback as Python prints it, but without the text of the lines."""
+    lines = [f'  File "{file}", line {line}, in {function}' for file, line, function in told["frames"]]
+    where = next((str(frame) for frame in reversed(_to_stack(told["frames"]).frames) if frame.is_users), None)
+    message = str(told["message"])
+    return FaultRecord(
+        message=message,
+        callstack="\n".join(["Traceback (most recent call last):", *lines, message]),
+        where=where,
+    )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.osdoor import IS_LINUX, count_allowed_files, make_memory_file
-from rankwise.evidence.merging import merge
+from rankwise.evidence.merging import Merger
 from rankwise.evidence.ring import HEADER_BYTES, SIZE_BYTES, Reading, read_asked, read_mark
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class EvidencePlace:
         self._file, self._rank_end, self._our_end = file_fd, rank_end, our_end
         self.num_asked = 0
         self._last: tuple[bytes, Evidence] | None = None
+        self._merger = Merger()
 
     @staticmethod
     def is_affordable(num_ranks: int) -> bool:
@@ -101,7 +102,7 @@ class EvidencePlace:
         if not reading.is_begun:
             return None
         try:
-            evidence = merge(reading)
+            evidence = self._merger.merge(reading)
         except (ValueError, KeyError, TypeError):
             return None  # the script has written into the file: what it says is worth nothing
         self._last = (mark, evidence)

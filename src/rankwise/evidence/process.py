@@ -72,7 +72,7 @@ def ticks_per_second() -> int:
 
 def read_process(pid: int) -> ProcessFacts | None:
     """Return what is known of a process; None if it is gone or can't be seen."""
-    found = _read_stat(pid)
+    found = read_stat(pid)
     if found is None:
         return None
     _, letter, fields = found
@@ -98,7 +98,7 @@ def read_children(parents: Collection[int]) -> dict[int, tuple[Child, ...]]:
     except OSError:
         return {}
     for pid in pids:
-        stat = _read_stat(pid)
+        stat = read_stat(pid)
         if stat is None:
             continue
         name, letter, fields = stat
@@ -115,7 +115,7 @@ def has_busy_threads(pid: int) -> bool:
     except OSError:
         return False
     for thread in threads:
-        found = None if int(thread) == pid else _read_stat(pid, thread)
+        found = None if int(thread) == pid else read_stat(pid, thread)
         if found is not None and found[1] == "R":
             return True
     return False
@@ -127,7 +127,7 @@ def has_group_threads(pid: int) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - /proc
     except OSError:
         return False
-    found = (_read_stat(pid, thread) for thread in threads)
+    found = (read_stat(pid, thread) for thread in threads)
     return any(one is not None and one[0].startswith(_GROUP_THREADS) for one in found)
 
 
@@ -139,7 +139,7 @@ def takes_signals(pid: int) -> bool:
     False also where it can't be seen, and for what runs: it may be just before such a call.
     """
     calls = _LASTING.get(platform.machine())
-    words = _read_call(pid)
+    words = read_call(pid)
     if calls is None or not words:
         return False
     number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
@@ -156,7 +156,7 @@ def reads_terminal(pid: int) -> bool:
     False also where that can't be seen: the kernel shows the system call of a process only to those that may trace it.
     """
     calls = _CALLS.get(platform.machine())
-    words = _read_call(pid)
+    words = read_call(pid)
     if calls is None or len(words) < 2:
         return False
     number, argument = int(words[0]), int(words[1], 16)
@@ -166,7 +166,7 @@ def reads_terminal(pid: int) -> bool:
     return number in calls[1] and argument == 1 and _is_terminal(pid, 0)
 
 
-def _read_call(pid: int) -> list[str]:
+def read_call(pid: int) -> list[str]:
     """Return the system call that the main thread of a process is in, its number and its arguments; nothing if it runs."""
     try:
         with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:  # noqa: PTH123 - hot
@@ -183,7 +183,7 @@ def _is_terminal(pid: int, fd: int) -> bool:
         return False
 
 
-def _read_stat(pid: int, thread: str | None = None) -> tuple[str, str, list[bytes]] | None:
+def read_stat(pid: int, thread: str | None = None) -> tuple[str, str, list[bytes]] | None:
     """Return the name of a process, or of a thread of it, the letter of its state, and the fields from there on."""
     at = pid if thread is None else f"{pid}/task/{thread}"
     try:

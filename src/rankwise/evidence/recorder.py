@@ -46,7 +46,9 @@ def arm(
     """
     if any(_is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:]))):
         return None  # a grandchild of a rank without a recorder: the number is somebody's file by now
-    recorder = _Recorder(_take(notes))
+    notes_fd = _take(notes)
+    recorder = _Recorder(notes_fd)
+    _in_forked_child(_Muffler(notes_fd).muffle)
     # Registered before any of the script's own, so called after all of them.
     atexit.register(recorder.on_exit)
     recorder.note("armed")
@@ -115,7 +117,7 @@ class _Recorder:
 
 
 class _Muffler:
-    """Keeps what a forked child writes out of this rank's stacks: its crash must not be told as the rank's."""
+    """Keeps what a forked child writes out of this rank's notes and stacks: its crash must not be told as the rank's."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._identity = fd, _identity(fd)

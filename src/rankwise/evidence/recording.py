@@ -58,6 +58,8 @@ _MOST_FORMS = 4096
 #: How many collectives torch keeps in its flight recorder, by its new name and its old one.
 _FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _FLIGHT_ENTRIES = b"2000"
+#: What RANKWISE_WATCH says where collectives are to be recorded below Python, too.
+_DISPATCHER = "dispatcher"
 
 
 class Recording:
@@ -75,8 +77,8 @@ class Recording:
         self, module: Any, load: Callable[[str], Any], writer: Any, sites: Any, on_meet: Any
     ) -> None:
         self._module, self._writer, self._sites, self._on_meet = module, writer, sites, on_meet
-        self._ring, self._wrapping = load("ring"), load("wrapping")
-        groups = load("groups").Groups(module, self._ring, writer)
+        self._ring, self._wrapping, self._parcels = load("ring"), load("wrapping"), load("parcels")
+        self.groups = groups = load("groups").Groups(module, self._ring, writer)
         self.is_on = True
         self._groups, self._known = groups, groups.known
         self._pending: dict[int, int] = {}
@@ -84,6 +86,11 @@ class Recording:
         self._names = {name: writer.intern(spoken) for name, (spoken, _) in _METHODS.items()}
         self._blocking = {"send": writer.intern("send"), "recv": writer.intern("recv")}
         self._reduce_ops: dict[int, int] = {}
+
+    @property
+    def methods(self) -> dict[str, tuple[str, int | None]]:
+        """By ProcessGroup's name: torch.distributed's name of it, and which argument tells of the tensors."""
+        return {name: told for name, told in _METHODS.items() if name not in _MESSAGES}
 
     def forget(self) -> None:
         """Record nothing more: in a forked child, which has a rank's memory and is none."""
@@ -103,28 +110,32 @@ class Recording:
                     self._wrapping.imitate(self._make_call(name, getattr(group_class, name)), name, raw),
                 )
         raw_wait, raw_asks = work_class.wait, work_class.is_completed
-        work_class.wait = self._wrapping.imitate(self._make_wait(raw_wait), "wait", raw_wait)
+        work_class.wait = self._wrapping.imitate(self._make_wait(raw_wait, raw_asks), "wait", raw_wait)
         work_class.is_completed = self._wrapping.imitate(
             self._make_is_completed(raw_asks), "is_completed", raw_asks
         )
         self._wrap_functions()
         self._wrapping.hide_from_compiler(
-            self._enter, self._settle, self._writer.leave, self._note_made, self._note_left
-        )
+            self._enter, self._enter_exchange, self._settle, self._writer.leave, self._note_made, self._note_left,
+            self._wrapping.leave_out_caller,
+        )  # fmt: skip
 
     def _make_call(self, name: str, raw: Callable[..., Any]) -> Callable[..., Any]:
-        enter, settle, get_frame, pending = self._enter, self._settle, sys._getframe, self._pending
+        enter = self._enter_exchange if name in self._parcels.EXCHANGING else self._enter
+        settle, get_frame, pending = self._settle, sys._getframe, self._pending
+        leave_out = self._wrapping.leave_out_caller
         raised, is_plain = self._ring.RAISED, name not in _MESSAGES and name != "monitored_barrier"
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             entry = enter(name, self, args, kwargs, get_frame(1))
-            if entry is None:
-                return raw(self, *args, **kwargs)
             try:
                 work = raw(self, *args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 settle(name, self, entry, None, raised)
+                leave_out(error)
                 raise
+            if entry is None:
+                return work
             if is_plain and work is not None and len(pending) < _MOST_PENDING:
                 pending[id(work)] = entry[0]
             else:
@@ -133,17 +144,19 @@ class Recording:
 
         return call
 
-    def _make_wait(self, raw: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_wait(self, raw: Callable[..., Any], is_completed: Callable[..., Any]) -> Callable[..., Any]:
         pending, leave, get_time = self._pending, self._writer.leave, time.monotonic
-        over, raised = self._ring.OVER, self._ring.RAISED
+        over, raised, leave_out = self._ring.OVER, self._ring.RAISED, self._wrapping.leave_out_caller
 
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 result = raw(self, *args, **kwargs)
-            except BaseException:
-                number = pending.pop(id(self), None)
+            except BaseException as error:
+                # A wait may have a bound of its own: the work goes on, and can be waited for again.
+                number = pending.pop(id(self), None) if is_completed(self) else None
                 if number is not None:
                     leave(number, get_time(), raised)
+                leave_out(error)
                 raise
             number = pending.pop(id(self), None)
             if number is not None:
@@ -154,9 +167,14 @@ class Recording:
 
     def _make_is_completed(self, raw: Callable[..., Any]) -> Callable[..., Any]:
         pending, leave, get_time, over = self._pending, self._writer.leave, time.monotonic, self._ring.OVER
+        leave_out = self._wrapping.leave_out_caller
 
         def is_completed(self: Any) -> Any:
-            result = raw(self)
+            try:
+                result = raw(self)
+            except BaseException as error:
+                leave_out(error)
+                raise
             number = pending.pop(id(self), None) if result else None
             if number is not None:
                 leave(number, get_time(), over)
@@ -178,7 +196,11 @@ class Recording:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             if len(args) > 2 and not args[2]:  # the default one
                 self._note_meeting()
-            made = make(*args, **kwargs)
+            try:
+                made = make(*args, **kwargs)
+            except BaseException as error:
+                self._wrapping.leave_out_caller(error)
+                raise
             self._note_made(made, args)
             return made
 
@@ -216,8 +238,18 @@ class Recording:
 
     # ---------------------------------------------------------------- calls
 
-    def _enter(self, name: str, group: Any, args: Any, kwargs: Any, frame: Any) -> tuple[Any, ...] | None:
+    def _enter(
+        self, name: str, group: Any, args: Any, kwargs: Any, frame: Any, form: bytes | None = None
+    ) -> tuple[Any, ...] | None:
         """Record that a call begins.
+
+        Args:
+            name: ProcessGroup's name of it.
+            group: The group.
+            args: Its arguments, without the group.
+            kwargs: Those with names.
+            frame: Where it was called from.
+            form: What the tensors are, if that is known already.
 
         Returns:
             The record's number, torch's sequence number before, who has told it, the number of the group's text, and of a message
@@ -250,15 +282,79 @@ class Recording:
                 if name in _ROOTED or name in _REDUCING:
                     root, reduce_op = self._read_options(name, known, args, kwargs)
                 seq = before + 1 + known.ahead[text]
-            form = b"" if tensors is None else self._describe(tensors)
+            if form is None:
+                form = b"" if tensors is None else self._describe(tensors)
             texts = (spoken, text, site, inside, reduce_op)
             number = self._writer.enter(seq, time.monotonic(), texts, root, peer, form)
         except Exception:
             return None
         return number, before, source, text, message
 
-    def _settle(self, name: str, group: Any, entry: tuple[Any, ...], work: Any, state: int) -> None:
+    def _enter_exchange(
+        self, name: str, group: Any, args: Any, kwargs: Any, frame: Any
+    ) -> tuple[Any, ...] | None:
+        """Record that a call begins in which each member may get as much as it likes from each other."""
+        form = None
+        try:
+            known = self._known.get(id(group)) or self._groups.find(group)
+            parcels = self._parcels.count_parcels(name, args, len(known.members)) if self.is_on else None
+            if parcels is not None:
+                form = self._add_parcels(self._describe(args[1]), known, parcels)
+        except Exception:
+            form = None
+        return self._enter(name, group, args, kwargs, frame, form)
+
+    def enter_native(
+        self, spoken: int, group: Any, tensors: Any, root: int, parcels: Any, frame: Any
+    ) -> tuple[int, Any, int]:
+        """Record that C++ issues a collective.
+
+        Args:
+            spoken: The number of its name.
+            group: The group.
+            tensors: Those that go in; None: there are none.
+            root: The root's rank in the group; negative: there is none.
+            parcels: Counts what each member gives and gets, for a number of members; None: it is no such collective.
+            frame: The innermost one of Python.
+
+        Returns:
+            The record's number, who counts, and how far it had counted.
+        """
+        known = self._known.get(id(group))
+        if known is None or known.ref() is not group:
+            known = self.groups.find(group)
+        source, text = group, known.text
+        if len(known.texts) > 1:
+            source, text = self._find_backend(known, group, tensors, (), {})
+        before = source._get_sequence_number_for_group()
+        form = b"" if tensors is None else self._describe(tensors)
+        counts = parcels(len(known.members)) if parcels is not None else None
+        if counts is not None:
+            form = self._add_parcels(form, known, counts)
+        site, inside, _ = self._sites.find(frame) if frame is not None else (0, 0, False)
+        at = known.members[root] if 0 <= root < len(known.members) else self._ring.NOBODY
+        number = self._writer.enter(
+            before + 1 + known.ahead[text], time.monotonic(), (spoken, text, site, inside, 0), at, self._ring.NOBODY, form,
+            self._ring.NATIVE,
+        )  # fmt: skip
+        return number, source, before
+
+    def _add_parcels(self, form: bytes, known: Any, counts: tuple[list[int], list[int]]) -> bytes:
+        """Return a form with what was counted by rank in the group, by ascending global rank."""
+        key = (form, known.order is None or id(known), *counts[0], *counts[1])
+        added = self._forms.get(key)
+        if added is None:
+            sides = counts if known.order is None else [[side[at] for at in known.order] for side in counts]
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
+            added = self._ring.add_parcels(form, self._ring.describe_parcels(*sides))
+            self._forms[key] = added
+        return bytes(added)
+
+    def _settle(self, name: str, group: Any, entry: tuple[Any, ...] | None, work: Any, state: int) -> None:
         """Record what became of a call that has returned, or raised."""
+        if entry is None:
+            return
         try:
             number, before, source, text, message = entry
             known, leave = self._known[id(group)], self._writer.leave
@@ -366,13 +462,26 @@ def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> Non
     writer = ring.Writer(memory, os.getpid())
     _switch_on_recorder()
     sites = load("sites").Sites(writer.intern, os.path.dirname(sys.modules["torch"].__file__ or ""))
-    flight = load("flight").Flight(ring, writer, sites)
-    side = load("answering").Answering(told["asks"], ring, writer, flight)
-    recording = Recording(module, load, writer, sites, side.begin)
+    is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
+    flight = load("flight").Flight(ring, writer, sites, sees_native=is_dispatched)
+    side = load("answering").Answering(told["asks"], ring, writer, flight, load("handling").list_handled)
+
+    def meet() -> None:
+        side.begin()
+        if dispatching is not None:
+            dispatching.begin()
+        digests.begin()
+
+    recording = Recording(module, load, writer, sites, meet)
+    dispatching = None
+    if is_dispatched:
+        dispatching = load("dispatching").Dispatching(module, load, ring, writer, sites, recording)
+    digests = load("digests").Digests(load, ring, writer, sites.find_line, recording.groups)
 
     def forget() -> None:
         recording.forget()
         side.forget()
+        digests.forget()
         _close(told)
 
     if hasattr(os, "register_at_fork"):

@@ -1,8 +1,8 @@
 """The memory file in which a rank records its collectives: how it is laid out, written by the rank and read by its parent.
 
 The rank loads this file by its path, so it stands alone: standard library only. The file is a header, a table of texts, a
-ring of records of one size, and two areas for reports that are written now and then: the flight recorder's, and the stacks
-of all threads. Whoever writes may be killed at any moment, and is never waited for: a record says its number at its begin and at
+ring of records of one size, and three areas for reports that are written now and then: the flight recorder's, the stacks
+of all threads, and checksums of the model. Whoever writes may be killed at any moment, and is never waited for: a record says its number at its begin and at
 its end, and a report has a checksum and leaves the one before it alone.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import struct
 import threading
@@ -23,6 +24,7 @@ HEADER_BYTES = 4096
 TEXT_BYTES = 96 << 10
 FLIGHT_BYTES = 192 << 10
 STACKS_BYTES = 96 << 10
+DIGESTS_BYTES = 128 << 10
 
 #: Where the header has what. All are numbers of 8 bytes; those of time are floats.
 _MAGIC_AT, PID_AT, ASKED_AT, NUM_OVER_AT, HEAD_AT, NUM_TEXTS_AT, STEPS_AT, STEP_S_AT, JOINED_AT, LEFT_AT = (
@@ -32,17 +34,21 @@ _MAGIC_AT, PID_AT, ASKED_AT, NUM_OVER_AT, HEAD_AT, NUM_TEXTS_AT, STEPS_AT, STEP_
 FIRST_AT, FIRST_S_AT, FULL_AT, _FLIGHT_TURN_AT, _STACKS_TURN_AT = range(80, 120, 8)
 #: Whether the rank is, or was, in init_process_group.
 MEETS_AT = 120
-_MARK_BYTES = 128
+_DIGESTS_TURN_AT = 128
+_MARK_BYTES = 136
 
 #: number + 1, sequence number, entered, over, state; texts: name, group, site, inside, reduce op; root, peer; the tensors; number + 1 again.
 _RECORD = struct.Struct("<QqddiIIIIIii96sQ")
 RECORD_BYTES = _RECORD.size
+#: Both ends of a record, which are its number.
+_ENDS = struct.Struct(f"<Q{RECORD_BYTES - 16}xQ")
 _OVER_AT = 24
 _TEXTS_AT = HEADER_BYTES
 _RECORDS_AT = _TEXTS_AT + TEXT_BYTES
 _FLIGHT_AT = _RECORDS_AT + NUM_RECORDS * RECORD_BYTES
 _STACKS_AT = _FLIGHT_AT + 2 * FLIGHT_BYTES
-SIZE_BYTES = _STACKS_AT + 2 * STACKS_BYTES
+_DIGESTS_AT = _STACKS_AT + 2 * STACKS_BYTES
+SIZE_BYTES = _DIGESTS_AT + 2 * DIGESTS_BYTES
 
 _U64, _F64, _END = struct.Struct("<Q"), struct.Struct("<d"), struct.Struct("<di")
 _TEXT = struct.Struct("<H")
@@ -50,6 +56,8 @@ _REPORT = struct.Struct("<QIId")
 FORM_BYTES = 96
 #: What became of a collective; of one that was refused, as its arguments are wrong, no other rank has heard.
 ENTERED, OVER, RAISED, REFUSED = range(4)
+#: Added to that where C++ issued it, and not Python: nobody is told when it is over.
+NATIVE = 8
 _READ_AND_WRITE, _SHARED = 3, 1
 #: A lock of ours is held for microseconds.
 _LOCK_S = 0.01
@@ -72,7 +80,7 @@ class Writer:
         self._num_over = itertools.count(1)
         self._steps = itertools.count(1)
         self._lock = threading.Lock()
-        self._turns = {"flight": 0, "stacks": 0}
+        self._turns = dict.fromkeys(_AREAS, 0)
         # What the parent has asked for is not forgotten when a rank is one Python after another.
         asked = _U64.unpack_from(memory, ASKED_AT)[0]
         # A new file has no memory yet, and none is taken for nothing.
@@ -114,6 +122,7 @@ class Writer:
         root: int,
         peer: int,
         form: bytes,
+        state: int = ENTERED,
     ) -> int:
         """Record that a collective begins.
 
@@ -124,6 +133,7 @@ class Writer:
             root: Global rank, or ``NOBODY``.
             peer: Global rank, -1 for any, or ``NOBODY``.
             form: What the tensors are, as ``describe_form`` has it.
+            state: ``ENTERED``, with ``NATIVE`` where C++ issues it.
 
         Returns:
             The record's number, for ``leave``.
@@ -131,7 +141,7 @@ class Writer:
         number = next(self._numbers)
         at = _RECORDS_AT + number % NUM_RECORDS * RECORD_BYTES
         _RECORD.pack_into(
-            self._memory, at, number + 1, seq, entered_s, 0.0, ENTERED, *texts, root, peer, form, number + 1
+            self._memory, at, number + 1, seq, entered_s, 0.0, state, *texts, root, peer, form, number + 1
         )
         _U64.pack_into(self._memory, HEAD_AT, number + 1)
         return number
@@ -167,7 +177,7 @@ class Writer:
         """Write a report beside the last one of its kind.
 
         Args:
-            area: ``flight`` or ``stacks``.
+            area: ``flight``, ``stacks`` or ``digests``.
             raw: What to write; it must fit.
             now_s: Of when it is.
         """
@@ -182,6 +192,7 @@ class Writer:
 _AREAS = {
     "flight": (_FLIGHT_AT, FLIGHT_BYTES, _FLIGHT_TURN_AT),
     "stacks": (_STACKS_AT, STACKS_BYTES, _STACKS_TURN_AT),
+    "digests": (_DIGESTS_AT, DIGESTS_BYTES, _DIGESTS_TURN_AT),
 }
 
 
@@ -198,9 +209,34 @@ def describe_form(tensors: list[tuple[tuple[int, ...], str]]) -> bytes:
         front = f"{count}*" if count > 1 else ""
         parts.append(f"{front}{dtype}[{','.join(map(str, shape))}]")
     text = ";".join(parts).encode()
-    return (
-        text if len(text) <= FORM_BYTES else b"?" + parts[0].partition("[")[0].partition("*")[2].encode()[:40]
+    return text if len(text) <= FORM_BYTES else _forget_shapes(text)
+
+
+def _forget_shapes(form: bytes) -> bytes:
+    return b"?" + form.partition(b"[")[0].rpartition(b"*")[2][:40]
+
+
+def describe_parcels(gives: list[int], gets: list[int]) -> bytes:
+    """Write down how many elements go to each member and come from each: ``|512:3,2,1>3*2``, in units of 512 elements."""
+    unit = math.gcd(*gives, *gets) or 1
+    sides = (
+        ",".join(f"{count}*{value}" if count > 1 else str(value) for value, count in _count_runs(side, unit))
+        for side in (gives, gets)
     )
+    return f"|{unit}:{'>'.join(sides)}".encode()
+
+
+def _count_runs(numbers: list[int], unit: int) -> Any:
+    for number, alike in itertools.groupby(numbers):
+        yield number // unit, sum(1 for _ in alike)
+
+
+def add_parcels(form: bytes, parcels: bytes) -> bytes:
+    """Return tensors and parcels as one: where there is no room for both without the shapes, and without the parcels if need be."""
+    for front in (form, _forget_shapes(form)):
+        if len(front) + len(parcels) <= FORM_BYTES:
+            return front + parcels
+    return form
 
 
 def map_file(fd: int) -> Any:
@@ -251,17 +287,34 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 class Record:
-    """A collective as the ring has it; names as in ``Op``."""
+    """A collective as the ring has it; names as in ``Op``.
 
-    __slots__ = ("dtypes", "entered_s", "form", "group", "inside", "name", "number", "over_s", "peer", "reduce_op", "root", "seq", "shapes", "site", "state")  # fmt: skip
+    Attributes:
+        is_clear: Whether all its texts are known.
+        is_native: Whether C++ issued it.
 
-    def __init__(self, fields: tuple[Any, ...], texts: dict[int, str]) -> None:
+    Args:
+        raw: Its bytes.
+        texts: The table of texts.
+
+    Raises:
+        ValueError: It was being written.
+    """
+
+    __slots__ = ("dtypes", "entered_s", "form", "gets", "gives", "group", "inside", "is_clear", "is_native", "name", "number", "over_s", "peer", "reduce_op", "root", "seq", "shapes", "site", "state")  # fmt: skip
+
+    def __init__(self, raw: bytes, texts: dict[int, str]) -> None:
+        fields = _RECORD.unpack(raw)
+        self.is_clear = all(number in texts for number in fields[5:10])
         self.number, self.seq, self.entered_s, self.over_s = fields[0] - 1, fields[1], fields[2], fields[3]
         self.name, self.group, self.site, self.inside, self.reduce_op = (
             texts.get(number, "") for number in fields[5:10]
         )
-        self.state, self.root, self.peer = fields[4], fields[10], fields[11]
-        self.shapes, self.dtypes = parse_form(fields[12].rstrip(b"\0").decode("utf-8", "replace"))
+        self.state, self.is_native = fields[4] & ~NATIVE, bool(fields[4] & NATIVE)
+        self.root, self.peer = fields[10], fields[11]
+        form, _, parcels = fields[12].rstrip(b"\0").decode("utf-8", "replace").partition("|")
+        self.shapes, self.dtypes = parse_form(form)
+        self.gives, self.gets = parse_parcels(parcels) if parcels else ((), ())
 
 
 @functools.lru_cache(maxsize=4096)  # most are alike
@@ -278,6 +331,22 @@ def parse_form(text: str) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
         shapes += [tuple(int(dim) for dim in dims.split(",") if dim)] * times
         dtypes += [dtype] * times
     return tuple(shapes), tuple(dtypes)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_parcels(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what goes to each member and what comes from each, from what ``describe_parcels`` wrote after its bar."""
+    unit, _, sides = text.partition(":")
+    gives, _, gets = sides.partition(">")
+    return _read_runs(gives, int(unit)), _read_runs(gets, int(unit))
+
+
+def _read_runs(text: str, unit: int) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for run in text.split(",") if text else ():
+        count, star, value = run.rpartition("*")
+        numbers += [int(value) * unit] * (int(count) if star else 1)
+    return tuple(numbers)
 
 
 class Reading:
@@ -311,21 +380,35 @@ class Reading:
             at = begin + length
         return texts
 
+    def read_raw_texts(self) -> tuple[int, bytes]:
+        """Return how many texts there are, and the table as it is written: it only grows, unless another Python of the rank begins anew."""
+        return self.get(NUM_TEXTS_AT), self._raw[_TEXTS_AT:_RECORDS_AT]
+
+    def read_raw_records(self) -> list[bytes]:
+        """Return the bytes of the records that are whole, oldest first: those that were read before are equal to what they were."""
+        head, first = self.get(HEAD_AT), self.get(FIRST_AT)
+        ends = _ENDS.iter_unpack(self._raw[_RECORDS_AT:_FLIGHT_AT])
+        # Another thread's may be whole before the head tells of it; of a torn one the two ends differ.
+        whole = sorted(
+            (begin, slot)
+            for slot, (begin, end) in enumerate(ends)
+            if begin == end and begin > first and abs(head - begin) <= 2 * NUM_RECORDS
+        )
+        places = [_RECORDS_AT + slot * RECORD_BYTES for _, slot in whole]
+        return [self._raw[at : at + RECORD_BYTES] for at in places]
+
     def read_records(self) -> list[Record]:
         """Return the records that are whole, oldest first."""
-        head, first, texts = self.get(HEAD_AT), self.get(FIRST_AT), self.read_texts()
+        texts = self.read_texts()
         found = []
-        for slot in range(NUM_RECORDS):
-            fields = _RECORD.unpack_from(self._raw, _RECORDS_AT + slot * RECORD_BYTES)
-            # Another thread's may be whole before the head tells of it; of a torn one the two ends differ.
-            if fields[0] > first and fields[0] == fields[-1] and abs(head - fields[0]) <= 2 * NUM_RECORDS:
-                try:
-                    record = Record(fields, texts)
-                except ValueError:
-                    continue  # its middle was being written
-                if record.state != REFUSED:
-                    found.append(record)
-        return sorted(found, key=lambda record: record.number)
+        for raw in self.read_raw_records():
+            try:
+                record = Record(raw, texts)
+            except ValueError:
+                continue  # its middle was being written
+            if record.state != REFUSED:
+                found.append(record)
+        return found
 
     def read_report(self, area: str) -> tuple[int, bytes, float] | None:
         """Return the newest whole report of a kind: its turn, what it says, and of when it is. None if there is none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.facts import Child, Evidence, Group, Op, RankFacts, Scene
 from rankwise.evidence.notes import Frame, Stack
+from rankwise.evidence.replicas import Digest, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +110,19 @@ def _spread_evidence(evidence: Evidence) -> Plain:
         },
         groups={name: _spread(group) for name, group in evidence.groups.items()},
         stacks={name: spread_stack(stack) for name, stack in evidence.stacks.items()},
+        replicas=[_spread_replica(one) for one in evidence.replicas],
+        handled=None
+        if evidence.handled is None
+        else {name: spread_fault(fault) for name, fault in evidence.handled.items()},
     )
+
+
+def _spread_replica(replica: Replica) -> Plain:
+    return _spread(replica, digests=[_spread(one) for one in replica.digests])
+
+
+def _fill_replica(body: Plain) -> Replica:
+    return fill(Replica, body, digests=tuple(fill(Digest, one) for one in body["digests"]))
 
 
 def _fill_rank(body: Plain) -> RankFacts:
@@ -133,4 +146,8 @@ def _fill_evidence(body: Plain) -> Evidence:
         ops=ops,
         groups={name: fill(Group, group) for name, group in body["groups"].items()},
         stacks={name: fill_stack(stack) for name, stack in body["stacks"].items()},
+        replicas=tuple(_fill_replica(one) for one in body.get("replicas", ())),
+        handled=None
+        if (handled := body.get("handled")) is None
+        else {name: fill_fault(fault) for name, fault in handled.items()},
     )

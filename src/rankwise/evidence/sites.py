@@ -15,7 +15,8 @@ _TORCHS, _LIBRARYS, _USERS = range(3)
 #: What says nothing about a call: decorators, and how a module is called.
 DULL = {"wrapper", "inner", "decorate_context", "_fn", "_wrapped_call_impl", "_call_impl", "wrapped", "<lambda>", "_wrapped"}  # fmt: skip
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_MOST_INSIDE = 10
+#: Functions of torch that are kept: at the collective's end, and at that of the user's line, which called one of them itself.
+_MOST_INNER, _MOST_OUTER = 10, 4
 _MOST_KEPT = 4096
 
 
@@ -30,7 +31,8 @@ class Sites:
     def __init__(self, intern: Callable[[str], int], torch_folder: str) -> None:
         self._intern = intern
         self._torch = os.path.join(torch_folder, "")
-        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        self._ours = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+        ours = os.path.dirname(os.path.dirname(self._ours))
         self._library = (
             *(os.path.join(path, "") for path in (os.path.dirname(os.__file__), ours)),
             "<frozen",
@@ -39,6 +41,10 @@ class Sites:
         self._found: dict[tuple[int, ...], tuple[int, int, bool]] = {}
         # Kept, so that an id of a code object never means another one.
         self._codes: list[Any] = []
+
+    def is_ours(self, frame: Any) -> bool:
+        """Tell whether a frame runs code of rankwise's evidence."""
+        return bool(frame.f_code.co_filename.startswith(self._ours))
 
     def find(self, frame: Any) -> tuple[int, int, bool]:
         """Return the numbers of ``file.py:LINE`` and of torch's functions between, and whether a blocking message is among them.
@@ -66,6 +72,12 @@ class Sites:
             key = (id(first.f_code), first.f_lasti, id(frame.f_code), frame.f_lasti, depth)
         return self._found.get(key) or self._describe(key, first, frame)
 
+    def find_line(self, frame: Any) -> str:
+        """Return ``file.py:LINE`` of the innermost frame of the user's own code; empty if there is none."""
+        while frame is not None and self._judge_file(frame.f_code.co_filename) != _USERS:
+            frame = frame.f_back
+        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
     def describe(self, frames: list[dict[str, Any]]) -> tuple[str, list[str]]:
         """Return line and functions from frames as the flight recorder has them, innermost first."""
         inside: list[str] = []
@@ -73,31 +85,26 @@ class Sites:
         for frame in frames:
             kind = self._judge_file(frame["filename"])
             if kind == _USERS:
-                return f"{frame['filename']}:{frame['line']}", inside[::-1]
+                return f"{frame['filename']}:{frame['line']}", _shorten(inside)
             if kind == _TORCHS:
-                self._add(inside, frame["name"])
+                _add(inside, frame["name"])
             elif not library:
                 library = f"{frame['filename']}:{frame['line']}"
-        return library, inside[::-1]
+        return library, _shorten(inside)
 
     def _describe(self, key: tuple[int, ...], first: Any, last: Any) -> tuple[int, int, bool]:
         inside: list[str] = []
         frame = first
         while frame is not None and frame is not last:
             if self._kinds.get(id(frame.f_code)) == _TORCHS:
-                self._add(inside, frame.f_code.co_name)
+                _add(inside, frame.f_code.co_name)
             frame = frame.f_back
         site = "" if last is None else f"{last.f_code.co_filename}:{last.f_lineno}"
-        blocks = "send" in inside or "recv" in inside
-        numbers = self._intern(site), self._intern(">".join(inside[::-1])), blocks
+        blocks = not {"send", "recv"}.isdisjoint(inside[:_MOST_INNER])
+        numbers = self._intern(site), self._intern(">".join(_shorten(inside))), blocks
         if len(self._found) < _MOST_KEPT:
             self._found[key] = numbers
         return numbers
-
-    @staticmethod
-    def _add(inside: list[str], name: str) -> None:
-        if name not in DULL and len(inside) < _MOST_INSIDE:
-            inside.append(name)
 
     def _judge(self, code: Any) -> int:
         kind = self._judge_file(code.co_filename)
@@ -114,3 +121,15 @@ class Sites:
             file.startswith(self._library) or file == "<string>" or any(part in file for part in _INSTALLED)
         )
         return _LIBRARYS if is_library else _USERS
+
+
+def _add(inside: list[str], name: str) -> None:
+    if name not in DULL:
+        inside.append(name)
+
+
+def _shorten(inside: list[str]) -> list[str]:
+    """Return functions outermost first, and not those in the middle of many: recursion through a model's layers tells nothing."""
+    if len(inside) > _MOST_INNER + _MOST_OUTER:
+        inside = inside[:_MOST_INNER] + inside[-_MOST_OUTER:]
+    return inside[::-1]

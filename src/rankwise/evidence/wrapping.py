@@ -22,9 +22,23 @@ def do_first(module: Any, name: str, action: Callable[[tuple[Any, ...]], None]) 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         action(args)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            leave_out_caller(error)
+            raise
 
     setattr(module, name, call)
+
+
+def leave_out_caller(error: BaseException) -> None:
+    """Take the frame that has caught an error out of its traceback, so that the user does not read of us; then it is raised again.
+
+    Python 3.10 keeps the traceback beside the error, and shows that frame all the same.
+    """
+    trace = error.__traceback__
+    if trace is not None:
+        error.__traceback__ = trace.tb_next
 
 
 def imitate(function: Any, name: str, raw: Any) -> Any:

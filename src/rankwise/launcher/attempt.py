@@ -65,12 +65,14 @@ class Outcome:
     """What an attempt came to.
 
     Attributes:
+        lookout: Looks on while other nodes' ranks still run.
         regroup: Whether it was ended because another node wants to join.
         imported: How many modules of each package a rank imported itself, in place of a warm server.
         open_streams: Standard errors that processes left on purpose still write to.
     """
 
     case: Case
+    lookout: Lookout
     regroup: bool = False
     lasted_s: float = 0.0
     imported: dict[str, int] = field(default_factory=dict)
@@ -231,6 +233,7 @@ class Attempt:
             self._take_signals()
         self._tee.finish()
         streams = self._pump.finish()
+        self._lookout.tell_end()
         case = self._to_case()
         # Ranks of other nodes, on their way out as ours were, may still need the store.
         is_needed = is_requeue(case) and not self._regroup
@@ -245,6 +248,7 @@ class Attempt:
                 rank.evidence.close()
         return Outcome(
             case=case,
+            lookout=self._lookout,
             regroup=self._regroup,
             lasted_s=lasted_s,
             imported=imported,
@@ -467,6 +471,7 @@ class Attempt:
             hung=self._lookout.has_hung,
             scene=self._lookout.scene,
             sights=self._lookout.sights,
+            decided=self._lookout.decided or (),
             strict=self._job.spec.strict,
             store_code=self._store_code if store_failed else None,
             store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),

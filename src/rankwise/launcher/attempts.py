@@ -11,6 +11,7 @@ from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
+from rankwise.launcher.lookout import HungMeanwhile
 from rankwise.launcher.output import relay_in_background
 from rankwise.launcher.policy import Decision, Failure, GiveUp, decide
 from rankwise.launcher.publish import is_silent, publish, save_evidence
@@ -68,10 +69,15 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
                 drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
             raise
         outcome = _run_attempt(job, part, index=index, restarts=len(failures))
-        verdict = judge(outcome.case)
-        save_evidence(job, outcome.case, verdict)
-        if (verdict.kind in {"ok", "requeue"} or is_silent(verdict)) and not outcome.regroup:
-            _finish(job)
+        case, verdict = outcome.case, judge(outcome.case)
+        save_evidence(job, case, verdict)
+        is_through = _is_through(verdict) and not outcome.regroup
+        case = _hear_others(job, outcome, verdict, is_through=is_through)
+        if case is not outcome.case:
+            verdict = judge(case)
+            save_evidence(job, case, verdict)
+        if is_through and not case.hung:
+            job.rendezvous.close()
             publish(job, verdict, attempt=index)
             _leave(job, outcome, verdict, restarts=len(failures))
             return verdict.exit_code
@@ -81,7 +87,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         # Which of several ranks came first is chance: the error itself is compared, not who raised it.
         told = verdict.message.partition(": ")[2] or verdict.message
         failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
-        decision = _decide(job, outcome.case, failures)
+        decision = _decide(job, case, failures)
         if isinstance(decision, GiveUp):
             job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
@@ -102,12 +108,35 @@ def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
     return decide(failures, job.spec.max_restarts)
 
 
-def _finish(job: Job) -> None:
-    """Wait until the other nodes are through."""
+def _is_through(verdict: Verdict) -> bool:
+    """Tell whether nothing is left to do on this node."""
+    return verdict.kind in {"ok", "requeue"} or is_silent(verdict)
+
+
+def _hear_others(job: Job, outcome: Outcome, verdict: Verdict, *, is_through: bool) -> Case:
+    """Return the case with what other nodes' ranks add to it."""
+    if is_through:
+        return _finish(job, outcome, is_requeue=verdict.kind == "requeue")
+    return outcome.lookout.add_leavers(outcome.case) if _may_be_left(verdict) else outcome.case
+
+
+def _may_be_left(verdict: Verdict) -> bool:
+    """Tell whether ranks have lost a peer, and none here has failed by itself."""
+    codes = [verdict.exits.get(rank) for rank in verdict.culprits]
+    return verdict.kind == "failure" and verdict.stopped_by is None and all(code == 0 for code in codes)
+
+
+def _finish(job: Job, outcome: Outcome, *, is_requeue: bool) -> Case:
+    """Wait until the other nodes are through, and return the case with what has come out of it meanwhile."""
+    lookout, case = outcome.lookout, outcome.case
     # After a requeue the reason for it may come a second time, and the exit code must not change for that.
     with suppress(InterruptedByUser):
-        job.rendezvous.finish()
-    job.rendezvous.close()
+        try:
+            if job.rendezvous.finish(None if is_requeue else lookout.watch_on) and not is_requeue:
+                case = lookout.add_mispairings(case)
+        except HungMeanwhile:
+            case = lookout.add_hang(case)
+    return case
 
 
 def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> None:

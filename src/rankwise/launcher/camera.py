@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
 from rankwise.evidence.facts import Child, RankFacts, Scene
+from rankwise.evidence.kernel_wait import find_wait
 from rankwise.evidence.notes import Stack, parse_notes
 from rankwise.evidence.process import (
     has_busy_threads,
@@ -369,6 +370,7 @@ class Camera:
             children=children,
             reads_terminal=rank.is_alive and self._is_debugged(track, now),
             memory_bytes=process.memory_bytes if process is not None else None,
+            awaits=find_wait(rank.pid) if rank.is_alive and rank.pid and self._is_still(track) else "",
         )
 
     def _find_stack(self, track: _Track, now: float) -> Stack | None:

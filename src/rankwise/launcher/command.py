@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import UsageError
 from rankwise.launcher.parser import OWN_FLAGS, build_parser
-from rankwise.launcher.spec import ON_HANG, LaunchSpec, Logs, Meeting, Program, Std
+from rankwise.launcher.spec import DISPATCHER, ON_HANG, LaunchSpec, Logs, Meeting, Program, Std, may_watch
 
 if TYPE_CHECKING:
     import argparse
@@ -126,15 +126,15 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         by_variable=frozenset(
             f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
         ),
-        watch=_may_watch(env) if args.watch is None else args.watch,
+        watch=_to_watch(args, env),
+        variables=(("RANKWISE_WATCH", DISPATCHER),) if args.watch_dispatcher else (),
     )
 
 
-def _may_watch(env: Mapping[str, str]) -> bool:
-    value = env.get("RANKWISE_WATCH", "").strip().lower()
-    if is_on("RANKWISE_WATCH", default=True, env=env) and value not in {"", "1", "yes", "true", "on"}:
-        raise UsageError(f"RANKWISE_WATCH={value!r} is none of 1, yes, true, on, 0, no, false, off")
-    return is_on("RANKWISE_WATCH", default=True, env=env)
+def _to_watch(args: argparse.Namespace, env: Mapping[str, str]) -> bool:
+    if args.watch_dispatcher and args.watch is False:
+        raise UsageError("--watch-dispatcher and --no-watch contradict each other", hint="give one of them")
+    return args.watch_dispatcher or (may_watch(env) if args.watch is None else bool(args.watch))
 
 
 def _to_on_hang(given: str | None, env: Mapping[str, str]) -> OnHang | None:

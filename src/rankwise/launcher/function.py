@@ -24,6 +24,7 @@ from rankwise.launcher.function_outcome import is_lost, read_values
 from rankwise.launcher.function_payload import make_payload, name_function
 from rankwise.launcher.function_pool import Kind, Pool, close_all, find_flags, find_outputs
 from rankwise.launcher.job import find_temporary
+from rankwise.launcher.spec import may_watch
 from rankwise.warm.plan import LATCHED
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def launch(
     num_ranks = _check_count(nprocs)
     _check_limits(timeout_s, max_restarts, preload)
     _check_env(env or {})
+    may_watch({**environ(), **{name: value for name, value in (env or {}).items() if value is not None}})
     _check_function(fn)
     _check_arguments(fn, args, pass_rank=pass_rank)
     payload = make_payload(fn, args, pass_rank=pass_rank)

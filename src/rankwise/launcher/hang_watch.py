@@ -91,6 +91,7 @@ class HangWatch:
         teller: Who is told.
         bounds: What the user wants.
         clock: Where the time comes from.
+        is_led: Whether somebody who sees more judges which ranks hang; then only wrong pairs that went through are told.
 
     Attributes:
         has_decided: Whether the attempt is to end as hung.
@@ -104,8 +105,11 @@ class HangWatch:
         teller: Teller,
         bounds: Bounds,
         clock: Clock,
+        *,
+        is_led: Callable[[], bool] = bool,
     ) -> None:
         self._lens, self._look, self._teller, self._bounds, self._clock = lens, look, teller, bounds, clock
+        self._is_led = is_led
         self.has_decided = False
         self.sights: tuple[Sight, ...] = ()
         self._due_s = clock.monotonic() + _EVERY_S
@@ -168,7 +172,12 @@ class HangWatch:
 
     def _judge(self, pulses: list[Pulse]) -> None:
         scene = self._lens.take()
-        sights = self._look(scene)
+        is_led = self._is_led()
+        sights = tuple(
+            sight
+            for sight in self._look(scene)
+            if not is_led or (sight.kind == "mismatch" and not sight.is_stuck)
+        )
         now = scene.now_s
         self._since = {sight.key: self._since.get(sight.key, now) for sight in sights}
         by_rank = {pulse.rank: pulse for pulse in pulses}
@@ -179,7 +188,8 @@ class HangWatch:
                 self._follow_suspicion(sight, scene)
             if self.has_decided:
                 return
-        self._judge_patience(sights, scene, pulses)
+        if not is_led:
+            self._judge_patience(sights, scene, pulses)
         self._is_pending = self._hung_s is not None or any(
             sight.is_proof and not self._is_said(sight) for sight in sights
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import subprocess
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from rankwise.launcher.signals import Signals
 
 
+_TICK_S = 0.05
+
+
 class InterruptedByUser(Exception):  # noqa: N818 - it is no error
     """A signal came while we waited for an answer; the loop that takes signals deals with it."""
 
 
 @final
 class Helper:
-    """Asks the helper process; one question at a time."""
+    """Asks the helper process."""
 
     def __init__(self, python: str, signals: Signals, clock: Clock) -> None:
         self._signals, self._clock = signals, clock
@@ -33,12 +37,32 @@ class Helper:
             [python, "-u", str(HELPER_PROCESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True, preexec_fn=die_with_parent if IS_LINUX else None,  # noqa: PLW1509 - before any thread of ours
         )  # fmt: skip
-        self._answers: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._arrived, self._numbers = threading.Condition(), itertools.count()
+        self._awaited: set[int] = set()
+        self._answers: dict[int, dict[str, object]] = {}
+        self._is_gone = False
         self._news: dict[str, object] = {}
-        threading.Thread(target=self._read, name="rankwise-helper", daemon=True).start()
+        for action in (self._read, self._write):
+            threading.Thread(target=action, name="rankwise-helper", daemon=True).start()
+
+    def tell(self, op: str, **facts: object) -> None:
+        """Have it do something of which we want to hear no more; never waits.
+
+        Args:
+            op: What to do.
+            **facts: What belongs to it.
+        """
+        self._requests.put(json.dumps({"op": op, **facts}) + "\n")
 
     def ask(
-        self, op: str, *, timeout_s: float, on_wait: Callable[[float], None] | None = None, **facts: object
+        self,
+        op: str,
+        *,
+        timeout_s: float,
+        on_wait: Callable[[float], None] | None = None,
+        on_tick: Callable[[], None] | None = None,
+        **facts: object,
     ) -> dict[str, object]:
         """Ask and wait for the answer.
 
@@ -47,32 +71,44 @@ class Helper:
             timeout_s: When to give up.
             **facts: What belongs to the question.
             on_wait: Called about once a second with the seconds waited so far.
+            on_tick: Called many times a second meanwhile; it may ask something else, and what it raises ends the wait.
 
         Raises:
             LaunchError: It can't answer; the message is its error's text.
             InterruptedByUser: A signal came in meanwhile.
         """
-        if self._process.stdin is None:
-            raise LaunchError("the helper has no input")
-        start = self._clock.monotonic()
+        number = next(self._numbers)
+        self._awaited.add(number)
         try:
-            self._process.stdin.write(json.dumps({"op": op, **facts}) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._died(op) from None
-        told = 0.0
+            self._requests.put(json.dumps({"op": op, "number": number, **facts}) + "\n")
+            return self._wait_answer(number, op, timeout_s, on_wait, on_tick)
+        finally:
+            self._awaited.discard(number)
+
+    def _wait_answer(
+        self,
+        number: int,
+        op: str,
+        timeout_s: float,
+        on_wait: Callable[[float], None] | None,
+        on_tick: Callable[[], None] | None,
+    ) -> dict[str, object]:
+        start, told = self._clock.monotonic(), 0.0
         while (waited := self._clock.monotonic() - start) < timeout_s:
-            try:
-                answer = self._answers.get(timeout=0.05)
-            except queue.Empty:
+            with self._arrived:
+                self._arrived.wait_for(lambda: number in self._answers or self._is_gone, timeout=_TICK_S)
+                answer = self._answers.pop(number, None)
+            if answer is None:
+                if self._is_gone:
+                    raise self._died(op)
                 if self._signals.has_pending:
-                    raise InterruptedByUser from None
+                    raise InterruptedByUser
+                if on_tick is not None:
+                    on_tick()
                 if on_wait is not None and waited - told >= 1:
                     told = waited
                     on_wait(waited)
                 continue
-            if answer is None:
-                raise self._died(op)
             if "error" in answer:
                 raise LaunchError(str(answer["error"]))
             return answer
@@ -88,6 +124,7 @@ class Helper:
 
     def close(self) -> None:
         """End the process."""
+        self._requests.put("")
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -106,8 +143,22 @@ class Helper:
         stream = self._process.stdout
         for line in stream if stream is not None else ():
             message = json.loads(line)
-            if "answer" in message:
-                self._answers.put(message["answer"])
-            else:
+            if "answer" not in message:
                 self._news.update(message)
-        self._answers.put(None)
+            elif (number := message["number"]) in self._awaited:  # else nobody waits for it any more
+                with self._arrived:
+                    self._answers[number] = message["answer"]
+                    self._arrived.notify_all()
+        with self._arrived:
+            self._is_gone = True
+            self._arrived.notify_all()
+
+    def _write(self) -> None:
+        """Hand on requests: who asks must not be held up by a pipe that is full."""
+        stream = self._process.stdin
+        while stream is not None and (request := self._requests.get()):
+            try:
+                stream.write(request)
+                stream.flush()
+            except (BrokenPipeError, ValueError):  # it has ended, or was closed: the reader sees that too
+                return

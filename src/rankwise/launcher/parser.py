@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
 OWN_FLAGS = (
-    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--strict", "--cold", "--preload",
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--strict", "--cold", "--preload",
 )  # fmt: skip
 
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -86,7 +86,7 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
         usage="rankwise run [flags] train.py [the script's own arguments]",
         description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
         epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), "
-        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch), RANKWISE_ON_HANG (as --on-hang). "
+        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_ON_HANG (as --on-hang). "
         "Every flag of torchrun is also read from PET_<FLAG>.",
     )
     add = _Adder(env)
@@ -157,6 +157,11 @@ def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
         action=argparse.BooleanOptionalAction,
         help="Tell which rank keeps the others waiting (the default).",
     )
+    faults.add_argument(
+        "--watch-dispatcher", action="store_true",
+        help="Record what C++ issues, as DDP does, at torch's dispatcher too: known also of a rank that was killed, or where torch's flight recorder "
+        "is off. A small step takes up to a tenth longer.",
+    )  # fmt: skip
     faults.add_argument(
         "--strict",
         action="store_true",

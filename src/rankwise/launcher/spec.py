@@ -7,12 +7,36 @@ from dataclasses import dataclass, field
 from enum import Flag
 from typing import TYPE_CHECKING, Literal
 
+from rankwise.base.environ import is_on
+from rankwise.base.errors import UsageError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 OnHang = Literal["stop", "report", "restart"]
 #: What a hang may lead to.
 ON_HANG: tuple[OnHang, ...] = ("stop", "report", "restart")
+#: What RANKWISE_WATCH says where ranks are to record at torch's dispatcher, too.
+DISPATCHER = "dispatcher"
+
+
+def may_watch(env: Mapping[str, str]) -> bool:
+    """Tell whether RANKWISE_WATCH leaves the watch for hangs on.
+
+    Args:
+        env: The environment.
+
+    Raises:
+        UsageError: It says neither yes nor no: whoever wants it off must not get it by a slip of the pen.
+    """
+    value = env.get("RANKWISE_WATCH", "").strip().lower()
+    may = is_on("RANKWISE_WATCH", default=True, env=env)
+    if may and value not in {"", "1", "yes", "true", "on", DISPATCHER}:
+        raise UsageError(
+            f"RANKWISE_WATCH={value!r} is none of 1, yes, true, on, {DISPATCHER}, 0, no, false, off"
+        )
+    return may
 
 
 class Std(Flag):

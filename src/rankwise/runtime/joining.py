@@ -25,6 +25,7 @@ from rankwise.runtime.context import RankContext, enter, find_current, leave_all
 from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.handshake import Meeting, shake_hands
+from rankwise.runtime.leaving import leave_evidence
 from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
 from rankwise.runtime.whoami import identify
 
@@ -96,6 +97,7 @@ def init(
         _check_not_open()
         identity, place = identify(rank, world_size, init_method, store)
         arrival_s = _to_seconds(arrival_timeout_s, "arrival_timeout_s")
+        leave_evidence(identity)
         request = _Request(
             identity=identity,
             place=place,

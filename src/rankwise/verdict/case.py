@@ -95,6 +95,7 @@ class Case:
         keeper_lost: Whether the keeper was killed, and all ranks with it.
         scene: All ranks as they were before the first of them was stopped: when one had failed, or a hang was decided.
         sights: What was said of them while they ran, the first first.
+        decided: What the nodes of a job of several have agreed on, the cause first: it is the verdict on each of them.
         hung: Whether we stopped the ranks because they hung.
         strict: Whether a silent mismatch makes the job fail.
     """
@@ -113,6 +114,7 @@ class Case:
     keeper_lost: bool = False
     scene: Scene | None = None
     sights: tuple[Sight, ...] = ()
+    decided: tuple[Sight, ...] = ()
     hung: bool = False
     strict: bool = False
 
@@ -143,6 +145,7 @@ class Verdict:
         culprits: The ranks to look at first; empty when it was none of them.
         first: The one of them that came first, whose traceback this is; not in the report.
         class_id: The failure class (docs/reference/failure-classes.md); None if it is none of them for sure.
+        rule: The rule that saw it, by the name of its page in docs/rules; None if it was judged by how the ranks ended.
         message: What happened, in a sentence.
         reason: What the exit code or signal means.
         traceback: The culprit's.
@@ -154,6 +157,7 @@ class Verdict:
     kind: Kind
     culprits: tuple[int, ...] = ()
     class_id: str | None = None
+    rule: str | None = None
     where: str | None = None
     waiting: tuple[Waiting, ...] = ()
     message: str = ""
@@ -177,13 +181,20 @@ class Verdict:
         return body
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, or ``ranks 0-2, 5, 6``."""
+def name_ranks(ranks: Sequence[int], most: int | None = 12) -> str:
+    """Return ``rank 3``, or ``ranks 0-2, 5, 6``; of very many apart from each other ``512 ranks (0, 2, 4, … 1022)``.
+
+    Args:
+        ranks: In any order.
+        most: So many runs are named in full; None for all of them, where the text must tell ranks apart.
+    """
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    if most is not None and len(texts) > most:
+        return f"{len(ranks)} ranks ({', '.join(texts[: most // 2])}, … {texts[-1]})"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise.evidence.scene_file import VERSION, fill, fill_fault, fill_stack, spread_fault, spread_stack
 from rankwise.verdict.case import Case, RankEnd, Waiting
 from rankwise.verdict.sight import Sight
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 Plain = dict[str, Any]
 _END_FIELDS = tuple(field.name for field in fields(RankEnd))
 _SIGHT_FIELDS = tuple(field.name for field in fields(Sight))
-_OTHERS = tuple(field.name for field in fields(Case) if field.name not in {"ranks", "scene", "sights"})
+_OTHERS = tuple(
+    field.name for field in fields(Case) if field.name not in {"ranks", "scene", "sights", "decided"}
+)
 
 
 def to_json(case: Case) -> Plain:
@@ -22,6 +28,7 @@ def to_json(case: Case) -> Plain:
         **{name: getattr(case, name) for name in _OTHERS},
         "ranks": [_spread_end(end) for end in case.ranks],
         "sights": [_spread_sight(sight) for sight in case.sights],
+        "decided": [_spread_sight(sight) for sight in case.decided],
     }
 
 
@@ -39,10 +46,25 @@ def from_json(body: Plain) -> Case:
             body,
             ranks=tuple(map(_fill_end, body["ranks"])),
             sights=tuple(map(_fill_sight, body["sights"])),
+            decided=tuple(map(_fill_sight, body.get("decided", ()))),
             scene=None,
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no case: {error!r}") from error
+
+
+def write_sights(sights: Iterable[Sight]) -> str:
+    """Return sights as one line of text, for another node; moments are left out, as its clock is another."""
+    return json.dumps([{**_spread_sight(sight), "since_s": None} for sight in sights], separators=(",", ":"))
+
+
+def read_sights(text: str) -> tuple[Sight, ...]:
+    """Return the sights that ``write_sights`` was given; none of an empty text.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    return tuple(map(_fill_sight, json.loads(text or "[]")))
 
 
 def _spread_end(end: RankEnd) -> Plain:

@@ -50,7 +50,7 @@ class Book:
             self._tree: ast.Module = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError):
             self._tree = ast.Module(body=[], type_ignores=[])
-        self._rank_names = _find_rank_names(self._tree)
+        self._rank_names = find_rank_names(self._tree)
 
     def guards_at(self, line: int) -> tuple[Guard, ...]:
         """Return the conditions that a line stands under, innermost first, up to the function that it is in."""
@@ -62,6 +62,15 @@ class Book:
             found += self._guards_of(node, line)
             body = next((block for block in _blocks(node) if _spans(block, line)), ())
         return tuple(reversed(found))
+
+    def scope_of(self, line: int) -> tuple[int, int] | None:
+        """Return first and last line of the innermost function that a line stands in; None outside of all."""
+        spans = [
+            (node.lineno, node.end_lineno or node.lineno)
+            for node in ast.walk(self._tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _spans([node], line)
+        ]
+        return max(spans, default=None)
 
     def _guards_of(self, node: ast.stmt, line: int) -> list[Guard]:
         if isinstance(node, ast.If):
@@ -97,10 +106,20 @@ class Book:
             if isinstance(test, ast.IfExp)
             else test
         )
-        return any(name in self._rank_names or _RANK_WORDS.search(name) for name in _names_in(asked))
+        return asks_rank(asked, self._rank_names)
 
 
-def _find_rank_names(tree: ast.Module) -> frozenset[str]:
+def asks_rank(test: ast.expr, rank_names: frozenset[str] = frozenset()) -> bool:
+    """Tell whether a test asks for the rank.
+
+    Args:
+        test: What stands behind an ``if``.
+        rank_names: Names that a rank is kept under, beside those that say so.
+    """
+    return any(name in rank_names or _RANK_WORDS.search(name) for name in _names_in(test))
+
+
+def find_rank_names(tree: ast.Module) -> frozenset[str]:
     """Return the names that a rank is kept under, as in ``r = dist.get_rank()``."""
     found = set()
     for node in ast.walk(tree):

@@ -15,6 +15,8 @@ from rankwise.verdict.meanings import find_fix, find_missing
 from rankwise.verdict.quiet_leave import find_quiet_leavers
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
 from rankwise.verdict.sighted import (
+    are_at_work_alone,
+    find_last,
     find_mismatch,
     has_met_model_check,
     judge_hung,
@@ -23,12 +25,17 @@ from rankwise.verdict.sighted import (
     tell_beside,
     tell_earlier,
 )
+from rankwise.verdict.standing import is_at_exit
+from rankwise.verdict.words import name_op, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.evidence.notes import Stack
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
+
+
+_SILENT_EXIT = "look for an exit that tells nothing (os._exit, sys.exit) behind {at}: an exception in its place would name its line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +189,9 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     alike = [end for end in own if end is first or _is_alike(end, first)]
     meaning = find_meaning_of(first)
     who = name_ranks([end.rank for end in alike])
+    # Of an exit that says nothing, as by os._exit, the last collective is the only trace.
+    is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
+    last = find_last(case, first.rank) if is_silent else None
     if len(alike) == len(case.ranks) and len(alike) > 1:
         who = (
             f"{'both ranks' if len(alike) == 2 else f'all {len(alike)} ranks'} alike, rank {first.rank} first"
@@ -189,10 +199,11 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     return _Cause(
         kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
         culprits=tuple(alike),
-        message=f"{who}: {_tell_end(first)}",
+        message=f"{who}: {_tell_end(first)}"
+        + (f", after {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
-        where=first.where,
-        fix=find_fix(text_of(first), meaning),
+        where=last.site if last else first.where,
+        fix=find_fix(text_of(first), meaning) or (_SILENT_EXIT.format(at=shorten(last.site)) if last else ""),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
         reason=""
         if first.code is None or first.stopped_s is not None
@@ -263,6 +274,9 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     if class_id is None and all(_is_in_init(end) for end in culprits):
         class_id, fix = "L12", "both sides were in init_process_group and did not meet: the script changes RANK, " \
             "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks"  # fmt: skip
+    if class_id is None and are_at_work_alone(case, [end.rank for end in culprits]):
+        class_id, fix = "X14", "do what only some ranks have to do before init_process_group, or give it a longer timeout: " \
+            "the others wait for it from there on"  # fmt: skip
     place = culprits[0].where or first.where
     doing = f", which {'was' if len(culprits) == 1 else 'were'} at {place}" if place else ""
     return _Cause(
@@ -338,10 +352,17 @@ def _waiting_stack(end: RankEnd) -> Stack | None:
         # What it did after we had told it to stop says nothing of what it did before. A rank that was through
         # even then was on its way out, and waited for nobody.
         was_through = end.finished_s is not None and end.finished_s < end.stopped_s
-        return None if was_through else end.stack
+        return None if was_through else _before_farewell(end)
     if end.fault is None:
         return end.stack if end.finished_s is None else None
     return parse_traceback(end.fault.callstack) if find_blame(end) in {"peer", "timeout"} else None
+
+
+def _before_farewell(end: RankEnd) -> Stack | None:
+    """Return where a rank stood; of one whose script is over, and that is at its atexit functions, where its error came from."""
+    if end.stack is None or not is_at_exit(end.stack):
+        return end.stack
+    return parse_traceback(end.fault.callstack) if end.fault is not None else None
 
 
 def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:

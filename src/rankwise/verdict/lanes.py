@@ -80,8 +80,13 @@ class Lane:
 
     @property
     def name(self) -> str:
-        """Words that are equal on all ranks and at all moments."""
+        """What it is called in a sentence."""
         return f"{name_ranks(self.ranks)}{self.label}"
+
+    @property
+    def key(self) -> str:
+        """Words that are equal on all ranks and at all moments, and tell it from all others."""
+        return f"{name_ranks(self.ranks, None)}{self.label}"
 
     @property
     def is_gloo(self) -> bool:

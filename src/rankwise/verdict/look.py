@@ -10,22 +10,27 @@ from rankwise.verdict.rules import (
     circle,
     cleanup_collective,
     dead_worker,
+    drift,
     fewer_steps,
     forward_on_some,
     gradients_met,
     kept_waiting,
     member_ended,
+    never_wrapped,
     other_dtype,
+    other_line,
     other_members,
     other_op,
     other_reduction,
     other_root,
     other_shape,
     other_size,
+    other_splits,
     split_barrier,
     state_on_some,
     stopped_process,
     swapped_order,
+    went_on_without,
     wrapped_on_some,
 )
 from rankwise.verdict.view import View
@@ -40,6 +45,7 @@ RULES = (
     stopped_process,
     other_members,
     cleanup_collective,
+    other_line,
     wrapped_on_some,
     forward_on_some,
     gradients_met,
@@ -49,6 +55,7 @@ RULES = (
     other_root,
     other_reduction,
     other_size,
+    other_splits,
     other_dtype,
     other_shape,
     circle,
@@ -57,6 +64,9 @@ RULES = (
     split_barrier,
     member_ended,
     kept_waiting,
+    went_on_without,
+    drift,
+    never_wrapped,
 )
 
 
@@ -85,6 +95,6 @@ def look(scene: Scene) -> tuple[Sight, ...]:
     )
 
 
-def _order(sight: Sight) -> tuple[bool, bool, bool, float]:
+def _order(sight: Sight) -> tuple[bool, bool, bool, bool, float]:
     since = float("inf") if sight.since_s is None else sight.since_s
-    return sight.kind != "mismatch", not sight.is_proof, not sight.is_stuck, since
+    return sight.is_drift, sight.kind != "mismatch", not sight.is_proof, not sight.is_stuck, since

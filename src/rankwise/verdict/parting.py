@@ -5,9 +5,10 @@ Only what the operation demands to be equal is compared. Different lines of one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
+from rankwise.verdict.exchange import find_misfits, find_odd, is_uneven
 from rankwise.verdict.lanes import find_family
 from rankwise.verdict.words import is_gradient, is_join, is_wrapping
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from rankwise.verdict.lanes import Lane
 
 #: In which respect; the first one that holds is the one that is told.
-Respect = Literal["op", "root", "reduce op", "size", "dtype", "shape", "order", "bucket", "model check"]
+Respect = Literal[
+    "op", "root", "reduce op", "size", "dtype", "shape", "order", "bucket", "model check", "line", "splits"
+]
 
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
@@ -41,6 +44,9 @@ class Parting:
         respect: In what.
         sides: The ranks that agree with each other, with what the first of them did; the smallest side first.
         is_through: Whether all of them came out of it: what they hold now is wrong, and they went on.
+        later: The number under which it came out, where they had parted before (``verdict.slip``).
+        blamed: Who deviates, where more is known of it than who is the minority.
+        then: What came of it under the later number, as a clause.
     """
 
     lane: Lane
@@ -48,10 +54,20 @@ class Parting:
     respect: Respect
     sides: tuple[tuple[tuple[int, ...], Op], ...]
     is_through: bool
+    later: int | None = None
+    blamed: tuple[int, ...] = ()
+    then: str = ""
+
+    @property
+    def key(self) -> str:
+        """What is equal for the same parting at a later moment, also if more was seen of its beginning by then."""
+        return f"parting {self.lane.key} #{self.later or self.seq}"
 
     @property
     def culprits(self) -> tuple[int, ...]:
         """Those who deviate from the most; where there is no most, all."""
+        if self.blamed:
+            return self.blamed
         sizes = sorted(len(ranks) for ranks, _ in self.sides)
         if sizes[-1] == sizes[-2] or (self.lane.ranks and sizes[-1] * 2 <= sum(sizes)):
             return tuple(sorted(rank for ranks, _ in self.sides for rank in ranks))
@@ -96,7 +112,7 @@ def _shared_numbers(lane: Lane) -> list[int]:
 def _compare(lane: Lane, seq: int) -> Parting | None:
     ops = {rank: known[seq] for rank, known in lane.ops.items() if seq in known}
     first = next(iter(ops.values()))
-    if all(_is_same(op, first) for op in ops.values()):
+    if all(_is_same(op, first) for op in ops.values()) and not is_uneven(first):
         return None
     if any(find_family(op) is None for op in ops.values()) or _is_ncclls_barrier(lane, ops):
         return None
@@ -111,6 +127,21 @@ def _compare(lane: Lane, seq: int) -> Parting | None:
     for respect, find in respects:
         if sides := _split(ops, find):
             return _make(lane, seq, respect, sides, ops)
+    return _compare_splits(lane, seq, ops) or _compare_purposes(lane, seq, ops)
+
+
+def _compare_splits(lane: Lane, seq: int, ops: dict[int, Op]) -> Parting | None:
+    odd = find_odd(find_misfits(lane.ranks, ops), ops)
+    if not odd:
+        return None
+    sides: dict[object, list[int]] = {}
+    for rank in ops:
+        sides.setdefault(rank if rank in odd else "others", []).append(rank)
+    return replace(_make(lane, seq, "splits", sides, ops), blamed=odd)
+
+
+def _compare_purposes(lane: Lane, seq: int, ops: dict[int, Op]) -> Parting | None:
+    """Return where collectives that could be one are known to be two."""
     if (is_checked := _is_model_check_met(ops)) or _is_bucket_met(ops):
         met: Respect = "model check" if is_checked else "bucket"
         return _make(lane, seq, met, _split(ops, is_wrapping if is_checked else is_gradient), ops)
@@ -127,6 +158,8 @@ def _is_same(op: Op, other: Op) -> bool:
         and op.dtypes == other.dtypes
         and op.root == other.root
         and op.reduce_op == other.reduce_op
+        and op.gives == other.gives
+        and op.gets == other.gets
         and op.source == other.source
     )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _TAIL_LINES = 12
 _MOST_ROWS = 6
+_MOST_PLACES = 12
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
@@ -39,6 +40,7 @@ def render(verdict: Verdict, *, attempt: int = 0, allowed: int | None = None, co
     if verdict.fix:
         row("class", verdict.class_id or "")
         row("do", verdict.fix, "green")
+        row("more", f"docs/rules/{verdict.rule}.md of rankwise" if verdict.rule else "")
     lines += _quote(_shorten(verdict.traceback))
     lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
     for number, text in enumerate(_join_casualties(verdict.casualties)):
@@ -123,7 +125,8 @@ def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
     for (op, where), ranks in groups.items():
         doing = f"in {op} " if op else ""
         lines.append(f"{name_ranks(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
-    return lines
+    more = len(lines) - _MOST_PLACES
+    return lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} places more"]
 
 
 def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:

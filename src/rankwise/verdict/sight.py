@@ -54,3 +54,8 @@ class Sight:
     def is_proof(self) -> bool:
         """Whether no course of events makes this right again."""
         return self.certainty == "proof"
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it is about models that are not the same, and explains neither a hang nor a failure."""
+        return self.rule in {"drift", "never_wrapped"}

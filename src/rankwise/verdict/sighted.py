@@ -7,30 +7,45 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import Verdict, Waiting, name_ranks
 from rankwise.verdict.look import look
+from rankwise.verdict.telling import are_alone
 from rankwise.verdict.view import View
 from rankwise.verdict.words import is_wrapping, shorten, verb
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from rankwise.evidence.facts import Op
     from rankwise.verdict.case import Case, RankEnd
     from rankwise.verdict.sight import Sight
 
 _MOST_NOTES = 3
 #: What these tell of is no consequence of another rank's end.
-_APART = frozenset({"stopped_process", "dead_worker"})
+_APART = frozenset({"stopped_process", "dead_worker", "drift", "never_wrapped"})
 
 
-def list_sights(case: Case) -> tuple[Sight, ...]:
-    """Return what can be told of the ranks before they were stopped, best first, and then what was told earlier."""
-    last = look(case.scene) if case.scene is not None else ()
-    keys = {sight.key for sight in last}
-    return (*last, *(sight for sight in case.sights if sight.key not in keys))
+def list_sights(case: Case, last: tuple[Sight, ...] | None = None) -> tuple[Sight, ...]:
+    """Return what can be told of the ranks before they were stopped, best first, and then what was told earlier.
+
+    Args:
+        case: The attempt.
+        last: What its scene shows, for whoever has looked at it: with many ranks that takes a second.
+    """
+    if last is None:
+        last = look(case.scene) if case.scene is not None else ()
+    sights: dict[str, Sight] = {}
+    for sight in (*case.decided, *last, *case.sights):
+        sights.setdefault(sight.key, sight)
+    return tuple(sights.values())
 
 
 def find_mismatch(case: Case) -> Sight | None:
     """Return the first of the collectives that did not correspond, if there were such."""
-    return next((sight for sight in list_sights(case) if sight.kind == "mismatch"), None)
+    return next((one for one in list_sights(case) if one.kind == "mismatch" and not one.is_drift), None)
+
+
+def find_drift(case: Case) -> Sight | None:
+    """Return the first of the models that are not the same on all ranks, if there are such."""
+    return next((sight for sight in list_sights(case) if sight.is_drift), None)
 
 
 def has_met_model_check(case: Case) -> bool:
@@ -54,12 +69,34 @@ def tell_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:
     return tuple(f"beside that: {one.message}" for one in beside[:_MOST_NOTES])
 
 
+def find_last(case: Case, rank: int) -> Op | None:
+    """Return the last collective of a rank that says nothing of its end; None if it is not known, or has no line."""
+    facts = case.scene.find(rank) if case.scene is not None else None
+    ops = facts.evidence.ops if facts is not None and facts.evidence is not None else ()
+    return ops[-1] if ops and ops[-1].site else None
+
+
+def are_at_work_alone(case: Case, ranks: Sequence[int]) -> bool:
+    """Tell whether ranks that others waited for in vain were at something that only they have to do, by the script's own lines."""
+    view = View(case.scene) if case.scene is not None else None
+    if view is None or not ranks or any(rank not in view.by_rank for rank in ranks):
+        return False
+    has_stacks = all(view.by_rank[rank].stack for rank in ranks)
+    return has_stacks and are_alone(view, ranks) and not any(view.standings[rank].wait for rank in ranks)
+
+
 def judge_hung(case: Case) -> Verdict:
     """Return the verdict on ranks that we stopped because they hung."""
-    sights = list_sights(case)
+    if case.decided:
+        return _dress(case.decided[0], case.decided[1:], exit_code=1)
+    last = look(case.scene) if case.scene is not None else None
+    sights = list_sights(case, last)
     # What was said while the ranks ran, and holds no more, was somebody slow.
-    current = sights if case.scene is None else look(case.scene)
-    best = find_mismatch(case) or next(iter((*current, *sights)), None)
+    current = sights if last is None else last
+    told = [one for one in (*current, *sights) if not one.is_drift]
+    best = next((one for one in sights if one.kind == "mismatch" and not one.is_drift), None) or next(
+        iter(told), None
+    )
     if best is None:
         return _judge_by_stacks(case)
     return _dress(best, [one for one in current if one.key != best.key], exit_code=1)
@@ -116,11 +153,13 @@ def judge_mismatch(case: Case, sight: Sight, left: Sequence[RankEnd]) -> Verdict
 
 
 def judge_silent(case: Case) -> Verdict | None:
-    """Return the verdict on a job that went through with collectives that were paired wrongly; None if none was."""
-    sight = find_mismatch(case)
+    """Return the verdict on a job that went through with collectives that were paired wrongly, or models that drifted apart; None if none was."""
+    sight = find_mismatch(case) or find_drift(case)
     if sight is None:
         return None
     note = "all ranks finished with exit code 0, but what they computed from this collective on is wrong"
+    if sight.is_drift:
+        note = "all ranks finished with exit code 0, but what they trained is not one model"
     # Where ranks came through what can't go well, by luck or with an error that they caught, that is no success either.
     is_lucky = sight.is_proof and sight.is_stuck
     verdict = _dress(sight, (), exit_code=1 if case.strict or is_lucky else 0)
@@ -133,6 +172,7 @@ def _dress(sight: Sight, others: Sequence[Sight], *, exit_code: int) -> Verdict:
         kind=sight.kind,
         culprits=sight.culprits,
         class_id=sight.class_id,
+        rule=sight.rule,
         where=sight.where,
         waiting=sight.waiting,
         message=sight.message,

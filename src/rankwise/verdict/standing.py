@@ -45,6 +45,8 @@ _RECORDER = "/rankwise/evidence/recording.py"
 #: Below this share of one core a process does nothing to speak of.
 _IDLE_SHARE = 0.1
 _BUSY_SHARE = 0.5
+#: Stacks that are longer may have been cut, so that their beginning does not tell.
+_DEEPEST_EXIT = 24
 #: A pass that computes moves within this; one that waits does not.
 _STILL_S = 1.0
 
@@ -83,7 +85,7 @@ class Standing:
 def find_standing(facts: RankFacts) -> Standing:
     """Return where a rank stands, as far as its facts show it."""
     wait = None if facts.state in {"ended", "stopped", "not started"} else _find_wait(facts)
-    where = facts.stack.where if facts.stack else None
+    where = facts.stack.where if facts.stack and not _is_exit(facts.stack) else None
     if where is None and facts.fault is not None:
         where = facts.fault.where
     ops = _find_open(facts, wait) if wait else ()
@@ -91,6 +93,16 @@ def find_standing(facts: RankFacts) -> Standing:
     return Standing(
         rank=facts.rank, wait=wait, doing=_find_doing(facts, wait), where=where, ops=ops, call=call
     )
+
+
+def is_at_exit(stack: Stack) -> bool:
+    """Tell whether the script is over, and what it had registered for its exit runs: where a stack was cut is not seen."""
+    return stack.is_farewell and len(stack.frames) <= _DEEPEST_EXIT and stack.op is None
+
+
+def _is_exit(stack: Stack) -> bool:
+    """Tell whether what runs at the exit is none of the user's: its line would be torch's."""
+    return stack.is_farewell and not any(frame.is_users for frame in stack.frames)
 
 
 def _find_call(stack: Stack, wait: Wait) -> str | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.sight import Sight
+from rankwise.verdict.standing import is_at_exit
 from rankwise.verdict.words import join_clauses, name_op, shorten, verb
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from rankwise.verdict.sight import Certainty, Doing
     from rankwise.verdict.standing import Standing
     from rankwise.verdict.view import Absence, View
+
+
+#: Of what an exception says.
+_LONGEST = 120
 
 
 def tell_parting(
@@ -45,12 +50,17 @@ def tell_parting(
     ordered = sorted(
         parting.sides, key=lambda side: (not set(side[0]) & set(culprits), side[1] is not lead, side[0])
     )
+    is_past = parting.is_through or parting.later is not None
     sides = [
-        f"{name_ranks(ranks)} {verb(ranks, 'are' if not parting.is_through else 'were', 'is' if not parting.is_through else 'was')} "
+        f"{name_ranks(ranks)} {verb(ranks, 'were' if is_past else 'are', 'was' if is_past else 'is')} "
         f"in {name_op(op, number=False)} at {shorten(op.site)}"
         for ranks, op in ordered
     ]
-    went_on = "; they were paired all the same and went on, with wrong results" if parting.is_through else ""
+    went_on = (
+        "; they were paired all the same and went on, with wrong results"
+        if parting.is_through
+        else parting.then
+    )
     involved = [
         view.standings[rank]
         for rank in parting.lane.ranks
@@ -68,7 +78,7 @@ def tell_parting(
         message=f"{told}: at collective #{parting.seq} of their group {join_clauses(sides)}{went_on}",
         fix=fix,
         is_stuck=not parting.is_through,
-        key=f"parting {parting.lane.name} #{parting.seq}",
+        key=parting.key,
         doing="in a collective",
         since_s=parting.moment_s if parting.moment_s != float("inf") else None,
     )
@@ -161,10 +171,16 @@ def _are_kept_apart(view: View, absence: Absence) -> bool:
     return led and not any(guard.is_rank_test for guard in came.difference(*away))
 
 
+def are_alone(view: View, ranks: Sequence[int]) -> bool:
+    """Tell whether ranks stand where a test of the rank has led them: what they do there, the others don't."""
+    tested = [any(guard.is_rank_test for guard in view.guards_of(rank)) for rank in ranks]
+    return bool(tested) and all(tested)
+
+
 def key_of(absence: Absence) -> str:
     """Return what is equal for the same absence at a later moment."""
-    at = f" {absence.lane.name if absence.lane else absence.op.name} #{absence.op.seq}" if absence.op else ""
-    return f"absent {name_ranks(absence.missing)}{at}"
+    at = f" {absence.lane.key if absence.lane else absence.op.name} #{absence.op.seq}" if absence.op else ""
+    return f"absent {name_ranks(absence.missing, None)}{at}"
 
 
 def find_deviating(absence: Absence) -> tuple[int, ...]:
@@ -219,12 +235,26 @@ def _tell_away(view: View, missing: Sequence[int]) -> str:
         facts = view.by_rank[rank]
         # A figure of its own for each rank would keep them from being told together.
         share = f" ({100 * (facts.cpu_share or 0):.0f} % CPU)" if len(missing) == 1 else ""
-        groups.setdefault(_tell_doing(facts, view.standings[rank], share), []).append(rank)
+        doing = _tell_pause(view, rank) or _tell_doing(facts, view.standings[rank], share)
+        groups.setdefault(doing, []).append(rank)
     clauses = [
         f"{name_ranks(ranks)} {verb(ranks, 'have', 'has') if doing.startswith('ended') else verb(ranks, 'are', 'is')} {doing}"
         for doing, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     ]
     return join_clauses(clauses)
+
+
+def _tell_pause(view: View, rank: int) -> str:
+    facts, where = view.by_rank[rank], view.standings[rank].where
+    if facts.state != "ended" and facts.stack is not None and is_at_exit(facts.stack):
+        raised = facts.fault.message.strip()[:_LONGEST].splitlines()[:1] if facts.fault is not None else []
+        return (
+            f"at its exit{f' after {raised[0]}' if raised else ''}{f', at {shorten(where)}' if where else ''}"
+        )
+    pause = view.pauses.get(rank)
+    if pause is None:
+        return ""
+    return f"{pause.doing} at {shorten(where)}" if where else pause.doing
 
 
 def _tell_doing(facts: RankFacts, standing: Standing, share: str) -> str:

@@ -7,10 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 from rankwise.evidence.notes import parse_traceback
+from rankwise.verdict.arms import are_alternatives
 from rankwise.verdict.case import Waiting
 from rankwise.verdict.guards import Book, Guard
 from rankwise.verdict.lanes import WHOLE_BELOW, Lane, find_lanes
 from rankwise.verdict.parting import Parting, find_partings
+from rankwise.verdict.pause import Pause, find_pause
+from rankwise.verdict.slip import walk_back
 from rankwise.verdict.standing import Standing, find_standing
 
 if TYPE_CHECKING:
@@ -68,6 +71,13 @@ class View:
         return {facts.rank: find_standing(facts) for facts in self.scene.ranks}
 
     @cached_property
+    def pauses(self) -> dict[int, Pause]:
+        """What idle ranks wait for that is no rank, where that is known."""
+        idle = [rank for rank, one in self.standings.items() if one.doing in {"asleep", "unknown"}]
+        found = {rank: find_pause(self.by_rank[rank], self.scene.sources) for rank in idle}
+        return {rank: pause for rank, pause in found.items() if pause is not None and self.is_settled(rank)}
+
+    @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         """All groups."""
         return find_lanes(self.scene)
@@ -75,7 +85,32 @@ class View:
     @cached_property
     def partings(self) -> tuple[Parting, ...]:
         """Where ranks did not do the same under the same number: the first of each group and kind."""
-        return find_partings(self.lanes)
+        return walk_back(self.lanes, find_partings(self.lanes), self)
+
+    def find_breach(self, lane: Lane) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
+        """Return a collective that can't end, as members have ended well without it: the collective, who came, who is gone."""
+        seen: set[int] = set()
+        for rank in lane.ops:
+            op = lane.ops[rank].get(lane.last(rank))
+            if op is None or op.seq in seen or not (op.has_raised or op in self.standings[rank].ops[:1]):
+                continue
+            seen.add(op.seq)
+            came = tuple(one for one in lane.ranks if op.seq in lane.ops.get(one, {}))
+            gone = tuple(one for one in lane.ranks if one not in came)
+            is_sure = op.source == "python" or all(map(self.is_fresh, gone))
+            if gone and is_sure and all(self._left_well(lane, one, op.seq) for one in gone):
+                return op, came, gone
+        return None
+
+    def _left_well(self, lane: Lane, rank: int, seq: int) -> bool:
+        facts = self.by_rank.get(rank)
+        return facts is not None and facts.code == 0 and self._records(rank) and lane.is_behind(rank, seq)
+
+    def are_alternatives(self, site: str | None, other: str | None) -> bool:
+        """Tell whether two lines of the user's are arms of one condition: one place, written twice."""
+        (file, _, line), (other_file, _, number) = (site or "").rpartition(":"), (other or "").rpartition(":")
+        text = self.scene.sources.get(file)
+        return text is not None and file == other_file and are_alternatives(text, int(line), int(number))
 
     @cached_property
     def _lane_of(self) -> dict[tuple[int, str], Lane]:
@@ -250,17 +285,29 @@ class View:
 
     def guards_where(self, rank: int, site: str | None) -> tuple[Guard, ...]:
         """Return the conditions that a collective of a rank stands under, innermost first: those of its callers, too, if they are known."""
+        return tuple(guard for line in self.lines_where(rank, site) for guard in self.guards_at(line))
+
+    def lines_where(self, rank: int, site: str | None) -> tuple[str, ...]:
+        """Return the user's lines that led a rank to one of its collectives, innermost first: only the line itself if no more is known."""
         facts = self.by_rank.get(rank)
-        if facts is None:
-            return self.guards_at(site)
-        raised = (
-            facts.fault.callstack.rpartition("Traceback (most recent call last)")[2] if facts.fault else ""
-        )
-        for stack in (facts.stack, parse_traceback(raised)):
+        raised = facts.fault.callstack if facts is not None and facts.fault else ""
+        last = raised.rpartition("Traceback (most recent call last)")[2]
+        for stack in (facts.stack if facts is not None else None, parse_traceback(last)):
             lines = [str(frame) for frame in stack.frames if frame.is_users] if stack else []
             if lines and lines[0] == site:
-                return tuple(guard for line in lines for guard in self.guards_at(line))
-        return self.guards_at(site)
+                return tuple(lines)
+            # A line of the same function, a moment ago: most likely the same call of it.
+            if lines and site and self._are_of_one_function(lines[0], site):
+                return (site, *lines[1:])
+        return (site,) if site else ()
+
+    def _are_of_one_function(self, line: str, other: str) -> bool:
+        (file, _, number), (other_file, _, other_number) = line.rpartition(":"), other.rpartition(":")
+        book = self.books.get(file)
+        if book is None or file != other_file or not (number.isdigit() and other_number.isdigit()):
+            return False
+        scope = book.scope_of(int(number))
+        return scope is not None and scope == book.scope_of(int(other_number))
 
     def guards_of(self, rank: int) -> tuple[Guard, ...]:
         """Return the conditions that all of the user's lines on a rank's stack stand under, innermost first."""
@@ -296,6 +343,7 @@ class View:
         return tuple(
             Waiting(rank=one.rank, where=one.site, op=one.op.name if one.op else one.call)
             for one in sorted(standings, key=lambda one: one.rank)
+            if one.site is not None
         )
 
     def since(self, standings: Sequence[Standing]) -> float | None:

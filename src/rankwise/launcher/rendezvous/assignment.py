@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
+
+    from rankwise.launcher.node_link import NodeLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class Assignment:
         base_rank: Global rank of our first rank; the others follow.
         listener: The socket that our store process must serve; None if the store is served elsewhere.
         rank0_serves: Whether rank 0 must serve the store itself, as without a launcher.
+        link: To the launchers of other nodes, for what their ranks do; None if there are none, or we watch nothing.
     """
 
     node_rank: int = 0
@@ -30,6 +34,7 @@ class Assignment:
     run_id: str
     listener: socket.socket | None = None
     rank0_serves: bool = False
+    link: NodeLink | None = None
 
 
 class Rendezvous(Protocol):
@@ -49,8 +54,15 @@ class Rendezvous(Protocol):
     def nodes_waiting(self) -> int:
         """Return how many nodes want to join."""
 
-    def finish(self) -> None:
-        """Wait until all nodes are through."""
+    def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
+        """Wait until all nodes are through.
+
+        Args:
+            on_tick: Called many times a second meanwhile; what it raises ends the wait.
+
+        Returns:
+            Whether all are.
+        """
 
     def close(self) -> None:
         """Leave the meeting for good."""

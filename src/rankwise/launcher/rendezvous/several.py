@@ -5,13 +5,17 @@ It speaks torchrun's keys, so that nodes started by either of the two meet in on
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError, RendezvousError, UsageError
+from rankwise.launcher.node_link import NodeLink
 from rankwise.launcher.rendezvous.assignment import Assignment
 from rankwise.launcher.rendezvous.single import bind_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.launcher.console import Console
     from rankwise.launcher.helper import Helper
     from rankwise.launcher.spec import LaunchSpec
@@ -61,7 +65,8 @@ class SeveralNodes:
     def join(self, restart: int) -> Assignment:
         """Meet the others and number the ranks."""
         self._helper.forget_news()
-        part = self._ask("join", restart=restart)
+        host = socket.gethostname() if self._spec.watch else ""
+        part = self._ask("join", restart=restart, host=host)
         addr, port = str(part["master_addr"]), int(str(part["master_port"]))
         serve_here = part["node_rank"] == 0 and not part["store_is_served"]
         return Assignment(
@@ -75,7 +80,14 @@ class SeveralNodes:
             master_port=port,
             run_id=str(part["run_id"]),
             listener=bind_store("", port, restart) if serve_here else None,
+            link=self._open_link(part, host),
         )
+
+    def _open_link(self, part: dict[str, object], host: str) -> NodeLink | None:
+        if part["judge"] is None:
+            return None
+        node_rank, judge = int(str(part["node_rank"])), int(str(part["judge"]))
+        return NodeLink(self._helper, str(part["round"]), node_rank=node_rank, judge=judge, host=host)
 
     def nodes_waiting(self) -> int:
         """Return how many nodes stand before the door."""
@@ -84,17 +96,20 @@ class SeveralNodes:
             self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
         return int(str(self._helper.news("waiting") or 0))
 
-    def finish(self) -> None:
+    def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
         """Wait for the other nodes' ranks; the store on one of them serves all."""
         try:
             self._helper.ask(
                 "finish",
                 timeout_s=_EXIT_BARRIER_S + 10,
                 on_wait=self._say_waiting_to_end,
+                on_tick=on_tick,
                 barrier_s=_EXIT_BARRIER_S,
             )
         except LaunchError as error:
             self._console.say(f"rankwise: this node is through, but not all others said so: {error.message}")
+            return False
+        return True
 
     def close(self) -> None:
         """Close the meeting, so that nobody waits for us."""
@@ -106,7 +121,9 @@ class SeveralNodes:
     def _ask(self, op: str, **facts: object) -> dict[str, object]:
         meeting = self._spec.meeting
         try:
-            return self._helper.ask(op, timeout_s=self._timeout_s, on_wait=self._say_waiting, **facts)
+            return self._helper.ask(
+                op, timeout_s=self._timeout_s, on_wait=self._say_waiting, on_tick=None, **facts
+            )
         except LaunchError as error:
             raise RendezvousError(
                 f"node {self._spec.node_rank} did not meet the other nodes at {meeting.endpoint} "

@@ -13,6 +13,7 @@ from rankwise.launcher.rendezvous.assignment import Assignment
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from rankwise.launcher.spec import LaunchSpec
 
@@ -53,8 +54,9 @@ class SingleNode:
         """Nobody can join."""
         return 0
 
-    def finish(self) -> None:
+    def finish(self, on_tick: Callable[[], None] | None = None) -> bool:  # noqa: ARG002 - as on several nodes
         """Nobody to wait for."""
+        return True
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -44,11 +44,24 @@ def find(view: View) -> tuple[Sight, ...]:
         for rank, awaited in view.awaited.items()
         if rank not in ranks and awaited & {*ranks}
     ]
+    lost = _find_lost(view, standings)
+    waiting = view.list_waiting([*standings, *outside])
+    if lost:
+        culprits = tuple(sorted({rank for pair in lost for rank in pair}))
+        first = view.standings[lost[0][0]]
+        return (
+            Sight(
+                kind="hang", certainty="proof", rule=RULE, culprits=culprits, class_id=_name_lost(view, lost), where=first.site,
+                waiting=tuple(one for one in waiting if one.rank not in culprits), doing="in a collective", since_s=view.since(standings),
+                key=f"circle {name_ranks(ranks, None)} {ops[0].name} #{ops[0].seq}",
+                message=_tell_lost(view, lost, [one for one in standings if one.rank not in culprits]), fix=_fix_lost(view, lost),
+            ),
+        )  # fmt: skip
     return (
         Sight(
             kind="hang", certainty="proof", rule=RULE, culprits=ranks, class_id=_name(ops), where=standings[0].site,
-            waiting=view.list_waiting([*standings, *outside]), fix=_fix(view, standings), doing="in a collective", since_s=view.since(standings),
-            key=f"circle {name_ranks(ranks)} {ops[0].name} #{ops[0].seq}",
+            waiting=waiting, fix=_fix(ops), doing="in a collective", since_s=view.since(standings),
+            key=f"circle {name_ranks(ranks, None)} {ops[0].name} #{ops[0].seq}",
             message=f"the ranks wait for each other in a circle: {join_clauses(clauses)}",
         ),
     )  # fmt: skip
@@ -58,14 +71,7 @@ def _name(ops: list[Op]) -> str | None:
     return "C9" if all(op.is_message for op in ops) else None
 
 
-def _fix(view: View, standings: list[Standing]) -> str:
-    ops = [one.op for one in standings if one.op is not None]
-    mismet = [
-        one for one in standings if one.op is not None and one.op.is_message and _goes_astray(view, one.op)
-    ]
-    if mismet or (any(op.is_message for op in ops) and not all(op.is_message for op in ops)):
-        clauses = [_tell_message(one) for one in standings if one.op is not None and one.op.is_message]
-        return f"give each send its receive, and each receive its send, on the rank that it names: {join_clauses(clauses)}"
+def _fix(ops: list[Op]) -> str:
     if all(op.is_message for op in ops):
         return (
             "let one side send first while the other receives (by the parity of the rank), or give all messages to "
@@ -74,15 +80,90 @@ def _fix(view: View, standings: list[Standing]) -> str:
     return "use the groups in the same order on all ranks that belong to both"
 
 
-def _goes_astray(view: View, op: Op) -> bool:
-    """Tell whether the rank that a message names waits in no message itself: it is no turn that both want to have first."""
-    peer = view.standings.get(op.peer) if op.peer is not None else None
-    return peer is not None and peer.op is not None and not peer.op.is_message
+# ------------------------------------------------------------ messages that have no counterpart
+
+
+def _find_lost(view: View, standings: list[Standing]) -> list[tuple[int, int]]:
+    """Return the messages that their peer does not answer: the rank that waits in one, and its peer.
+
+    A peer that waits in a message with the other one only wants to be first. One that waits in a collective, or in a message
+    with a third one, has something else in mind.
+    """
+    if all(_is_message(one) for one in standings):
+        return []  # nobody may have come too far: then it is their order
+    lost = []
+    for one in standings:
+        peer = view.standings.get(one.op.peer) if one.op is not None and one.op.peer is not None else None
+        if one.op is None or not one.op.is_message or peer is None or peer.op is None:
+            continue
+        is_crossed = peer.op.peer != one.rank and _is_send(peer.op) != _is_send(one.op)
+        if not peer.op.is_message or is_crossed:
+            lost.append((one.rank, peer.rank))
+    # Of a send and a receive that would fit each other, but for one of their numbers, nobody else has a share; unless one was
+    # answered before by the rank that it names, which may have left its part out.
+    near = [pair for pair in lost if _is_message(view.standings[pair[1]])]
+    return near if near and not any(_has_met(view, rank) for pair in near for rank in pair) else lost
+
+
+def _has_met(view: View, rank: int) -> bool:
+    """Tell whether a rank has had a message before with the rank that it now waits for."""
+    op, evidence = view.standings[rank].op, view.by_rank[rank].evidence
+    return (
+        op is not None
+        and evidence is not None
+        and any(one.is_message and one.is_over and one.peer == op.peer for one in evidence.ops)
+    )
+
+
+def _is_send(op: Op) -> bool:
+    return op.name in {"send", "isend"}
+
+
+def _name_lost(view: View, lost: list[tuple[int, int]]) -> str | None:
+    return "C9" if all(_is_message(view.standings[rank]) for pair in lost for rank in pair) else None
+
+
+def _is_message(one: Standing) -> bool:
+    return one.op is not None and one.op.is_message
+
+
+def _tell_lost(view: View, lost: list[tuple[int, int]], others: list[Standing]) -> str:
+    told = []
+    for rank, peer in lost:
+        there = view.standings[peer]
+        away = (
+            _tell_message(there)
+            if _is_message(there)
+            else f"rank {peer} waits in {name_op(there.op)} at {shorten(there.site)}"
+        )
+        told.append(f"{_tell_message(view.standings[rank])}, and {away}")
+    ranks = [one.rank for one in others]
+    rest = (
+        f"; {name_ranks(ranks)} {verb(ranks, 'wait')} for them in {name_op(others[0].op)} at {shorten(others[0].site)}"
+        if others
+        else ""
+    )
+    return f"a message is met by none, and so the ranks wait for each other: {join_clauses(told)}{rest}"
+
+
+def _fix_lost(view: View, lost: list[tuple[int, int]]) -> str:
+    rank, peer = lost[0]
+    one, there = view.standings[rank], view.standings[peer]
+    if one.op is None:
+        return ""
+    answer = "recv" if _is_send(one.op) else "send"
+    if _is_message(there):
+        given, own = ("dst", "src") if _is_send(one.op) else ("src", "dst")
+        return (
+            f"let both name each other: {given}={peer} at {shorten(one.site)} needs {own}={rank} at {shorten(there.site)}, "
+            "or another rank was meant"
+        )
+    return f"let rank {peer} make the {answer} that answers {shorten(one.site)} before it goes to {shorten(there.site)}, or leave that message out"
 
 
 def _tell_message(one: Standing) -> str:
     op = one.op
     if op is None:
         return ""
-    doing = "sends to" if op.name in {"send", "isend"} else "expects from"
+    doing = "sends to" if _is_send(op) else "expects a message from"
     return f"rank {one.rank} {doing} rank {op.peer} at {shorten(one.site)}"

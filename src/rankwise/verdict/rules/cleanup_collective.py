@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.evidence.notes import parse_traceback
+from rankwise.evidence.threads import MAIN
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.telling import tell_parting
 from rankwise.verdict.words import is_gradient, shorten
 
 if TYPE_CHECKING:
+    from rankwise.base.faults import FaultRecord
+    from rankwise.evidence.facts import Op, RankFacts
     from rankwise.verdict.guards import Guard
     from rankwise.verdict.parting import Parting
     from rankwise.verdict.sight import Sight
@@ -21,20 +25,63 @@ def find(view: View) -> tuple[Sight, ...]:
     """Return the sights of it: only the script's text tells that a line stands in a finally."""
     sights = []
     for parting in view.partings:
-        cleaning = _find_cleaning(view, parting)
-        if cleaning:
-            at = next(op.site for ranks, op in parting.sides if ranks[0] in cleaning)
-            others = [op for ranks, op in parting.sides if ranks[0] not in cleaning]
-            # Who is through with its batches earlier comes to the finally just as well.
-            is_early = any(map(is_gradient, others)) and not _is_excepting(view, parting, cleaning)
-            sight = tell_parting(
-                view, parting, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning,
-                told=f"{name_ranks(cleaning)} left a try block early and made the collective of its except or finally",
-                fix=f"look for the exception behind {shorten(at)}, which has not been shown yet{', or for a loop that ended earlier' if is_early else ''}, "
-                "and take the collective out of the except or finally",
-            )  # fmt: skip
-            sights.append(sight)
+        raised = _find_raised(view, parting)
+        cleaning = _find_cleaning(view, parting) or tuple(sorted(raised))
+        if not cleaning:
+            continue
+        at = next(op.site for ranks, op in parting.sides if ranks[0] in cleaning)
+        others = [op for ranks, op in parting.sides if ranks[0] not in cleaning]
+        # Who is through with its batches earlier comes to the finally just as well.
+        is_early = any(map(is_gradient, others)) and not _is_excepting(view, parting, cleaning)
+        told = (
+            f"{name_ranks(cleaning)} left a try block early and made the collective of its except or finally"
+        )
+        behind = f"look for the exception behind {shorten(at)}, which has not been shown yet{', or for a loop that ended earlier' if is_early else ''}"
+        if known := [rank for rank in cleaning if rank in raised]:
+            is_early, told = False, _tell_raised(known, cleaning, raised, at)
+            behind = f"mend what was raised at {shorten(raised[known[0]].where)}: it has not been shown, as the collective behind it waits"
+        sight = tell_parting(
+            view, parting, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning, told=told,
+            fix=f"{behind}; and take the collective out of the except or finally",
+        )  # fmt: skip
+        sights.append(sight)
     return tuple(sights)
+
+
+def _tell_raised(
+    known: list[int], cleaning: tuple[int, ...], raised: dict[int, FaultRecord], at: str | None
+) -> str:
+    first = raised[known[0]]
+    told = f"{name_ranks(known[:1])} raised {first.message} at {shorten(first.where)}"
+    if more := [rank for rank in cleaning if rank != known[0]]:
+        told += f", {name_ranks(more)} left the block too"
+    return f"{told}, and made the collective of the except, finally or __exit__ at {shorten(at)}"
+
+
+def _find_raised(view: View, parting: Parting) -> dict[int, FaultRecord]:
+    """Return what ranks that still stand in the collective are handling, if it is not what all others are handling too."""
+    found = {
+        rank: fault
+        for ranks, op in parting.sides
+        for rank in ranks
+        if (fault := _find_handled(view.by_rank[rank], op)) is not None
+    }
+    sides = [ranks for ranks, _ in parting.sides if not any(rank in found for rank in ranks)]
+    return found if sides else {}
+
+
+def _find_handled(facts: RankFacts, op: Op) -> FaultRecord | None:
+    """Return the exception that a rank has on its hands in a collective: one that came through a function that it is still in."""
+    evidence, stack = facts.evidence, facts.stack
+    if evidence is None or stack is None or stack.where != op.site:
+        return None
+    thread = next((name for name, one in evidence.stacks.items() if one == stack), MAIN)
+    fault = (evidence.handled or {}).get(thread)
+    trace = parse_traceback(fault.callstack) if fault else None
+    if fault is None or trace is None:
+        return None
+    own = {(frame.file, frame.function) for frame in stack.frames if frame.is_users}
+    return fault if any((frame.file, frame.function) in own for frame in trace.frames) else None
 
 
 def _find_cleaning(view: View, parting: Parting) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""Ranks wait in a backward pass for one that has made fewer of them: it left the loop or skipped a step (D14, D15, D16)."""
+"""Ranks wait in a backward pass for one that has made fewer of them: it left the loop or skipped a step (D14, D15, D16, X10)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.telling import find_fewer, tell_absence
+from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.words import is_gradient, shorten
 
 if TYPE_CHECKING:
@@ -22,13 +23,17 @@ def find(view: View) -> tuple[Sight, ...]:
             continue
         if any(map(view.may_come, absence.missing)) or not _did_before(view, absence):
             continue
-        at = shorten(absence.waiting[0].site)
+        first = absence.waiting[0]
+        at = shorten(first.site)
+        class_id, fix = explain_fewer(view, first.site, first.rank, absence.missing) or (
+            "D14",
+            f"let all ranks make the same number of backward passes at {at}: equal batches (DistributedSampler, drop_last, model.join()), and "
+                "one decision for all to stop early or to skip a step (all_reduce the flag first)",
+        )  # fmt: skip
         sights.append(
             tell_absence(
-                view, absence, rule=RULE, class_id="D14", culprits=find_fewer(absence),
+                view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence),
                 certainty="proof" if view.have_ended(absence) else "suspicion",
-                fix=f"let all ranks make the same number of backward passes at {at}: equal batches (DistributedSampler, drop_last, model.join()), and "
-                "one decision for all to stop early or to skip a step (all_reduce the flag first)",
             )
         )  # fmt: skip
     return tuple(sights)

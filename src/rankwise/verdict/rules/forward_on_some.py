@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.telling import tell_absence, tell_parting
+from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.words import is_buffers, is_gradient, shorten
 
 if TYPE_CHECKING:
@@ -28,10 +29,13 @@ def find(view: View) -> tuple[Sight, ...]:
             continue
         ranks, broadcast = buffers[0]
         class_id = _name(parting.lane, ranks[0], broadcast, others)
+        places = [op.site for _, op in parting.sides if not is_buffers(op)]
+        known = explain_fewer(view, broadcast.site, ranks[0], others, places) if class_id == "D14" else None
+        class_id, fix = known or (class_id, fix_forward(broadcast, class_id))
         sights.append(
             tell_parting(
                 view, parting, rule=RULE, told="some ranks ran the DDP model's forward pass while the others did not",
-                class_id=class_id, fix=_fix(broadcast, class_id), lead=broadcast,
+                class_id=class_id, fix=fix, lead=broadcast,
             )
         )  # fmt: skip
     for absence in view.absences:
@@ -42,7 +46,7 @@ def find(view: View) -> tuple[Sight, ...]:
         if class_id in {"D17", "D19"} and not any(view.may_come(rank) for rank in absence.missing):
             sights.append(
                 tell_absence(
-                    view, absence, rule=RULE, class_id=class_id, fix=_fix(op, class_id),
+                    view, absence, rule=RULE, class_id=class_id, fix=fix_forward(op, class_id),
                     certainty="proof" if view.have_ended(absence) else "suspicion",
                 )
             )  # fmt: skip
@@ -60,7 +64,13 @@ def _name(lane: Lane, rank: int, op: Op, others: Sequence[int]) -> str | None:
     return "D19" if since_buffers and is_buffers(since_buffers[-1]) else "D14"
 
 
-def _fix(op: Op, class_id: str | None) -> str:
+def fix_forward(op: Op, class_id: str | None) -> str:
+    """Return what to do about a forward pass that only some ranks made.
+
+    Args:
+        op: Its broadcast.
+        class_id: The failure class: D14 if it was a training step.
+    """
     if class_id == "D14":
         return (
             f"let all ranks make the same number of training steps at {shorten(op.site)} (DistributedSampler, drop_last, model.join()), "

@@ -1,10 +1,11 @@
-"""Gradients of some ranks met another collective of others: a rank made more backward passes than the rest (D14)."""
+"""Gradients of some ranks met another collective of others: a rank made more backward passes than the rest (D14, D15, D16, X10)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.telling import tell_parting
+from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.words import is_gradient, shorten
 
 if TYPE_CHECKING:
@@ -31,18 +32,23 @@ def _has_trained(view: View, rank: int) -> bool:
 
 
 def _tell(view: View, parting: Parting) -> Sight:
-    gradients = next(op for _, op in parting.sides if is_gradient(op))
+    stepping, gradients = next((ranks[0], op) for ranks, op in parting.sides if is_gradient(op))
     others = [rank for side, op in parting.sides if not is_gradient(op) for rank in side]
+    places = [op.site for _, op in parting.sides if not is_gradient(op)]
     were_there = all(
         parting.lane.has_been_at(rank, gradients.site) or _has_trained(view, rank) for rank in others
     )
     at = shorten(gradients.site)
+    class_id, fix = explain_fewer(view, gradients.site, stepping, others, places) or (
+        "D14",
+        f"let all ranks make the same number of backward passes at {at} (DistributedSampler with drop_last, or model.join()), "
+        "and agree on it by a collective before a rank leaves the loop or skips a step",
+    )
     return tell_parting(
         view,
         parting,
         rule=RULE,
         told="the gradients of some ranks met another collective of the others",
-        class_id="D14" if were_there else None,
-        fix=f"let all ranks make the same number of backward passes at {at} (DistributedSampler with drop_last, or model.join()), "
-        "and agree on it by a collective before a rank leaves the loop or skips a step",
+        class_id=class_id if were_there else None,
+        fix=fix,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import tell_absence
+from rankwise.verdict.telling import are_alone, tell_absence
 from rankwise.verdict.words import shorten
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def find(view: View) -> tuple[Sight, ...]:
     sights = []
     for absence in view.absences:
         is_slow = any(map(view.may_come, absence.missing))
-        class_id, fix = (None, _fix_slow(view, absence)) if is_slow else _judge(view, absence)
+        class_id, fix = _judge_slow(view, absence) if is_slow else _judge(view, absence)
         sights.append(
             tell_absence(
                 view, absence, rule=RULE, class_id=class_id, fix=fix,
@@ -28,6 +28,18 @@ def find(view: View) -> tuple[Sight, ...]:
             )
         )  # fmt: skip
     return tuple(sights)
+
+
+def _judge_slow(view: View, absence: Absence) -> tuple[str | None, str]:
+    """Return class and fix of a wait that may be right: of a class only if it should last for too long."""
+    doing = {view.standings[rank].doing for rank in absence.missing}
+    if doing <= {"busy", "saving", "unknown"} and view.scene.is_whole and are_alone(view, absence.missing):
+        who, at = name_ranks(absence.missing), shorten(absence.waiting[0].site)
+        return "X14", (
+            f"{who} does work alone that the others wait for at {at}: do it before the job starts, or before init_process_group, "
+            "or give that group a longer timeout"
+        )
+    return None, _fix_slow(view, absence)
 
 
 def _fix_slow(view: View, absence: Absence) -> str:
@@ -68,6 +80,9 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
             "C26",
             f"the condition at line {own[0].line} holds on some ranks only: let one rank decide, and broadcast the decision before {at}",
         )
+    advice = {view.pauses[rank].advice if rank in view.pauses else "" for rank in absence.missing}
+    if len(advice) == 1 and (told := advice.pop()):
+        return None, f"{told}; the others wait at {at}"
     return (
         None,
         f"look why {who} did not come to {at}, or why the others did: all ranks of a group must make the same collectives",

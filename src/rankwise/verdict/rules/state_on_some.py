@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rankwise.verdict.view import View
 
 RULE = "state_on_some"
-_GATHERERS = frozenset({
+#: Functions that gather a state from all ranks.
+GATHERERS = frozenset({
     "full_tensor", "get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "_get_model_state_dict",
     "_full_post_state_dict_hook", "summon_full_params", "full_optim_state_dict", "optim_state_dict", "consolidate_state_dict",
 })  # fmt: skip
@@ -45,7 +46,7 @@ def _gathered(view: View, rank: int, op: Op) -> bool:
     """Tell whether a rank made an operation for that: by its record, or by its stack if it still stands there."""
     standing = view.standings.get(rank)
     is_there = standing is not None and standing.wait is not None and standing.where == op.site
-    return bool(_GATHERERS & {*op.inside}) or (is_there and _gathers(view, rank))
+    return bool(GATHERERS & {*op.inside}) or (is_there and _gathers(view, rank))
 
 
 def _tell_absences(view: View) -> tuple[Sight, ...]:
@@ -63,4 +64,4 @@ def _tell_absences(view: View) -> tuple[Sight, ...]:
 def _gathers(view: View, rank: int) -> bool:
     facts, standing = view.by_rank[rank], view.standings[rank]
     inside = {frame.function for frame in list_calls(facts.stack)} if facts.stack else set()
-    return bool(_GATHERERS & (inside | set(standing.op.inside if standing.op else ())))
+    return bool(GATHERERS & (inside | set(standing.op.inside if standing.op else ())))

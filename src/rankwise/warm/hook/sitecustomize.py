@@ -75,20 +75,21 @@ if _orders is not None:
         if _warm is None:
             _recorder = _load("evidence", "recorder")
         _told = _json.loads(_orders)
-        _places = _told.pop("evidence", None)
+        _places, _keep = _told.pop("evidence", None), _told.pop("keep", None)
         if _places is not None:
             _places["pid"] = os.getpid()
+        _find = lambda _name: _load("evidence", _name)  # noqa: E731
+        if _keep is not None:  # nobody looks on from outside
+            _find = _find("keeping").install(_keep, _find, _told["stacks"])
         _note = _recorder.arm(**_told)
         if _note is not None:
             _load("evidence", "group_watch").install(
-                lambda: _load("evidence", "roll"),
+                None if _keep is not None else lambda: _load("evidence", "roll"),
                 _note,
                 _recorder.let_threads_settle,
                 None
                 if _places is None or not _recorder.keep_from_children(_places)
-                else lambda _module: _load("evidence", "recording").begin(
-                    _module, _places, lambda _name: _load("evidence", _name)
-                ),
+                else lambda _module: _find("recording").begin(_module, _places, _find),
             )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")

@@ -1,0 +1,215 @@
+"""One file that a rank has left in a folder, with what stands beside it: its records, its notes, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from rankwise.base.errors import UsageError
+from rankwise.base.faults import FaultRecord
+from rankwise.base.files import write_atomic
+from rankwise.evidence import leaving, ring
+from rankwise.evidence.merging import merge
+from rankwise.evidence.notes import parse_notes, split_crash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.evidence.facts import Evidence
+    from rankwise.evidence.left_alive import LiveLook
+
+#: How a rank is, or ended: by itself in three ways; by SIGTERM; without a word, as by SIGKILL or os._exit; or nobody knows.
+How = Literal["lives", "finished", "raised", "crashed", "terminated", "vanished", "unknown"]
+#: A rank that copies itself at least every so often (and its own rhythm), and has not, can't.
+SILENT_S = 75.0
+_ENDING = ".evidence"
+_CRASHES = {"Aborted": -6, "Segmentation fault": -11, "Bus error": -7, "Floating": -8, "Illegal": -4}
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class LeftFile:
+    """What one rank has left.
+
+    Attributes:
+        path: The file.
+        head: What it tells of itself, on its first line.
+        copy: Its records, packed.
+        evidence: Its records, read; None if it has made none.
+        is_exact: Whether they reach to its end, or to this moment.
+        how: How it is, or ended.
+        asked: Its stack when it was told to end; ``crash``: when it crashed.
+        live: What was seen of it, if it lives here.
+    """
+
+    path: Path
+    head: dict[str, Any]
+    copy: bytes
+    evidence: Evidence | None = None
+    is_exact: bool = False
+    how: How = "unknown"
+    fault: FaultRecord | None = None
+    finished_s: float | None = None
+    asked: str = ""
+    crash: str = ""
+    live: LiveLook | None = None
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return int(self.head["rank"])
+
+    @property
+    def offset_s(self) -> float:
+        """What makes a time of the host's monotonic clock one of the epoch."""
+        return float(self.head["time_s"]) - float(self.head["saved_s"])
+
+    @property
+    def moved_s(self) -> float:
+        """When it made a record or a step last, or used the CPU, as far as is known."""
+        told = [float(self.head.get("moved_s", self.head["began_s"])), float(self.head.get("busy_s", 0.0))]
+        if self.evidence is not None:
+            told += [op.entered_s for op in self.evidence.ops[-8:] if op.entered_s is not None]
+            told += [self.evidence.step_s or 0.0]
+        return max(told)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files of ranks in a folder of an attempt, of a run, or of many runs."""
+    return sorted(
+        path
+        for pattern in ("", "attempt_*/", "*/attempt_*/")
+        for path in folder.glob(f"{pattern}rank*{_ENDING}")
+    )
+
+
+def read_head(path: Path) -> LeftFile | None:
+    """Return a file, its first line read; None if it is none of ours."""
+    try:
+        line, _, copy = path.read_bytes().partition(b"\n")
+        head = json.loads(line)
+    except (OSError, ValueError):
+        return None  # written by nobody of ours
+    if not isinstance(head, dict) or head.get("version") != leaving.VERSION:
+        return None
+    return LeftFile(path=path, head=head, copy=copy)
+
+
+def fill(file: LeftFile) -> None:
+    """Read the records and the notes of a rank."""
+    raw = file.live.raw if file.live is not None else _take_memory(file)
+    file.is_exact = raw is not None or file.head.get("why") in {"end", "rescue"}
+    if raw is None and file.copy:
+        try:
+            raw = zlib.decompress(file.copy)
+        except zlib.error as error:
+            raise UsageError(f"{file.path} can't be read: {error}") from error
+    reading = ring.Reading(raw or b"")
+    if reading.is_begun:
+        try:
+            file.evidence = merge(reading)
+        except (ValueError, KeyError, TypeError):
+            file.evidence = None  # the script has written into it
+    front = str(file.path)[: -len(_ENDING)]
+    file.fault, file.finished_s = parse_notes(_read_text(Path(f"{front}.notes.jsonl")))
+    if file.fault is None and file.finished_s is None and (raised := file.head.get("error")):
+        file.fault = FaultRecord(message=str(raised), monotonic_s=float(file.head["saved_s"]))
+    file.asked, file.crash = split_crash(_read_text(Path(f"{front}.stacks.txt")))
+
+
+def _take_memory(file: LeftFile) -> bytes | None:
+    """Return the records of a rank that has ended on this host, from the file in memory that has outlived it; None if there is none.
+
+    They are put into the folder, which then has all there is, and can be carried elsewhere.
+    """
+    head = file.head
+    path = Path(str(head["ring"]))
+    try:
+        if not head["ring"] or head["kernel"] != leaving.name_kernel():
+            return None
+        with path.open("rb") as memory:
+            status = os.fstat(memory.fileno())
+            if [status.st_dev, status.st_ino] != head["ring_id"]:
+                return None
+            raw = memory.read(ring.SIZE_BYTES)
+    except OSError:
+        return None
+    with suppress(OSError):  # another user's folder, or a disk that is full: then it stays where it is
+        told = {**head, "why": "rescue", "state": "ended"}
+        write_atomic(file.path, json.dumps(told).encode() + b"\n" + zlib.compress(raw, 1))
+        path.unlink()
+    return raw
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# ----------------------------------------------------------- how they ended
+
+
+def tell_hows(files: Mapping[int, LeftFile]) -> None:
+    """Write down for each rank how it is, or ended."""
+    for file in files.values():
+        file.how = _find_how(file)
+    silent = [file for file in files.values() if file.how == "vanished"]
+    others = [file for file in files.values() if file.how not in {"vanished", "finished"}]
+    if len(silent) > 1 and not others:
+        # All at once, as by a scheduler: what counts is how they were before. None of them is to blame for its own end.
+        for file in silent:
+            file.how = "terminated"
+    for file in silent:
+        # It had left the others in order, and ends as many scripts do: by os._exit.
+        if file.evidence is not None and file.evidence.has_left and file.how == "vanished":
+            file.how = "finished"
+
+
+def _find_how(file: LeftFile) -> How:
+    if file.live is not None:
+        return "lives"
+    if file.fault is not None:
+        # Ctrl-C comes from outside, and reaches all of them.
+        return "terminated" if file.fault.message.startswith("KeyboardInterrupt") else "raised"
+    # A script that closes all descriptors has no last note; that it came to its end the last copy tells.
+    if file.finished_s is not None or file.head.get("why") == "end":
+        return "finished"
+    if file.crash:
+        return "crashed"
+    if file.asked.strip():
+        return "terminated"  # nothing else asks
+    is_here = file.head["kernel"] == leaving.name_kernel()
+    return "vanished" if is_here or file.head.get("state") == "ended" else "unknown"
+
+
+def find_end(file: LeftFile) -> float:
+    """Return when it was last heard of: at its end, or when it was copied last."""
+    if file.live is not None:
+        return file.live.at_s
+    saved_s, fault = float(file.head["saved_s"]), file.fault
+    if file.how in {"raised", "terminated"} and fault is not None and fault.monotonic_s is not None:
+        return fault.monotonic_s
+    if file.how == "finished" and file.finished_s is not None:
+        return file.finished_s
+    if file.how == "vanished":
+        return file.moved_s
+    heard_s = max(float(file.head.get("seen_s", saved_s)), saved_s, file.moved_s)
+    if file.how != "terminated" or not file.asked.strip():
+        return heard_s
+    # A folder that was copied has younger files: believed only if it fits the rhythm of the copies.
+    told_s = Path(str(file.path)[: -len(_ENDING)] + ".stacks.txt").stat().st_mtime - file.offset_s
+    return told_s if saved_s <= told_s <= saved_s + float(file.head["every_s"]) + SILENT_S else heard_s
+
+
+def find_code(file: LeftFile) -> int:
+    """Return the exit code that goes with how it ended, as far as its notes tell."""
+    if file.how == "crashed":
+        return next((code for name, code in _CRASHES.items() if name in file.crash.partition("\n")[0]), -6)
+    return {"finished": 0, "raised": 1}.get(file.how, -9)

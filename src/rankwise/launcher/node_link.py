@@ -1,0 +1,172 @@
+"""The link between the launchers of a job's nodes: what ours asks and tells the others of ranks that wait. It never waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast, final
+
+from rankwise.base.errors import LaunchError
+from rankwise.launcher.helper import InterruptedByUser
+
+if TYPE_CHECKING:
+    from rankwise.launcher.helper import Helper
+
+_DECIDE_S = 3.0
+#: So long a node that ends waits until the others have heard why, or what the judge says of all.
+_HEAR_S, _WORD_S, _COLLECT_S = 3.0, 10.0, 10.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that takes part.
+
+    Attributes:
+        host: Its name.
+        base_rank: Its first rank; the others follow.
+        num_ranks: How many it has.
+    """
+
+    host: str
+    base_rank: int
+    num_ranks: int
+
+    @property
+    def ranks(self) -> range:
+        """Its ranks."""
+        return range(self.base_rank, self.base_rank + self.num_ranks)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """What another node has published.
+
+    Attributes:
+        node: Its rank among the nodes.
+        num: How many it had published with this one.
+        at_s: When it came here, monotonic.
+        text: What it says (evidence.joint_scene).
+    """
+
+    node: int
+    num: int
+    at_s: float
+    text: str
+
+
+@final
+class NodeLink:
+    """Speaks with the helper process about one round.
+
+    Args:
+        helper: Holds the store at which the nodes have met.
+        name: Of the round, as the helper counts.
+        node_rank: Which node we are.
+        judge: Which node judges for all.
+        host: Our name, for others to show.
+
+    Attributes:
+        questions: Ours, by number: when each was on its way, monotonic.
+    """
+
+    def __init__(self, helper: Helper, name: str, *, node_rank: int, judge: int, host: str) -> None:
+        self._helper, self._name = helper, name
+        self.node_rank, self.judge, self.host = node_rank, judge, host
+        self.questions: dict[int, float] = {}
+        self._num_published = 0
+        self._seen: dict[int, int] = {}
+
+    @property
+    def is_judge(self) -> bool:
+        """Whether we judge for all."""
+        return self.judge == self.node_rank
+
+    @property
+    def asked(self) -> int:
+        """The number of the last question that any node has asked; 0 for none."""
+        return int(str(self._news("asked") or 0))
+
+    @property
+    def lost(self) -> str | None:
+        """Why the others can't be reached any more; None while they can."""
+        lost = self._news("lost")
+        return None if lost is None else str(lost)
+
+    @property
+    def decision(self) -> str | None:
+        """What any node has decided for all."""
+        told = self._news("decision")
+        return None if told is None else str(told)
+
+    @property
+    def nodes(self) -> dict[int, Node]:
+        """The nodes that take part, ours among them; known to the judge when it has asked."""
+        told = cast("dict[str, list[object]]", self._news("nodes") or {})
+        return {
+            int(node): Node(host=str(host), base_rank=int(str(base)), num_ranks=int(str(num)))
+            for node, (host, base, num) in told.items()
+        }
+
+    def ask(self, now_s: float) -> None:
+        """Ask all nodes what their ranks do.
+
+        Args:
+            now_s: Now, monotonic: what is answered to this question is not older.
+        """
+        self._helper.tell("question", token=now_s)
+
+    def note_questions(self) -> None:
+        """Learn the number of our last question."""
+        told = cast("list[float] | None", self._news("question"))
+        if told is not None:
+            self.questions.setdefault(int(told[1]), float(told[0]))
+
+    def publish(self, text: str) -> None:
+        """Tell the others of our ranks."""
+        self._num_published += 1
+        self._helper.tell("publish", num=self._num_published, text=text)
+
+    def take_letters(self) -> list[Letter]:
+        """Return what has come since the last time, the newest of each node."""
+        letters = []
+        for node in self.nodes:
+            told = cast("dict[str, object] | None", self._news(f"scene/{node}"))
+            if told is not None and (num := int(str(told["num"]))) > self._seen.get(node, 0):
+                self._seen[node] = num
+                at_s = float(str(told["at_s"]))
+                letters.append(Letter(node=node, num=num, at_s=at_s, text=str(told["text"])))
+        return letters
+
+    def decide(self, text: str) -> str:
+        """Make known to all what the attempt has come to, and return what stands: another node may have been quicker."""
+        try:
+            return str(self._helper.ask("decide", timeout_s=_DECIDE_S, text=text)["text"])
+        except (LaunchError, InterruptedByUser):
+            return text
+
+    def wait_heard(self) -> None:
+        """Wait, before we take the store away, until all others have heard the last word."""
+        self._try("hear", timeout_s=_HEAR_S + 1, bound_s=_HEAR_S)
+
+    def collect(self) -> bool:
+        """Have what all nodes have published by now, when our ranks have ended; False if the store has gone."""
+        return self._try("collect", timeout_s=_COLLECT_S) is not None
+
+    def say_word(self, text: str) -> None:
+        """Tell the others, who wait for it, what is to be said of the whole job."""
+        self._try("say_word", timeout_s=_DECIDE_S, text=text)
+
+    def wait_word(self) -> str:
+        """Return what the judge says of the whole job; empty if it says nothing in time."""
+        told = self._try("wait_word", timeout_s=_WORD_S + 1, bound_s=_WORD_S)
+        return "" if told is None else str(told["text"])
+
+    def _try(self, op: str, *, timeout_s: float, **facts: object) -> dict[str, object] | None:
+        try:
+            return self._helper.ask(op, timeout_s=timeout_s, on_wait=None, on_tick=None, **facts)
+        except (LaunchError, InterruptedByUser):
+            return None  # the store has gone, or the user wants us to
+
+    def _news(self, name: str) -> object:
+        return self._helper.news(f"{self._name}/{name}")

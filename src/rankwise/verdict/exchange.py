@@ -1,0 +1,89 @@
+"""What each rank gives to each other against what that one expects: where the two differ, and whose lists are odd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from rankwise.evidence.facts import Op
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """Two ranks, or a rank with itself, that do not agree how much goes from one to the other.
+
+    Attributes:
+        giver: Who gives.
+        getter: Who gets.
+        given: How many elements are given.
+        expected: How many the other one expects.
+    """
+
+    giver: int
+    getter: int
+    given: int
+    expected: int
+
+
+def is_uneven(op: Op) -> bool:
+    """Tell whether a rank gives or gets more to or from one member than to or from another."""
+    return len({*op.gives, *op.gets}) > 1
+
+
+def find_misfits(members: tuple[int, ...], ops: Mapping[int, Op]) -> tuple[Misfit, ...]:
+    """Return all pairs that do not agree, as far as both sides are known.
+
+    Args:
+        members: Of the group, ascending.
+        ops: What each of them has entered under one number.
+    """
+    known = {
+        rank: op for rank, op in ops.items() if len(op.gives) == len(op.gets) == len(members) and rank in members
+    }  # fmt: skip
+    lists = {(op.gives, op.gets) for op in known.values()}
+    if len(lists) == 1 and not any(map(is_uneven, known.values())):
+        return ()
+    places = {rank: place for place, rank in enumerate(members)}
+    return tuple(
+        Misfit(giver=giver, getter=getter, given=given, expected=expected)
+        for giver, op in known.items()
+        for getter, other in known.items()
+        if (given := op.gives[places[getter]]) != (expected := other.gets[places[giver]])
+    )
+
+
+def find_odd(misfits: Collection[Misfit], ops: Mapping[int, Op]) -> tuple[int, ...]:
+    """Return the ranks whose lists explain all misfits; both of a pair where nothing tells which one of them is wrong.
+
+    Args:
+        misfits: The pairs that do not agree.
+        ops: What each rank has entered.
+    """
+    # Who does not agree with itself is wrong, whatever the others say.
+    odd = {one.giver for one in misfits if one.giver == one.getter}
+    rest = _leave_out(misfits, odd)
+    while rest:
+        counts = Counter(rank for one in rest for rank in {one.giver, one.getter})
+        most = max(counts.values())
+        found = {rank for rank, count in counts.items() if count == most}
+        if len(found) > 1:
+            found = _find_unlike(found, ops)
+        odd |= found
+        rest = _leave_out(rest, found)
+    return tuple(sorted(odd))
+
+
+def _leave_out(misfits: Collection[Misfit], ranks: Collection[int]) -> list[Misfit]:
+    return [one for one in misfits if one.giver not in ranks and one.getter not in ranks]
+
+
+def _find_unlike(ranks: set[int], ops: Mapping[int, Op]) -> set[int]:
+    """Return those of some ranks whose lists are not what more than half of all have; all where there is no such list."""
+    lists, num = Counter((op.gives, op.gets) for op in ops.values()).most_common(1)[0]
+    unlike = {rank for rank in ranks if (ops[rank].gives, ops[rank].gets) != lists}
+    return unlike if num * 2 > len(ops) and unlike else ranks

@@ -1,0 +1,181 @@
+"""Replicas of a model in DistributedDataParallel that have drifted apart: its gradients, or its state, are not shared (D7-D10, D23, D26)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.drifting import are_carried, find_drifts, have_averaged, is_beyond_rounding, tell_drift
+from rankwise.verdict.sight import Sight
+from rankwise.verdict.words import is_gradient, shorten
+
+if TYPE_CHECKING:
+    from rankwise.verdict.drifting import Drift
+    from rankwise.verdict.view import View
+
+RULE = "drift"
+#: Replicas may be averaged by hand every so many steps. After as many without it, nobody does.
+_PATIENCE, _LONG_PATIENCE = 64, 512
+#: What the wrapper does not know of, by the letter of its state.
+_UNKNOWN = {
+    "a": ("D8", "added or replaced after the model had been wrapped"),
+    "u": ("D9", "frozen when the model was wrapped, and unfrozen later"),
+    "m": ("D10", "moved to another device or dtype after the model had been wrapped"),
+}
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it: not of models whose ranks average their weights themselves."""
+    found = (_judge(view, drift) for drift in find_drifts(view.scene, "ddp"))
+    return tuple(sight for sight in found if sight is not None)
+
+
+def _judge(view: View, drift: Drift) -> Sight | None:
+    told = (
+        _find_unknown(drift)
+        or _find_loaded(drift)
+        or _find_bypassed(view, drift)
+        or _find_unsynced(view, drift)
+        or _find_rates(drift)
+        or _find_none(view, drift)
+    )
+    return None if told == _LEGAL else _tell(drift, *told)
+
+
+_Told = tuple[str | None, str, str]
+#: It is, or may be, meant.
+_LEGAL: _Told = (None, "", "")
+
+
+def _find_unknown(drift: Drift) -> _Told | None:
+    """Find parameters that the wrapper does not know as they are, and no others."""
+    letters = [_find_letter(drift, place) for place in drift.places]
+    if "k" in letters:
+        return None
+    class_id, told = _UNKNOWN[max(_UNKNOWN, key=letters.count)]
+    wrapped = _wrapped(drift)
+    fix = {
+        "D8": f"give the model all of its layers before it is wrapped{wrapped}, or wrap it anew after they have been changed",
+        "D9": f"unfreeze before wrapping{wrapped}, or wrap the model anew when its layers have been unfrozen",
+        "D10": f"move the model to its device and dtype before it is wrapped{wrapped}",
+    }[class_id]
+    they = "they were" if len(letters) > 1 else "it was"
+    return (
+        class_id,
+        f"{they} {told}, so the gradients of {'those' if len(letters) > 1 else 'it'} are not averaged",
+        fix,
+    )
+
+
+def _find_letter(drift: Drift, place: int) -> str:
+    letters = {replica.states[place : place + 1] for replica in drift.by_rank.values()}
+    return next((letter for letter in "amu" if letter in letters), "k")
+
+
+def _find_loaded(drift: Drift) -> _Told | None:
+    """Find a model that was not the same before its first step: the wrapper had made it so."""
+    if drift.step > 0:
+        return None
+    return (
+        "D26",
+        "the model was changed on some ranks after it had been wrapped: state loaded there only, or differently",
+        f"load state before the model is wrapped{_wrapped(drift)}, or on all ranks from the same file",
+    )
+
+
+def _find_bypassed(view: View, drift: Drift) -> _Told | None:
+    """Find a wrapper that was never called, or never averaged anything."""
+    was_called = any(digest.forwarded for digest in drift.digests.values())
+    if was_called and (_is_unsynced(drift) or _have_averaged(view, drift) is not False):
+        return None
+    if not _is_sure(drift, _PATIENCE):
+        return _LEGAL
+    return (
+        "D7",
+        "it is trained without its wrapper, and no gradient was averaged",
+        f"in training call what DistributedDataParallel returned{_wrapped(drift)}, and not its .module or a method of that: only the wrapper's forward "
+        "prepares the averaging",
+    )  # fmt: skip
+
+
+def _have_averaged(view: View, drift: Drift) -> bool | None:
+    """Tell whether buckets of gradients were sent; None if that can't be known."""
+    told = have_averaged(drift)
+    if told is not None:
+        return told
+    if any(is_gradient(op) for evidence in drift.evidence.values() for op in evidence.ops):
+        return True
+    is_known = all(view.is_fresh(rank) and not evidence.missing for rank, evidence in drift.evidence.items())
+    return False if is_known else None
+
+
+def _find_unsynced(view: View, drift: Drift) -> _Told | None:
+    """Find a model all of whose forwards were made under no_sync."""
+    if not _is_unsynced(drift) or _have_averaged(view, drift):
+        return None
+    if not _is_sure(drift, _LONG_PATIENCE):
+        return _LEGAL
+    return (
+        "D23",
+        "the optimizer steps on gradients from no_sync(), which are never averaged",
+        "leave no_sync() for forward and backward of the last micro-batch before each step",
+    )
+
+
+def _is_unsynced(drift: Drift) -> bool:
+    return any(digest.forwarded and not digest.synced for digest in drift.digests.values())
+
+
+def _find_rates(drift: Drift) -> _Told | None:
+    """Find learning rates that differ."""
+    held: dict[tuple[float, ...], list[int]] = {}
+    for rank, digest in drift.digests.items():
+        held.setdefault(digest.rates, []).append(rank)
+    if len(held) < 2:
+        return None
+    told = "; ".join(
+        f"{', '.join(f'{rate:g}' for rate in rates[:3])} on {name_ranks(tuple(ranks))}"
+        for rates, ranks in sorted(held.items(), key=lambda one: one[1])[:3]
+    )
+    return (
+        None,
+        f"their learning rates differ: {told}",
+        "step the scheduler on all ranks, and give one that looks at a loss (ReduceLROnPlateau) the mean over the ranks",
+    )
+
+
+def _find_none(view: View, drift: Drift) -> _Told:
+    is_meant = _is_unsynced(drift) and not _is_sure(drift, _LONG_PATIENCE)
+    if is_meant or not is_beyond_rounding(drift) or are_carried(drift):
+        return _LEGAL
+    averaged = "their gradients were averaged, so " if _have_averaged(view, drift) else ""
+    return (
+        None,
+        f"{averaged}something else changes them: the optimizer's state, or what is done to gradients or weights on some ranks only",
+        "look for what differs between ranks from that step on: loading, clipping, noise or resets under a test of the rank or of its own loss",
+    )
+
+
+def _is_sure(drift: Drift, patience: int) -> bool:
+    """Tell whether nobody averages the model by hand: nothing was sent that is as large, for long or to the end."""
+    return (drift.is_over or drift.last_step >= patience) and not are_carried(drift)
+
+
+def _wrapped(drift: Drift) -> str:
+    return f" at {shorten(drift.replica.site)}" if drift.replica.site else ""
+
+
+def _tell(drift: Drift, class_id: str | None, cause: str, fix: str) -> Sight:
+    replica = drift.replica
+    return Sight(
+        kind="mismatch",
+        certainty="proof",
+        rule=RULE,
+        culprits=drift.culprits,
+        class_id=class_id,
+        where=replica.site or None,
+        message=f"the replicas of the model wrapped{_wrapped(drift)} have drifted apart: {tell_drift(drift)}; {cause}",
+        fix=fix,
+        is_stuck=False,
+        key=f"drift of model {replica.model} of {name_ranks(replica.members)}",
+    )

@@ -1,0 +1,51 @@
+"""Each rank trains a model of its own on its share of the data, and nothing was ever averaged: nobody wrapped the model (D7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.drifting import are_carried, find_drifts, tell_drift
+from rankwise.verdict.sight import Sight
+
+if TYPE_CHECKING:
+    from rankwise.verdict.drifting import Drift
+    from rankwise.verdict.view import View
+
+RULE = "never_wrapped"
+#: Weights may be averaged by hand once an epoch, so a job that runs is given that long.
+_PATIENCE = 4096
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it: only where all began with the same weights, and share the data by a DistributedSampler."""
+    return tuple(_tell(drift) for drift in find_drifts(view.scene, "plain") if _is_meant_as_one(drift))
+
+
+def _is_meant_as_one(drift: Drift) -> bool:
+    return (
+        set(drift.by_rank) == set(drift.replica.members)
+        and drift.step == 1
+        and drift.equal_step == 0
+        and 2 * len(drift.places) > len(drift.replica.kinds)
+        and len({digest.rates for digest in drift.digests.values()}) == 1
+        and (drift.is_over or drift.last_step >= _PATIENCE)
+        and not any(evidence.missing for evidence in drift.evidence.values())
+        and not are_carried(drift)
+    )
+
+
+def _tell(drift: Drift) -> Sight:
+    told = "the ranks began with the same model and share the data, but train apart: no gradient was ever averaged"
+    return Sight(
+        kind="mismatch",
+        # As long as the job runs, somebody may yet average the weights.
+        certainty="proof" if drift.is_over else "suspicion",
+        rule=RULE,
+        culprits=drift.culprits,
+        class_id="D7",
+        message=f"{told}; {tell_drift(drift)}",
+        fix="wrap the model in torch.nn.parallel.DistributedDataParallel before the first step, and call the wrapper in training",
+        is_stuck=False,
+        key=f"drift of a model of {name_ranks(drift.replica.members)} in no wrapper",
+    )

@@ -1,0 +1,70 @@
+"""Ranks were at different lines when their collectives were paired by chance, and could not go on later (C1, D14, D17, D28)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.rules.forward_on_some import fix_forward
+from rankwise.verdict.rules.state_on_some import GATHERERS
+from rankwise.verdict.telling import find_guarded, tell_parting
+from rankwise.verdict.words import is_buffers, is_gradient, is_wrapping, shorten
+
+if TYPE_CHECKING:
+    from rankwise.evidence.facts import Op
+    from rankwise.verdict.parting import Parting
+    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.view import View
+
+RULE = "other_line"
+
+
+def find(view: View) -> tuple[Sight, ...]:
+    """Return the sights of it: not where a rule of its own knows what one side was doing."""
+    sights = []
+    for parting in view.partings:
+        ops = [op for _, op in parting.sides]
+        is_known = any(len({test(op) for op in ops}) == 2 for test in (is_gradient, is_wrapping))
+        if parting.respect != "line" or is_known:
+            continue
+        class_id, lead, fix = _judge(view, parting)
+        sights.append(
+            tell_parting(
+                view, parting, rule=RULE, class_id=class_id, fix=fix, lead=lead,
+                told="the ranks went different ways before it showed",
+            )
+        )  # fmt: skip
+    return tuple(sights)
+
+
+def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
+    """Return the class, the collective that is one too many, if it is known, and what to do."""
+    own, others = parting.sides[0][1], parting.sides[1][1]
+    away = [op for ranks, op in parting.sides if {*ranks} <= {*parting.culprits}]
+    lead = away[0] if away else own
+    if gathering := next((op for op in (own, others) if GATHERERS & {*op.inside}), None):
+        return (
+            "D28",
+            gathering,
+            f"let all ranks gather the state at {shorten(gathering.site)}, and only one write it",
+        )
+    alone = [op for ranks, op in parting.sides if is_buffers(op) and not _is_known_to_all(parting, op)]
+    if len(alone) == 1:
+        return "D17", alone[0], fix_forward(alone[0], "D17")
+    guarded = find_guarded(view, parting)
+    if len(guarded) == 1:
+        ranks, op = guarded[0]
+        test = next(guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test)
+        return (
+            "C1", op,
+            f"take the collective at {shorten(op.site)} out of the rank test at line {test.line}: all ranks make it, and only what follows is for some",
+        )  # fmt: skip
+    places = " and ".join(shorten(op.site) for op in (own, others))
+    class_id = "D14" if is_buffers(own) or is_buffers(others) else None
+    return (
+        class_id, lead,
+        f"all ranks must make the same collectives in the same order: look at the branches and loops that lead to {places}",
+    )  # fmt: skip
+
+
+def _is_known_to_all(parting: Parting, op: Op) -> bool:
+    return all(parting.lane.has_been_at(rank, op.site) for ranks, _ in parting.sides for rank in ranks)

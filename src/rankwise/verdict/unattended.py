@@ -1,0 +1,125 @@
+"""The verdict on a run that no launcher of ours has looked at, from what its ranks have left in a folder: while it hangs, and afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.base.faults import FaultRecord
+from rankwise.verdict.blame import find_blame
+from rankwise.verdict.bystander import fold, judge_scene
+from rankwise.verdict.case import Case, RankEnd, Verdict, Waiting, name_ranks
+from rankwise.verdict.judge import judge
+from rankwise.verdict.look import look
+from rankwise.verdict.standing import find_standing
+from rankwise.verdict.words import shorten, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.evidence.left import Left, LeftRank
+
+_MOST_NAMED = 8
+_WITHOUT_A_WORD = "it ended without a word: killed (SIGKILL, as for lack of memory), or by os._exit; its launcher's log tells the exit code"
+
+
+def judge_left(left: Left) -> Verdict:
+    """Return the verdict on a run; kind "ok" if nothing is wrong with it, as far as it can be seen.
+
+    Args:
+        left: What its ranks have left.
+    """
+    hows = {one.how for one in left.ranks}
+    told = (*_tell_hows(left.ranks), *_tell_absent(left), *left.notes)
+    if hows & {"raised", "crashed", "vanished"} or hows == {"finished"}:
+        verdict = judge(_to_case(left))
+        casualties = tuple(one for one in verdict.casualties if one.fate != "stopped by us")
+        places = fold(left.scene) if hows & {"lives", "unknown"} else ()
+        # Exit codes are the launcher's to know: those that the case has are read from the notes.
+        return replace(verdict, casualties=casualties, exits={}, notes=(*verdict.notes, *places, *told))
+    unmet = _judge_absent(left) if left.absent else None
+    return judge_scene(left.scene, told) if unmet is None else replace(unmet, notes=(*unmet.notes, *told))
+
+
+def _to_case(left: Left) -> Case:
+    """Return the case; where all that failed only lost a peer, it was one of those that have left no end."""
+    ends = {one.facts.rank: _to_end(one, left.scene.now_s) for one in left.ranks}
+    failed = [end for end in ends.values() if end.fault is not None]
+    if failed and all(find_blame(end) == "peer" for end in failed):
+        for one in left.ranks:
+            if one.how == "unknown":
+                ends[one.facts.rank] = _to_end(replace(one, how="vanished"), left.scene.now_s)
+    return Case(
+        ranks=tuple(ends.values()),
+        world_size=left.scene.world_size,
+        # Who is not seen may be the cause.
+        num_nodes=2 if left.absent else 1,
+        scene=left.scene,
+    )
+
+
+def _to_end(one: LeftRank, now_s: float) -> RankEnd:
+    facts, fault = one.facts, one.facts.fault
+    has_ended = facts.state == "ended" or one.how == "vanished"
+    if one.how == "vanished":
+        last = facts.evidence.ops[-1] if facts.evidence and facts.evidence.ops else None
+        fault = FaultRecord(
+            message=_WITHOUT_A_WORD, monotonic_s=facts.ended_s, where=last.site if last is not None else None
+        )
+    return RankEnd(
+        rank=facts.rank,
+        local_rank=facts.rank,
+        pid=facts.pid,
+        code=None if one.how == "vanished" else facts.code,
+        ended_s=now_s if facts.ended_s is None else facts.ended_s,
+        stopped_s=None if has_ended else now_s,
+        fault=fault,
+        finished_s=facts.finished_s if has_ended else None,
+        crash=one.crash,
+        stack=facts.stack,
+        log=str(one.file),
+    )
+
+
+def _tell_hows(ranks: Sequence[LeftRank]) -> list[str]:
+    """Return what is known of the ranks' ends that is neither a fault nor a place."""
+    words = {
+        "terminated": "{was} ended from outside: by SIGTERM from the launcher, or with all others",
+        "unknown": "left no end: {is} running elsewhere, or {was} killed",
+    }
+    told = []
+    for how, text in words.items():
+        numbers = [one.facts.rank for one in ranks if one.how == how]
+        if numbers:
+            was, is_ = verb(numbers, "were", "was"), verb(numbers, "are", "is")
+            told.append(f"{name_ranks(numbers)} {text.replace('{was}', was).replace('{is}', is_)}")
+    return told
+
+
+def _tell_absent(left: Left) -> list[str]:
+    if not left.absent:
+        return []
+    who = left.absent[:_MOST_NAMED]
+    more = len(left.absent) - len(who)
+    named = name_ranks(who) + (f" and {more} more" if more else "")
+    return [f"{named} {verb(left.absent, 'have', 'has')} left nothing: never started, or on a host whose folder is not given, or without rankwise.watch"]  # fmt: skip
+
+
+def _judge_absent(left: Left) -> Verdict | None:
+    """Return the verdict on ranks that wait in init_process_group for one that has left nothing; None if they don't."""
+    standings = [find_standing(facts) for facts in left.scene.ranks]
+    waiting = [one for one in standings if one.wait == "meeting"]
+    if not waiting or len(waiting) < len(standings) or look(left.scene):
+        return None
+    ranks = [one.rank for one in waiting]
+    gone = name_ranks(left.absent[:_MOST_NAMED])
+    return Verdict(
+        kind="hang",
+        culprits=left.absent,
+        class_id="I1",
+        waiting=tuple(Waiting(rank=one.rank, where=one.site, op=one.call) for one in waiting),
+        message=f"{name_ranks(ranks)} {verb(ranks, 'wait', 'waits')} in init_process_group at {shorten(waiting[0].site)} for {gone}, which {verb(left.absent, 'have', 'has')} left nothing",
+        fix=f"look whether {gone} {verb(left.absent, 'were', 'was')} started at all, on every host, and with the same MASTER_ADDR and MASTER_PORT",
+        exit_code=1,
+        notes=("this is what the facts suggest, and no proof", *fold(left.scene)),
+    )

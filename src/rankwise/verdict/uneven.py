@@ -1,0 +1,67 @@
+"""Why a rank made fewer steps than the others, where the script's own lines show it: it skipped one, threw a batch away, or stopped early."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.loops import find_ways_out
+from rankwise.verdict.words import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.verdict.loops import Reason, WayOut
+    from rankwise.verdict.view import View
+
+_CLASSES: dict[Reason, str] = {"not finite": "D15", "exception": "D15", "empty": "D15", "stop": "D16"}
+_FIXES: dict[Reason, str] = {
+    "not finite": "the continue at {at} skips the step on the rank whose loss is not finite: let all skip together (all_reduce the flag by MAX first)",
+    "exception": "the continue at {at} skips the step on the rank that caught an exception: let it end the rank, or let all skip together "
+    "(all_reduce a flag by MAX first)",
+    "empty": "the continue at {at} skips the step on the rank whose batch is empty: make a step of it (a loss of 0 times the parameters), or let all skip together",
+    "stop": "the break at {at} ends the loop on the rank whose own numbers say so: let one decision hold for all (all_reduce or broadcast it first)",
+}
+_FILTERED = "the continue at {at} throws a batch away that was filtered after the sampler had dealt it out: filter the data set before the sampler"
+
+
+def explain_fewer(
+    view: View, site: str | None, waiting: int, missing: Sequence[int], places: Sequence[str | None] = ()
+) -> tuple[str, str] | None:
+    """Return class and fix where the script shows exactly one way in which ranks can have left a loop, or a step of it, alone.
+
+    Args:
+        view: The scene.
+        site: Where the others make the step.
+        waiting: One of these.
+        missing: Who made fewer.
+        places: Where they are instead, as far as their collectives tell; their stacks are looked at anyway.
+    """
+    found: dict[Reason, tuple[WayOut, str]] = {}
+    for line in view.lines_where(waiting, site):
+        file, _, number = line.rpartition(":")
+        text = view.scene.sources.get(file, "")
+        for way in find_ways_out(text, int(number)) if number.isdigit() else ():
+            if not _are_inside(view, file, way.loop, missing, places):
+                found[way.reason] = (way, line)
+    if len(found) != 1:
+        return None  # none, or it is not known which of them it was
+    way, line = next(iter(found.values()))
+    file = line.rpartition(":")[0]
+    at = f"{shorten(file)}:{way.line}"
+    if way.reason == "empty" and "collate_fn" in view.scene.sources[file]:
+        return "X10", _FILTERED.format(at=at)
+    return _CLASSES[way.reason], _FIXES[way.reason].format(at=at)
+
+
+def _are_inside(
+    view: View, file: str, loop: tuple[int, int], missing: Sequence[int], places: Sequence[str | None]
+) -> bool:
+    """Tell whether one of those that are missing is still in the loop: then it has not left it."""
+    lines = [place for place in places if place]
+    for rank in missing:
+        stack = view.by_rank[rank].stack if rank in view.by_rank else None
+        lines += [str(frame) for frame in stack.frames if frame.is_users] if stack else []
+    inside = [line.rpartition(":") for line in lines]
+    return any(
+        name == file and number.isdigit() and loop[0] <= int(number) <= loop[1] for name, _, number in inside
+    )

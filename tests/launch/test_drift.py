@@ -1,0 +1,205 @@
+"""Real replicas that drift apart are told, with the cause; what is meant to differ is not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from evidence_ranks import recorded_ranks
+from rankwise.cli.main import main
+from rankwise.evidence.facts import RankFacts, Scene
+from rankwise.verdict.look import look
+from support import line_of, run_reported, write_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.verdict.sight import Sight
+
+pytestmark = pytest.mark.linux
+TWO = ["--nproc-per-node", "2"]
+_HEAD = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DistributedSampler
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+x = torch.randn(4, 4) * (rank + 1)
+
+def net():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+def train(forward, model, steps=6, sync=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = forward(x.to(next(model.parameters()).dtype)).square().sum()
+        loss.backward()
+        optimizer.step()
+        if sync:
+            sync(model, optimizer, step)
+"""
+_DRIFTS = """
+bypassed = DDP(net())  # bypassed
+train(bypassed.module, bypassed)
+
+evaluated = DDP(net())  # evaluated
+with torch.no_grad():
+    evaluated(x)
+train(evaluated.module, evaluated)
+
+grown = DDP(net())  # D8
+grown.module.append(nn.Linear(2, 2))
+train(grown, grown)
+
+thawed = net()
+thawed[0].requires_grad_(False)
+thawed = DDP(thawed)  # D9
+thawed.module[0].requires_grad_(True)
+train(thawed, thawed)
+
+moved = DDP(net())  # D10
+moved.double()
+train(moved, moved)
+
+def hold(x):
+    with local.no_sync():
+        return local(x)
+
+local = DDP(net())  # D23
+train(hold, local)
+
+loaded = DDP(net())  # D26
+if rank == 0:
+    loaded.module.load_state_dict(net().state_dict())
+train(loaded, loaded)
+
+def slow_down(model, optimizer, step):
+    if rank == 1:
+        optimizer.param_groups[0]["lr"] = 0.001
+
+paced = DDP(net())  # no class
+train(paced, paced, sync=slow_down)
+"""
+_MEANT = """
+def average(model, optimizer, step):
+    if step % 40 == 39:
+        for one in model.parameters():
+            dist.all_reduce(one.data)
+            one.data /= size
+
+sound = DDP(net())
+def accumulate(x):
+    with sound.no_sync():
+        sound(x).sum().backward()
+    return sound(x)
+train(accumulate, sound, 70)
+train(torch.compile(sound, backend="eager"), sound)
+
+local = DDP(net())
+def hold(x):
+    with local.no_sync():
+        return local(x)
+train(hold, local, 70, average)
+
+joined = DDP(net())
+optimizer = torch.optim.SGD(joined.parameters(), lr=0.01)
+for epoch in range(4):
+    with joined.join():
+        for _ in range(3 + rank):
+            joined(x).sum().backward()
+            optimizer.step()
+
+apart = net()
+DDP._set_params_and_buffers_to_ignore_for_model(apart, ["2.weight", "2.bias"])
+apart = DDP(apart)
+train(apart, apart)
+
+def keep(state, bucket):
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+keep.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+hooked = DDP(net())
+hooked.register_comm_hook(None, keep)
+train(hooked, hooked)
+
+maker, critic, own = DDP(net()), DDP(nn.Linear(2, 1)), nn.Linear(2, 1)
+makers, critics, owns = (torch.optim.Adam(one.parameters()) for one in (maker, critic, own))
+for _ in range(6):
+    critic(maker(x).detach()).sum().backward()
+    critics.step()
+    critic(maker(x)).sum().backward()
+    makers.step()
+    if rank == 0:
+        own(torch.ones(2)).sum().backward()
+        owns.step()
+"""
+
+
+def _look_at(folder: Path, text: str, *, env: dict[str, str] | None = None) -> tuple[dict[str, Sight], Path]:
+    """Run a script on two ranks, and return what is seen of it when both are over, by the user's line."""
+    script = write_script(folder, _HEAD + text)
+    with recorded_ranks(script, 2, env=env or {}) as ranks:
+        for one in ranks:
+            code, _, err = one.finish()
+            assert code == 0, err
+        facts = tuple(
+            RankFacts(rank=number, state="ended", code=0, ended_s=0.0, evidence=one.read())
+            for number, one in enumerate(ranks)
+        )
+    sights = look(Scene(ranks=facts, world_size=2, now_s=0.0))
+    return {sight.where or "": sight for sight in sights if sight.is_drift}, script
+
+
+def test_each_cause_is_told_apart(tmp_path: Path) -> None:
+    """D7 to D10, D23, D26 and learning rates that differ, of eight models in one job: the class, the line that wrapped, the parameters."""
+    sights, script = _look_at(tmp_path, _DRIFTS)
+    expected: dict[str, str | None] = {"# bypassed": "D7", "# evaluated": "D7", "# D8": "D8", "# D9": "D9", "# D10": "D10", "# D23": "D23", "# D26": "D26", "# no class": None}  # fmt: skip
+    found = {line: sight.class_id for line, sight in sights.items()}
+    assert found == {line_of(script, mark): class_id for mark, class_id in expected.items()}
+    assert "learning rates differ: 0.01 on rank 0; 0.001 on rank 1" in sights[line_of(script, "# no class")].message  # fmt: skip
+    added, unfrozen = sights[line_of(script, "# D8")].message, sights[line_of(script, "# D9")].message
+    assert "3.weight, 3.bias (2 of 6 parameters) differ" in added
+    assert "0.weight, 0.bias (2 of 4 parameters) differ" in unfrozen
+    assert "already before the first step" in sights[line_of(script, "# D26")].message
+
+
+def test_what_is_meant_to_differ_is_not_told(tmp_path: Path) -> None:
+    """Accumulation, compiled models, averaging by hand, uneven inputs, ignored parameters, hooks of one's own, one rank's own model."""
+    assert _look_at(tmp_path, _MEANT) == ({}, tmp_path / "train.py")
+
+
+def test_a_model_that_nobody_wrapped(tmp_path: Path) -> None:
+    """D7: the data is shared by a DistributedSampler, and nothing else; with gradients averaged by hand nothing is told."""
+    text = "DistributedSampler(range(8))\nmodel = net()\ntrain(model, model)\n"
+    (sight,) = _look_at(tmp_path, text)[0].values()
+    assert (sight.rule, sight.class_id, sight.culprits) == ("never_wrapped", "D7", (0, 1))
+    shared = "model = net()\nfor one in model.parameters():\n    one.register_hook(lambda grad: dist.all_reduce(grad) or grad / size)\n"
+    assert not _look_at(tmp_path, f"DistributedSampler(range(8))\n{shared}train(model, model)\n")[0]
+
+
+def test_a_drift_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job ends as it does, with a mismatch in the report, and again from the folder; only --strict makes its exit code 1."""
+    script = write_script(tmp_path, _HEAD + _DRIFTS.partition("evaluated =")[0])
+    result, report = run_reported([*TWO, "--log-dir", "logs", "train.py"], tmp_path)
+    assert (result.code, report["kind"], report["class"]) == (0, "mismatch", "D7")
+    assert report["where"] == line_of(script, "bypassed = DDP")
+    assert main(["report", report["evidence"], "--json"]) == 0
+    again: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (again["kind"], again["class"], again["message"]) == ("mismatch", "D7", report["message"])
+    strict, report = run_reported([*TWO, "--strict", "train.py"], tmp_path)
+    assert (strict.code, report["kind"]) == (1, "mismatch")
+
+
+def test_digests_can_be_switched_off(tmp_path: Path) -> None:
+    """With RANKWISE_DIGESTS=0 nothing of the model is read, and torch's classes are as they were."""
+    text = "assert not hasattr(DDP.__init__, '__wrapped__')\nfrom torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\nassert not hooks\n"
+    assert not _look_at(tmp_path, text + _DRIFTS.partition("evaluated =")[0], env={"RANKWISE_DIGESTS": "0"})[
+        0
+    ]

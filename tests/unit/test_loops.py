@@ -1,0 +1,105 @@
+"""Ways in which one rank alone skips a step or leaves a loop, as the script's text shows them, and what the verdict makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankwise.verdict.look import look
+from rankwise.verdict.loops import find_ways_out
+from scenes import elsewhere, gradient, in_backward, in_call, op, rank, scene
+
+
+def _find(*body: str, head: str = "for batch in loader:", tail: str = "") -> list[tuple[str, int]]:
+    """Return the ways out of a loop that has the lines from 2 on, and its backward pass in the last one."""
+    text = "\n".join([head, *(f"    {line}" for line in body), "    loss.backward()", tail])
+    return [(way.reason, way.line) for way in find_ways_out(text, len(body) + 2)]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (("loss = f(batch)", "if torch.isnan(loss):", "    continue"), "not finite"),
+        (
+            ("loss = f(batch)", "if not math.isfinite(loss.item()):", "    log()", "    continue"),
+            "not finite",
+        ),
+        (("try:", "    loss = f(batch)", "except RuntimeError:", "    free()", "    continue"), "exception"),
+        (("if batch is None:", "    continue"), "empty"),
+        (("if len(batch) == 0:", "    continue"), "empty"),
+        (("x, y = batch", "if not x.numel():", "    continue"), "empty"),
+        (("if not batch: continue",), "empty"),
+        (("if val_loss > best_loss:", "    break"), "stop"),
+        (("if stopper.early_stop:", "    break"), "stop"),
+        (("if epochs_no_improve >= patience:", "    return"), "stop"),
+        (("if rank == 1 and step == 2:", "    break"), "stop"),
+        (("if r == 1: break",), "stop"),
+    ],
+)
+def test_what_one_rank_may_do_alone_is_found(body: tuple[str, ...], reason: str) -> None:
+    """A continue before the backward pass, or a break, for something that is a rank's own."""
+    found = _find(*body, tail="r = dist.get_rank()")
+    assert [one for one, _ in found] == [reason]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ("if step % accumulate:", "    continue"),
+        ("if step >= max_steps:", "    break"),
+        ("bad = torch.isnan(loss)", "dist.all_reduce(bad)", "if bad:", "    continue"),
+        ("stop = agree(early)", "if stop:", "    break"),
+        ("for x in batch:", "    if x is None:", "        continue"),
+        ("try:", "    f(batch)", "except ValueError:", "    log()"),
+        ("if other is None:", "    continue"),
+    ],
+)
+def test_what_all_ranks_do_together_is_no_way_out(body: tuple[str, ...]) -> None:
+    """Counting steps, a flag that all have agreed on, another loop inside, an except that goes on."""
+    assert _find(*body) == []
+
+
+def test_what_comes_after_the_backward_pass_skips_nothing() -> None:
+    """Nor does what stands in no loop, or in a file that can't be read."""
+    text = "for batch in loader:\n    loss.backward()\n    if torch.isnan(loss):\n        continue\n"
+    assert find_ways_out(text, 2) == ()
+    assert find_ways_out("if batch is None:\n    pass\nloss.backward()\n", 3) == ()
+    assert find_ways_out("for :", 1) == ()
+
+
+_SKIPS = "for b in loader:\n    if torch.isnan(loss):\n        continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
+_STOPS = (
+    "for b in loader:\n    loss.backward()\n    if bad > patience:\n        break\nsleep()\ndist.barrier()\n"
+)
+_BOTH = "for b in loader:\n    if torch.isnan(loss): continue\n    if bad > patience: break\n    loss.backward()\nsleep()\ndist.barrier()\n"
+_FILTERS = "for b in DataLoader(d, collate_fn=keep):\n    if not b:\n        continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "class_id", "line"),
+    [
+        (_SKIPS, 4, "D15", 3),
+        (_STOPS, 2, "D16", 4),
+        (_FILTERS, 4, "X10", 3),
+        (_BOTH, 4, "D14", 4),
+        ("", 4, "D14", 4),
+    ],
+)
+def test_the_script_tells_why_a_rank_made_fewer_steps(text: str, at: int, class_id: str, line: int) -> None:
+    """The rank has left the loop: waiting for it, and meeting its barrier. Where two reasons are possible none is named."""
+    waits = rank(0, gradient(at), gradient(at, is_over=False), at=in_backward(at))
+    facts: dict[str, Any] = {"sources": {"/job/train.py": text}}
+    gone = look(scene(waits, rank(1, gradient(at), at=elsewhere(5)), **facts))[0]
+    met = rank(1, gradient(at), op("barrier", at=6, is_over=False), at=in_call("barrier", 6))
+    met_sight = look(scene(waits, met, **facts))[0]
+    for sight in (gone, met_sight):
+        assert sight.class_id == class_id, sight
+        assert f"train.py:{line}" in sight.fix
+
+
+def test_who_is_still_in_the_loop_has_not_left_it() -> None:
+    """Rank 1 sleeps in the loop: the continue there is beside the matter."""
+    waits = rank(0, gradient(4), gradient(4, is_over=False), at=in_backward(4))
+    inside = rank(1, gradient(4), at=elsewhere(2))
+    assert look(scene(waits, inside, sources={"/job/train.py": _SKIPS}))[0].class_id == "D14"

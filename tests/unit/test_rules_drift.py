@@ -1,0 +1,192 @@
+"""Checksums of replicas: who differs, since when and why; and what is no drift, whatever the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankwise.evidence import scene_file
+from rankwise.evidence.replicas import Digest, Replica, pack_names, pack_samples, pack_sums
+from rankwise.verdict.case import Case, RankEnd
+from rankwise.verdict.judge import judge
+from rankwise.verdict.look import look
+from scenes import ended, gradient, in_call, op, rank, scene
+
+if TYPE_CHECKING:
+    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.verdict.sight import Sight
+
+_NAMES = ("fc.weight", "fc.bias")
+_OPEN = {"is_over": False}
+#: By step: the weight and the bias.
+_EQUAL = {0: (1.0, 2.0), 1: (1.1, 2.1), 2: (1.2, 2.2), 4: (1.3, 2.3), 5: (1.4, 2.4)}
+
+
+def replica(values: dict[int, tuple[float, ...]], *, seq_each: int = 1, **facts: Any) -> Replica:
+    """Return a model by the values of its two parameters at some steps."""
+    moment = {name: facts.pop(name) for name in ("forwarded", "synced", "rates") if name in facts}
+    digests = tuple(
+        Digest(
+            step=step, seq=4 + seq_each * step, samples=pack_samples(told), **moment,
+            sums=pack_sums(tuple(hash(value) & 0xFFFF for value in told)),
+        )
+        for step, told in values.items()
+    )  # fmt: skip
+    filled = {"kind": "ddp", "members": (0, 1), "model": 0, "optimizer": 0, "form": 7, "site": "/job/train.py:5", "names": pack_names(_NAMES),
+              "states": "kk", "kinds": "ff", "largest": 20, **facts}  # fmt: skip
+    moments = tuple((one.step, one.seq, hash(one.sums)) for one in digests)
+    return Replica(digests=digests, moments=moments, **filled)
+
+
+def hold(facts: RankFacts, *replicas: Replica) -> RankFacts:
+    """Return a rank that has told of models."""
+    assert facts.evidence is not None
+    return replace(facts, evidence=replace(facts.evidence, replicas=replicas))
+
+
+def shifted(by: float, *, places: tuple[int, ...] = (0, 1), since: int = 1) -> dict[int, tuple[float, ...]]:
+    """Return values that differ from a step on."""
+    return {
+        step: tuple(value + by * (place in places and step >= since) for place, value in enumerate(told))
+        for step, told in _EQUAL.items()
+    }
+
+
+def see(
+    odd: dict[int, tuple[float, ...]], *ops: Op, is_over: bool = True, world: int = 2, **facts: Any
+) -> list[Sight]:
+    """Return what is seen of ranks of which the last one holds other values."""
+    make = ended if is_over else rank
+    members = {"members": tuple(range(world)), **facts}
+    ranks = [
+        hold(make(number, *ops, world=world), replica(_EQUAL if number < world - 1 else odd, **members))
+        for number in range(world)
+    ]
+    return [sight for sight in look(scene(*ranks)) if sight.is_drift]
+
+
+@pytest.mark.parametrize(
+    ("class_id", "odd", "facts", "told"),
+    [
+        ("D26", shifted(1, since=0), {}, "all 2 parameters differ between rank 0 and rank 1 already before the first step"),
+        ("D7", shifted(1), {"forwarded": False, "seq_each": 0}, "trained without its wrapper"),
+        ("D7", shifted(1), {"seq_each": 0}, "trained without its wrapper"),
+        ("D23", shifted(1), {"seq_each": 0, "synced": False}, "no_sync()"),
+        ("D8", shifted(1, places=(1,)), {"states": "ka"}, "fc.bias (1 of 2 parameters) differs between rank 0 and rank 1 since step 1"),
+        ("D9", shifted(1), {"states": "uu"}, "unfrozen later"),
+        ("D10", shifted(1), {"states": "mm"}, "another device or dtype"),
+        (None, shifted(1, since=4), {}, "since one of the steps 3 to 4 (in fc.weight: 1.4 on rank 0, 2.4 on rank 1); their gradients were averaged, so"),
+    ],
+)  # fmt: skip
+def test_each_cause_has_its_class(
+    class_id: str | None, odd: dict[int, tuple[float, ...]], facts: dict[str, Any], told: str
+) -> None:
+    """What the wrapper knows of a parameter, its flags and the collectives between two digests tell the cause; nothing is stopped for it."""
+    (sight,) = see(odd, *[gradient()] * 9, **facts)
+    assert (sight.class_id, sight.culprits, sight.where) == (class_id, (0, 1), "/job/train.py:5")
+    assert told in sight.message
+    assert (sight.kind, sight.is_proof, sight.is_stuck) == ("mismatch", True, False)
+
+
+def test_the_odd_one_is_named() -> None:
+    """Of four ranks three hold the same: the fourth is the one."""
+    (sight,) = see(shifted(1, since=0), world=4)
+    assert sight.culprits == (3,)
+    assert "between rank 3 and ranks 0-2" in sight.message
+
+
+def test_learning_rates_tell_the_cause() -> None:
+    """Gradients are averaged, and the steps are of different lengths."""
+    ranks = [hold(ended(number, *[gradient()] * 9), replica(shifted(number), rates=(0.1 / (1 + number),))) for number in (0, 1)]  # fmt: skip
+    (sight,) = look(scene(*ranks))
+    assert sight.class_id is None
+    assert "learning rates differ: 0.1 on rank 0; 0.05 on rank 1" in sight.message
+
+
+_BYPASSED = {"forwarded": False, "seq_each": 0}
+_LATER = {step: (told[0] + 1, told[1]) for step, told in _EQUAL.items() if step in {1, 2}}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(lambda: see(_EQUAL), id="equal"),
+        pytest.param(lambda: see(shifted(1), is_hooked=True), id="a hook of the user's own"),
+        pytest.param(lambda: see({**_EQUAL, 5: (9.0, 9.0)}, is_over=False, states="aa"), id="once only, so far"),
+        pytest.param(lambda: see(_EQUAL | _LATER, is_over=False), id="equal again later"),
+        pytest.param(lambda: see(shifted(1), is_over=False, **_BYPASSED), id="bypassed, but for some steps only"),
+        pytest.param(lambda: see(shifted(1), op(seq=9, shape=(20,)), **_BYPASSED), id="bypassed, and averaged by hand"),
+        pytest.param(lambda: see(shifted(1), is_over=False, synced=False, seq_each=0), id="no_sync for some steps"),
+        pytest.param(lambda: see(shifted(1e-5), *[gradient()] * 9), id="no more than rounding"),
+        pytest.param(lambda: see({0: (1.0, 2.0)}), id="one moment that is equal"),
+    ],
+)  # fmt: skip
+def test_what_is_no_drift(found: Any) -> None:
+    """Nothing is said of what may be meant, or may be right again."""
+    assert found() == []
+
+
+def test_ranks_at_other_places_of_their_program_are_not_compared() -> None:
+    """After uneven inputs the ranks' third steps are not the same moment: their group had made other numbers of collectives."""
+    ahead = replace(replica(shifted(1, since=0)), digests=tuple(replace(one, seq=one.seq + 3) for one in replica(shifted(1)).digests),
+                    moments=tuple((step, seq + 3, total) for step, seq, total in replica(shifted(1)).moments))  # fmt: skip
+    assert not look(scene(hold(ended(0), replica(_EQUAL)), hold(ended(1), ahead)))
+
+
+def test_other_machines_round_otherwise() -> None:
+    """A small difference between two kinds of processors is none; a large one is."""
+    for by, is_told in ((1e-4, False), (1.0, True)):
+        ranks = [hold(ended(0), replica(_EQUAL, machine="a")), hold(ended(1), replica(shifted(by, since=0), machine="b"))]  # fmt: skip
+        assert bool(look(scene(*ranks))) == is_told
+
+
+def _plain(number: int, *ops: Op, is_over: bool = True, **facts: Any) -> RankFacts:
+    values = shifted(number, since=1)
+    make = ended if is_over else rank
+    return hold(make(number, *ops), replica(values, kind="plain", seq_each=0, site="", states="", **facts))
+
+
+def test_a_model_that_nobody_wrapped_is_told_at_the_end() -> None:
+    """D7 once the job is over; not while it runs, nor if something as large as a parameter was sent, nor if the ranks began apart."""
+    (sight,) = look(scene(_plain(0), _plain(1)))
+    assert (sight.rule, sight.class_id, sight.is_proof) == ("never_wrapped", "D7", True)
+    assert not look(scene(_plain(0, is_over=False), _plain(1, is_over=False)))
+    assert not look(scene(*(_plain(number, *[op()] * 5, op(shape=(20,))) for number in (0, 1))))
+    assert not look(scene(*(_plain(number, rates=(float(number),)) for number in (0, 1))))
+    apart = [hold(ended(number), replica(shifted(number, since=0), kind="plain")) for number in (0, 1)]
+    assert not look(scene(*apart))
+
+
+def _case(*ranks: RankFacts, **facts: Any) -> Case:
+    ends = tuple(
+        RankEnd(rank=one.rank, local_rank=one.rank, pid=one.pid, code=one.code, ended_s=one.ended_s or 1000.0)
+        for one in ranks
+    )
+    return Case(ranks=ends, world_size=len(ranks), scene=scene(*ranks), **facts)
+
+
+def test_a_drift_explains_no_hang() -> None:
+    """Who waits for whom is the verdict on a job that hangs, and the drift stands beside it."""
+    loaded = shifted(1, since=0)
+    waits = hold(rank(0, op("barrier", **_OPEN), at=in_call("barrier")), replica(_EQUAL))
+    (first, *_) = look(scene(waits, hold(ended(1), replica(loaded))))
+    assert not first.is_drift
+    verdict = judge(_case(waits, hold(ended(1), replica(loaded)), hung=True))
+    assert verdict.kind == "hang"
+    assert "drifted" not in verdict.message
+
+
+def test_a_drift_explains_no_failure() -> None:
+    """A rank that fails by itself is the cause, whatever its replicas hold."""
+    loaded = shifted(1, since=0)
+    verdict = judge(_case(hold(ended(0), replica(_EQUAL)), hold(ended(1, code=3), replica(loaded))))
+    assert (verdict.kind, verdict.culprits, verdict.exit_code) == ("failure", (1,), 3)
+    assert any("have drifted apart" in note for note in verdict.notes)
+
+
+def test_a_scene_keeps_its_replicas() -> None:
+    """The evidence folder holds what the rule needs."""
+    before = scene(hold(ended(0), replica(_EQUAL)), hold(ended(1), replica(shifted(1, since=0))))
+    assert scene_file.from_json(scene_file.to_json(before)) == before

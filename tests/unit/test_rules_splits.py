@@ -1,0 +1,105 @@
+"""Ranks that do not agree how much goes from one to another: the rank is named whose lists are odd, and legal exchanges are left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from rankwise.evidence.facts import Op, RankFacts
+from rankwise.verdict.exchange import find_misfits, find_odd
+from rankwise.verdict.look import look
+from scenes import in_call, op, rank, scene
+
+Lists = tuple[tuple[int, ...], tuple[int, ...]]
+EVEN = (2, 2, 2)
+
+
+def _exchange(gives: tuple[int, ...], gets: tuple[int, ...], name: str = "all_to_all_single", **facts: Any) -> Op:  # fmt: skip
+    return op(name, shape=(sum(gives),), gives=gives, gets=gets, **{"is_over": False, **facts})
+
+
+def _ranks(*lists: Lists, **facts: Any) -> list[RankFacts]:
+    return [
+        rank(number, op(), _exchange(*both, **facts), at=in_call("all_to_all_single"), world=len(lists))
+        for number, both in enumerate(lists)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "culprits"),
+    [
+        ([(EVEN, EVEN), ((3, 2, 1), EVEN), (EVEN, EVEN)], (1,)),
+        ([(EVEN, EVEN), (EVEN, (2, 2, 1)), (EVEN, EVEN)], (1,)),
+        # Only one pair does not fit, and two of three agree.
+        ([(EVEN, EVEN), ((3, 2, 2), EVEN), (EVEN, EVEN)], (1,)),
+        # A rank that does not agree with itself.
+        ([((2, 2), (2, 2)), ((2, 3), (2, 2))], (1,)),
+        # A pair that does not fit, and nobody else to ask.
+        ([((2, 2), (2, 2)), ((3, 2), (2, 2))], (0, 1)),
+        ([((1, 2, 3), (1, 4, 7)), ((4, 5, 6), (2, 5, 8)), ((7, 9, 9), (3, 6, 9))], (1, 2)),
+    ],
+)
+def test_whose_lists_are_odd_is_named(lists: list[Lists], culprits: tuple[int, ...]) -> None:
+    """Not who gets too much, but whose lists explain all that does not fit; both where nothing tells."""
+    (sight,) = look(scene(*_ranks(*lists)))
+    assert (sight.rule, sight.class_id, sight.kind) == ("other_splits", "C5", "mismatch")
+    assert sight.culprits == culprits
+    assert sight.is_proof
+
+
+def test_it_is_told_in_rows_who_gives_whom_how_much() -> None:
+    """A tensor of several columns is cut by rows, and the script counts those."""
+    wide = {"shapes": ((6, 512),)}
+    even, odd = tuple(1024 for _ in range(3)), (1536, 1024, 512)
+    ranks = [
+        rank(number, Op(group="0", seq=0, name="all_to_all_single", gives=odd if number == 1 else even, gets=even, is_over=False,
+                        site="/job/train.py:7", **wide), at=in_call("all_to_all_single"), world=3)
+        for number in range(3)
+    ]  # fmt: skip
+    (sight,) = look(scene(*ranks))
+    assert "rank 1 gives rank 0 3 rows, and 2 are expected" in sight.message
+    assert "rank 1 gives rank 2 1 row, and 2 are expected" in sight.message
+    assert sight.where == "/job/train.py:7"
+
+
+def test_what_is_not_known_of_a_rank_proves_nothing() -> None:
+    """Lists that had no room in a record, or of another length, are compared with none."""
+    assert look(scene(*_ranks(((2, 1), (2, 2)), ((), ()), is_over=True))) == ()
+    assert look(scene(*_ranks(((2, 1), (2, 2)), ((1,), (9,)), is_over=True))) == ()
+
+
+_COUNTS = st.integers(1, 5).flatmap(
+    lambda size: st.lists(
+        st.lists(st.integers(0, 9), min_size=size, max_size=size), min_size=size, max_size=size
+    )
+)
+
+
+@given(_COUNTS)
+def test_exchanges_that_fit_are_no_misfits(counts: list[list[int]]) -> None:
+    """However uneven: what each gives is what the other expects."""
+    ops = {
+        rank: _exchange(tuple(row), tuple(other[rank] for other in counts)) for rank, row in enumerate(counts)
+    }
+    assert find_misfits(tuple(ops), ops) == ()
+
+
+@given(_COUNTS, st.data())
+def test_one_rank_that_is_wrong_is_among_those_named(counts: list[list[int]], data: st.DataObject) -> None:
+    """Whatever it gives too much or too little; and who has no part in a misfit is never named."""
+    odd = data.draw(st.integers(0, len(counts) - 1))
+    whom = data.draw(st.integers(0, len(counts) - 1))
+    ops = {
+        rank: _exchange(
+            tuple(number + (rank == odd and getter == whom) for getter, number in enumerate(row)),
+            tuple(other[rank] for other in counts),
+        )
+        for rank, row in enumerate(counts)
+    }
+    misfits = find_misfits(tuple(ops), ops)
+    found = find_odd(misfits, ops)
+    assert {(one.giver, one.getter) for one in misfits} == {(odd, whom)}
+    assert found
+    assert set(found) <= {odd, whom}
