@@ -100,7 +100,9 @@ class Digests:
         wrapper = import_module("torch.nn.parallel.distributed").DistributedDataParallel
         sampler = import_module("torch.utils.data.distributed").DistributedSampler
         leave_out = self._wrapping.leave_out_caller
-        wrapper.__init__ = _note_after(wrapper.__init__, self._note_wrapped, leave_out)
+        # Not the constructor: what it warns of is told at the line of the user's that called it, frame by frame.
+        if (build := getattr(wrapper, "_ddp_init_helper", None)) is not None:
+            wrapper._ddp_init_helper = _note_after(build, self._note_wrapped, leave_out)
         sampler.__init__ = _note_after(sampler.__init__, self._note_sampler, leave_out)
         wrapper.no_sync = _note_before(wrapper.no_sync, self._unsynced.add, compiler.is_compiling)
         self._wrapping.hide_from_compiler(self._come, self._step)
