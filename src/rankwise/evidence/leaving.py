@@ -160,7 +160,7 @@ def arm(leaving: Leaving) -> None:
             None,
             note,
             recorder.let_threads_settle,
-            lambda module: load("recording").begin(module, places, load),
+            lambda module: load("beginning").begin(module, places, load),
         )
 
 

@@ -2,13 +2,12 @@
 
 The methods of torch's class ``ProcessGroup`` are wrapped, as every call passes there, however the script has imported it. All of
 it is for looking on: whatever goes wrong in here, the call goes on as if we were not there. This file stands
-alone, as ``recorder.py`` does; it is loaded when the script imports torch.distributed, and not before.
+alone, as ``recorder.py`` does.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -54,12 +53,6 @@ _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 #: Gloo's own counter, which the flight recorder shows, goes on by so many at a monitored barrier.
 _MONITORED_TURNS = 2
 _MOST_PENDING = 4096
-_MOST_FORMS = 4096
-#: How many collectives torch keeps in its flight recorder, by its new name and its old one.
-_FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_FLIGHT_ENTRIES = b"2000"
-#: What RANKWISE_WATCH says where collectives are to be recorded below Python, too.
-_DISPATCHER = "dispatcher"
 
 
 class Recording:
@@ -82,7 +75,7 @@ class Recording:
         self.is_on = True
         self._groups, self._known = groups, groups.known
         self._pending: dict[int, int] = {}
-        self._forms: dict[Any, bytes] = {}
+        self._forms = load("forms").Forms(self._ring)
         self._names = {name: writer.intern(spoken) for name, (spoken, _) in _METHODS.items()}
         self._blocking = {"send": writer.intern("send"), "recv": writer.intern("recv")}
         self._reduce_ops: dict[int, int] = {}
@@ -283,7 +276,7 @@ class Recording:
                     root, reduce_op = self._read_options(name, known, args, kwargs)
                 seq = before + 1 + known.ahead[text]
             if form is None:
-                form = b"" if tensors is None else self._describe(tensors)
+                form = b"" if tensors is None else self._forms.describe(tensors)
             texts = (spoken, text, site, inside, reduce_op)
             number = self._writer.enter(seq, time.monotonic(), texts, root, peer, form)
         except Exception:
@@ -299,7 +292,7 @@ class Recording:
             known = self._known.get(id(group)) or self._groups.find(group)
             parcels = self._parcels.count_parcels(name, args, len(known.members)) if self.is_on else None
             if parcels is not None:
-                form = self._add_parcels(self._describe(args[1]), known, parcels)
+                form = self._forms.add_parcels(self._forms.describe(args[1]), known, parcels)
         except Exception:
             form = None
         return self._enter(name, group, args, kwargs, frame, form)
@@ -327,10 +320,10 @@ class Recording:
         if len(known.texts) > 1:
             source, text = self._find_backend(known, group, tensors, (), {})
         before = source._get_sequence_number_for_group()
-        form = b"" if tensors is None else self._describe(tensors)
+        form = b"" if tensors is None else self._forms.describe(tensors)
         counts = parcels(len(known.members)) if parcels is not None else None
         if counts is not None:
-            form = self._add_parcels(form, known, counts)
+            form = self._forms.add_parcels(form, known, counts)
         site, inside, _ = self._sites.find(frame) if frame is not None else (0, 0, False)
         at = known.members[root] if 0 <= root < len(known.members) else self._ring.NOBODY
         number = self._writer.enter(
@@ -338,18 +331,6 @@ class Recording:
             self._ring.NATIVE,
         )  # fmt: skip
         return number, source, before
-
-    def _add_parcels(self, form: bytes, known: Any, counts: tuple[list[int], list[int]]) -> bytes:
-        """Return a form with what was counted by rank in the group, by ascending global rank."""
-        key = (form, known.order is None or id(known), *counts[0], *counts[1])
-        added = self._forms.get(key)
-        if added is None:
-            sides = counts if known.order is None else [[side[at] for at in known.order] for side in counts]
-            if len(self._forms) >= _MOST_FORMS:
-                self._forms.clear()
-            added = self._ring.add_parcels(form, self._ring.describe_parcels(*sides))
-            self._forms[key] = added
-        return bytes(added)
 
     def _settle(self, name: str, group: Any, entry: tuple[Any, ...] | None, work: Any, state: int) -> None:
         """Record what became of a call that has returned, or raised."""
@@ -406,113 +387,3 @@ class Recording:
         if device is None or device.type not in known.texts:
             return group, known.text
         return group._get_backend(device), known.texts[device.type]
-
-    def _describe(self, tensors: Any) -> bytes:
-        if tensors.__class__ is list and len(tensors) == 1:
-            tensors = tensors[0]
-        try:
-            key = (tensors.shape, tensors.dtype)
-            form = self._forms.get(key)
-            if form is not None:
-                return form
-            flat = [tensors]
-        except AttributeError:
-            key, flat = None, list(_flatten(tensors))
-        form = self._ring.describe_form([(tuple(one.shape), str(one.dtype)[6:]) for one in flat])
-        if key is not None:
-            if len(self._forms) >= _MOST_FORMS:
-                self._forms.clear()
-            self._forms[key] = form
-        return bytes(form)
-
-
-def _flatten(tensors: Any) -> Any:
-    for one in tensors:
-        if isinstance(one, list | tuple):
-            yield from _flatten(one)
-        else:
-            yield one
-
-
-# --------------------------------------------------------------------- start
-
-
-def begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
-    """Begin to record in this process.
-
-    Args:
-        module: torch.distributed.distributed_c10d, which has just been imported.
-        told: What the parent has told: the memory file's descriptor, that of the questions, and what both are; and which process it has told.
-        load: Returns a module of ours by its name.
-    """
-    fds = (told["file"], told["asks"])
-    if os.getpid() != told["pid"] or not _are_ours(fds, tuple(told["identities"])):
-        return
-    try:
-        _begin(module, told, load)
-    except Exception as error:  # the user's job matters more than our view of it
-        sys.stderr.write(f"rankwise: this rank's collectives are not recorded: {error!r}\n")
-
-
-def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
-    ring = load("ring")
-    memory = ring.map_file(told["file"])
-    if not ring.claim(memory, os.getpid()):
-        return  # another Python of this rank, which lives, records already
-    writer = ring.Writer(memory, os.getpid())
-    _switch_on_recorder()
-    sites = load("sites").Sites(writer.intern, os.path.dirname(sys.modules["torch"].__file__ or ""))
-    is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
-    flight = load("flight").Flight(ring, writer, sites, sees_native=is_dispatched)
-    side = load("answering").Answering(told["asks"], ring, writer, flight, load("handling").list_handled)
-
-    def meet() -> None:
-        side.begin()
-        if dispatching is not None:
-            dispatching.begin()
-        digests.begin()
-
-    recording = Recording(module, load, writer, sites, meet)
-    dispatching = None
-    if is_dispatched:
-        dispatching = load("dispatching").Dispatching(module, load, ring, writer, sites, recording)
-    digests = load("digests").Digests(load, ring, writer, sites.find_line, recording.groups)
-
-    def forget() -> None:
-        recording.forget()
-        side.forget()
-        digests.forget()
-        _close(told)
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=forget)
-    recording.wrap(module.ProcessGroup, module.Work)
-
-
-def _switch_on_recorder() -> None:
-    """Have torch keep what it issues, before it makes its first group: up to 2.8 it does not unless it is told to.
-
-    For C alone: the script, whose ``os.environ`` was read before, has the environment that torchrun would have given it.
-    """
-    if any(name in os.environ for name in _FLIGHT_RECORDER):
-        return
-    import ctypes
-
-    ctypes.CDLL(None).setenv(_FLIGHT_RECORDER[0].encode(), _FLIGHT_ENTRIES, 0)
-
-
-def _close(told: dict[str, Any]) -> None:
-    """Let a forked child have neither: the numbers are free for what it opens."""
-    fds = (told["file"], told["asks"])
-    if _are_ours(fds, tuple(told["identities"])):
-        for fd in fds:
-            os.close(fd)
-
-
-def _are_ours(fds: tuple[int, ...], identities: tuple[int, ...]) -> bool:
-    """Whether the numbers are still our files: a script may have closed them, and opened its own there."""
-    try:
-        files = [os.fstat(fd) for fd in fds]
-    except OSError:
-        return False
-    return tuple(number for file in files for number in (file.st_dev, file.st_ino)) == identities

@@ -1,0 +1,100 @@
+"""Begins the recording of a rank: puts its parts together, when the script imports torch.distributed and not before.
+
+This file stands alone, as ``recorder.py`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How many collectives torch keeps in its flight recorder, by its new name and its old one.
+_FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_FLIGHT_ENTRIES = b"2000"
+#: What RANKWISE_WATCH says where collectives are to be recorded below Python, too.
+_DISPATCHER = "dispatcher"
+
+
+def begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
+    """Begin to record in this process.
+
+    Args:
+        module: torch.distributed.distributed_c10d, which has just been imported.
+        told: What the parent has told: the memory file's descriptor, that of the questions, and what both are; and which process it has told.
+        load: Returns a module of ours by its name.
+    """
+    fds = (told["file"], told["asks"])
+    if os.getpid() != told["pid"] or not _are_ours(fds, tuple(told["identities"])):
+        return
+    try:
+        _begin(module, told, load)
+    except Exception as error:  # the user's job matters more than our view of it
+        sys.stderr.write(f"rankwise: this rank's collectives are not recorded: {error!r}\n")
+
+
+def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
+    ring = load("ring")
+    memory = ring.map_file(told["file"])
+    if not ring.claim(memory, os.getpid()):
+        return  # another Python of this rank, which lives, records already
+    writer = ring.Writer(memory, os.getpid())
+    _switch_on_recorder()
+    sites = load("sites").Sites(writer.intern, os.path.dirname(sys.modules["torch"].__file__ or ""))
+    is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
+    flight = load("flight").Flight(ring, writer, sites, sees_native=is_dispatched)
+    side = load("answering").Answering(told["asks"], ring, writer, flight, load("handling").list_handled)
+
+    def meet() -> None:
+        side.begin()
+        if dispatching is not None:
+            dispatching.begin()
+        digests.begin()
+
+    recording = load("recording").Recording(module, load, writer, sites, meet)
+    dispatching = None
+    if is_dispatched:
+        dispatching = load("dispatching").Dispatching(module, load, ring, writer, sites, recording)
+    digests = load("digests").Digests(load, ring, writer, sites.find_line, recording.groups)
+
+    def forget() -> None:
+        recording.forget()
+        side.forget()
+        digests.forget()
+        _close(told)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
+    recording.wrap(module.ProcessGroup, module.Work)
+
+
+def _switch_on_recorder() -> None:
+    """Have torch keep what it issues, before it makes its first group: up to 2.8 it does not unless it is told to.
+
+    For C alone: the script, whose ``os.environ`` was read before, has the environment that torchrun would have given it.
+    """
+    if any(name in os.environ for name in _FLIGHT_RECORDER):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).setenv(_FLIGHT_RECORDER[0].encode(), _FLIGHT_ENTRIES, 0)
+
+
+def _close(told: dict[str, Any]) -> None:
+    """Let a forked child have neither: the numbers are free for what it opens."""
+    fds = (told["file"], told["asks"])
+    if _are_ours(fds, tuple(told["identities"])):
+        for fd in fds:
+            os.close(fd)
+
+
+def _are_ours(fds: tuple[int, ...], identities: tuple[int, ...]) -> bool:
+    """Whether the numbers are still our files: a script may have closed them, and opened its own there."""
+    try:
+        files = [os.fstat(fd) for fd in fds]
+    except OSError:
+        return False
+    return tuple(number for file in files for number in (file.st_dev, file.st_ino)) == identities
