@@ -93,6 +93,21 @@ def test_a_sound_script_sees_nothing_of_it(way: list[str], tmp_path: Path) -> No
     assert not (tmp_path / "meet").exists()
 
 
+def test_a_group_that_is_made_again_does_not_take_the_addresses_of_the_last_one(tmp_path: Path) -> None:
+    """init, destroy, init in a loop: torch alone may connect to sockets that are gone, as their addresses are still in the store."""
+    script = write_script(tmp_path, """
+        import torch, torch.distributed as dist
+        for turn in range(6):
+            dist.init_process_group("gloo")
+            told = torch.ones(1)
+            dist.all_reduce(told)
+            assert told.item() == 2
+            dist.destroy_process_group()
+    """)  # fmt: skip
+    result = run_rankwise(["--nproc-per-node", "2", str(script)], tmp_path)
+    assert (result.code, result.err) == (0, "")
+
+
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     """RANKWISE_HANDSHAKE=0 and RANKWISE_WATCH=0 leave torch.distributed as it is."""
     script = write_script(tmp_path, """

@@ -137,6 +137,9 @@ class _Watch:
         @functools.wraps(original)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             stay = self._enter(module, args)
+            if stay is not None and stay.number > 1 and stay.all_are_ours():
+                # Of the addresses that the groups before have left in the store, torch would take those of dead sockets.
+                args = (*args[:4], module.PrefixStore(f"rankwise/again/{stay.number}", args[4]), *args[5:])
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -166,10 +169,10 @@ class _Watch:
             return None
         # By name: a process may be in groups of its own that others have no part in.
         name = str(args[5]) if len(args) > 5 else ""
-        self._num_meetings[name] = self._num_meetings.get(name, 0) + 1
-        place = module.PrefixStore(f"rankwise/watch/{name}/{self._num_meetings[name]}", store)
+        number = self._num_meetings[name] = self._num_meetings.get(name, 0) + 1
+        place = module.PrefixStore(f"rankwise/watch/{name}/{number}", store)
         return _Stay(
-            self._load_roll, self._note, place, rank=rank, world_size=world_size, backend=str(backend)
+            self._load_roll, self._note, place, number, rank=rank, world_size=world_size, backend=str(backend)
         )
 
 
@@ -177,10 +180,11 @@ class _Stay:
     """One call of ``init_process_group``, from its begin to its end."""
 
     def __init__(
-        self, load_roll: Callable[[], Any], note: Callable[..., None], store: Any, **who: Any
+        self, load_roll: Callable[[], Any], note: Callable[..., None], store: Any, number: int, **who: Any
     ) -> None:
         import threading
 
+        self.number = number
         self._load_roll, self._note, self._store, self._who = load_roll, note, store, who
         self._done, self._start = threading.Event(), time.monotonic()
         self._roll: Any = None
@@ -234,10 +238,11 @@ class _Stay:
             return []
         found = self._module.judge(self._roll.read(), time.monotonic() - self._start)
         # Only where this launcher has started all of them, each with a hook, is a rank that is not on the roll absent.
-        told = _CERTAIN | ({"absent"} if self._all_are_ours() else set())
+        told = _CERTAIN | ({"absent"} if self.all_are_ours() else set())
         return [problem for problem in found if problem["kind"] in told]
 
-    def _all_are_ours(self) -> bool:
+    def all_are_ours(self) -> bool:
+        """Whether this launcher has started all ranks of the group."""
         mine = {
             "RANK": self._who["rank"],
             "WORLD_SIZE": self._who["world_size"],
