@@ -142,6 +142,45 @@ for _ in range(6):
 """
 
 
+#: No more than eight models in all, of which a rank keeps the digests.
+_UNDONE = """
+def in_pieces(model, optimizer, step):
+    with torch.no_grad():
+        for one in model.parameters():
+            for piece in one.view(-1).split(3):
+                dist.all_reduce(piece)
+                piece /= size
+
+chunked = DDP(net())
+def hold_chunked(x):
+    with chunked.no_sync():
+        return chunked(x)
+train(hold_chunked, chunked, 6, in_pieces)
+
+adapted = DDP(net())
+train(adapted, adapted, 20)
+for _ in range(2):
+    kept = {name: one.clone() for name, one in adapted.module.state_dict().items()}
+    train(adapted.module, adapted.module, 70)
+    adapted.module.load_state_dict(kept)
+
+filed = DDP(net())  # filed
+train(filed.module, filed)
+dist.barrier()
+filed.module.load_state_dict(net().state_dict())
+
+def finish(model):
+    train(model.module, model)
+    model.module.load_state_dict(net().state_dict())
+gone = DDP(net())
+finish(gone)
+best = DDP(net())
+train(best, best)
+if rank == 0:
+    best.module.load_state_dict(net().state_dict())
+"""
+
+
 def _look_at(folder: Path, text: str, *, env: dict[str, str] | None = None) -> tuple[dict[str, Sight], Path]:
     """Run a script on two ranks, and return what is seen of it when both are over, by the user's line."""
     script = write_script(folder, _HEAD + text)
@@ -175,11 +214,48 @@ def test_what_is_meant_to_differ_is_not_told(tmp_path: Path) -> None:
     assert _look_at(tmp_path, _MEANT) == ({}, tmp_path / "train.py")
 
 
+def test_what_is_made_equal_again_is_not_told(tmp_path: Path) -> None:
+    """Averaging in pieces, adapting on each rank and restoring, weights from files at the end, rank 0 loading its best state."""
+    assert _look_at(tmp_path, _UNDONE) == ({}, tmp_path / "train.py")
+    sights, script = _look_at(tmp_path, _UNDONE + "filed.module[0].weight.data += rank\n")
+    assert {line: (sight.class_id, sight.is_proof) for line, sight in sights.items()} == {
+        line_of(script, "# filed"): ("D7", True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "is_proof"),
+    [
+        ("dist.destroy_process_group()", True),
+        ("", True),
+        (
+            "dist.destroy_process_group()\nif rank == 0:\n    bypassed.module.load_state_dict(net().state_dict())",
+            True,
+        ),
+        ("import os; os._exit(0)", False),
+        ("del bypassed", False),
+    ],
+)
+def test_the_digest_of_the_end_makes_the_proof(end: str, *, is_proof: bool, tmp_path: Path) -> None:
+    """It is taken when the groups go, or at exit; where there is none, what was seen before is a suspicion."""
+    sights, _ = _look_at(tmp_path, _DRIFTS.partition("evaluated =")[0] + end)
+    (sight,) = sights.values()
+    assert (sight.class_id, sight.is_proof) == ("D7", is_proof)
+
+
+def test_no_digest_is_taken_on_the_way_out_of_an_exception(tmp_path: Path) -> None:
+    """An exception that reaches destroy_process_group in a finally clause leaves the ranks wherever it was."""
+    end = "try:\n    try:\n        raise ValueError\n    finally:\n        dist.destroy_process_group()\nexcept ValueError:\n    import os; os._exit(0)\n"
+    (sight,) = _look_at(tmp_path, _DRIFTS.partition("evaluated =")[0] + end)[0].values()
+    assert not sight.is_proof
+
+
 def test_a_model_that_nobody_wrapped(tmp_path: Path) -> None:
     """D7: the data is shared by a DistributedSampler, and nothing else; with gradients averaged by hand nothing is told."""
     text = "DistributedSampler(range(8))\nmodel = net()\ntrain(model, model)\n"
     (sight,) = _look_at(tmp_path, text)[0].values()
     assert (sight.rule, sight.class_id, sight.culprits) == ("never_wrapped", "D7", (0, 1))
+    assert not sight.is_proof
     shared = "model = net()\nfor one in model.parameters():\n    one.register_hook(lambda grad: dist.all_reduce(grad) or grad / size)\n"
     assert not _look_at(tmp_path, f"DistributedSampler(range(8))\n{shared}train(model, model)\n")[0]
 

@@ -130,7 +130,7 @@ def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, tmp_path: Pat
     told = run_nodes(tmp_path, HEAD + LEFT.format(odd=odd), ranks=(1, 2))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
-    assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("hang", [odd], "R6")
+    assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("failure", [odd], "R6")
     assert verdict["where"] == line_of(tmp_path / "train.py", "# one too many")
     host, local_rank = ("host0", 0) if odd == 0 else ("host1", 1)
     assert (

@@ -355,3 +355,12 @@ def test_who_is_led_tells_only_what_went_through() -> None:
     stage.run(60)
     assert not stage.watch.has_decided
     assert [key for _, key in stage.told.lines] == ["silent"]
+
+
+def test_a_suspected_drift_and_a_slow_rank_are_two_things() -> None:
+    """Of the same ranks both are said: the drift once, the rank that is slow once a minute; and neither is kept as a proof."""
+    drift = replace(SUSPICION, kind="mismatch", rule="drift", is_stuck=False, key="drift")
+    stage = Stage(drift, SUSPICION, on_hang="report").run(70.0)
+    told = [key for _, key in stage.told.lines]
+    assert (told.count("drift"), told.count("k")) == (1, 2)
+    assert stage.watch.sights == ()

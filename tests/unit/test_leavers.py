@@ -1,4 +1,4 @@
-"""Who left a job of several nodes with exit code 0: by the records of all nodes, and only if no rank failed by itself."""
+"""Who left a job with exit code 0, and why: by the records of all ranks, and only if none failed by itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rankwise.base.faults import FaultRecord
+from rankwise.verdict.case import Case, RankEnd
+from rankwise.verdict.judge import judge
 from rankwise.verdict.leavers import find_leavers
-from scenes import ended, op, scene
+from scenes import ended, gradient, op, scene
 
 PEER = FaultRecord(message="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:5")
 OWN = FaultRecord(message="ValueError: boom")
@@ -20,7 +22,7 @@ def test_who_ended_well_before_a_collective_that_others_had_entered_is_named() -
     """Ranks 0 and 1 lost their peer in the third collective; rank 2 has made two and ended with 0."""
     sight = find_leavers(scene(*LOST, LEFT), ())
     assert sight is not None
-    assert (sight.kind, sight.rule, sight.class_id, sight.culprits) == ("hang", "member_ended", "R6", (2,))
+    assert (sight.kind, sight.rule, sight.class_id, sight.culprits) == ("failure", "member_ended", "R6", (2,))
     assert sight.where == "/job/train.py:9"
     assert [one.rank for one in sight.waiting] == [0, 1]
     assert sight.message.startswith(
@@ -53,3 +55,50 @@ def test_nobody_is_named_where_it_may_have_been_otherwise(ranks: tuple[object, .
 def test_a_node_that_tells_nothing_leaves_it_open() -> None:
     """Not all ranks are known: the one that failed may be among the others."""
     assert find_leavers(scene(*LOST, LEFT, world_size=4, is_whole=False), ()) is None
+
+
+_SKIPS = "for b in loader:\n    loss = f(b)\n    if loss.isnan():\n        continue\n    loss.backward()\n"
+_STOPS = "for b in loader:\n    loss.backward()\n    if bad > patience:\n        break\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "class_id", "told"),
+    [(_SKIPS, 5, "D15", "the continue at train.py:4"), (_STOPS, 2, "D16", "the break at train.py:4"), ("", 5, "D14", "train.py:5")],
+)  # fmt: skip
+def test_the_script_tells_why_it_left(text: str, at: int, class_id: str, told: str) -> None:
+    """Of gradients that were missed the loop around them shows which line skipped or stopped."""
+    lost = ended(0, gradient(at), gradient(at, is_over=False), code=1, fault=PEER)
+    sight = find_leavers(scene(lost, ended(1, gradient(at)), sources={"/job/train.py": text}), ())
+    assert sight is not None
+    assert (sight.kind, sight.rule, sight.class_id, sight.culprits) == (
+        "failure",
+        "fewer_steps",
+        class_id,
+        (1,),
+    )
+    assert told in sight.fix
+
+
+def test_who_goes_on_under_a_rank_test_is_alone_and_those_that_end_are_right() -> None:
+    """A collective under `if rank == 0` at the end of a script: the others are through, and had no part in it."""
+    text = "train()\nif rank == 0:\n    tidy_up()\n    dist.barrier()\n"
+    lost = ended(0, gradient(1), op("barrier", 2, at=4, is_over=False), code=1, fault=PEER)
+    sight = find_leavers(scene(lost, ended(1, gradient(1)), sources={"/job/train.py": text}), ())
+    assert sight is not None
+    assert (sight.rule, sight.class_id, sight.culprits) == ("member_ended", "C1", (0,))
+    assert "the rank test at train.py:2" in sight.fix
+
+
+def test_on_one_node_the_same_is_told() -> None:
+    """The scene is of the moment when the first one had complained; the ends are the launcher's own. Kind and class are those of several nodes."""
+    ends = tuple(
+        RankEnd(rank=number, local_rank=number, code=int(number != 2), ended_s=2.0 - number / 2, fault=None if number == 2 else PEER)
+        for number in range(3)
+    )  # fmt: skip
+    seen = [replace(facts, state="running", code=None, fault=None) for facts in LOST]
+    verdict = judge(Case(ranks=ends, world_size=3, scene=scene(*seen, LEFT)))
+    assert (verdict.kind, verdict.rule, verdict.class_id, verdict.culprits) == (
+        "failure", "member_ended", "R6", (2,),
+    )  # fmt: skip
+    assert verdict.message.startswith("rank 2 has ended with exit code 0; ranks 0, 1 still needed it")
+    assert verdict.exit_code == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +112,26 @@ def test_ranks_that_were_killed_at_one_stroke_are_not_to_blame(tmp_path: Path) -
         write_rank(tmp_path, rank, step_s=90.0, state="ended", why="rescue", seen_s=100.0)
     verdict = judge_left(read(tmp_path))
     assert (verdict.kind, verdict.culprits) == ("ok", ())
+    assert "ranks 0-2 ended without their end being recorded (kill -9, os._exit or exec)" in verdict.notes
+
+
+def test_a_signal_from_outside_is_told_by_the_stack_that_it_leaves(tmp_path: Path) -> None:
+    """A rank that was told to end has written its stack: only then a SIGTERM is told."""
+    for rank in range(3):
+        path = write_rank(tmp_path, rank, step_s=90.0, state="ended", why="rescue", seen_s=100.0)
+        stack = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 3 in <module>\n'
+        (path.parent / f"rank{rank}.stacks.txt").write_text(stack)
+    assert any("by SIGTERM" in note for note in judge_left(read(tmp_path)).notes)
+
+
+def test_a_process_that_another_program_has_taken_over_is_no_rank() -> None:
+    """Number and birth stay the same over an exec; whoever has the file of its records no more has ended."""
+    pid = os.getpid()
+    with tempfile.TemporaryFile() as file:
+        status = os.fstat(file.fileno())
+        head = {"kernel": leaving.name_kernel(), "pid": pid, "born": leaving.read_birth(pid)}
+        assert leaving.is_alive({**head, "ring_id": [status.st_dev, status.st_ino]})
+        assert not leaving.is_alive({**head, "ring_id": [status.st_dev, status.st_ino + 10**12]})
 
 
 def test_an_end_without_a_note_is_an_end(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from rankwise.evidence.notes import Stack
 from rankwise.verdict.look import look
-from rankwise.verdict.loops import find_ways_out
-from scenes import elsewhere, gradient, in_backward, in_call, op, rank, scene
+from rankwise.verdict.loops import find_swallows, find_ways_out
+from scenes import elsewhere, gradient, in_backward, in_call, op, rank, scene, stack
 
 
 def _find(*body: str, head: str = "for batch in loader:", tail: str = "") -> list[tuple[str, int]]:
@@ -30,7 +31,9 @@ def _find(*body: str, head: str = "for batch in loader:", tail: str = "") -> lis
         (("if len(batch) == 0:", "    continue"), "empty"),
         (("x, y = batch", "if not x.numel():", "    continue"), "empty"),
         (("if not batch: continue",), "empty"),
+        (("loss = f(batch)", "if loss is None: continue"), "no loss"),
         (("if val_loss > best_loss:", "    break"), "stop"),
+        (("if stop(val): break",), "stop"),
         (("if stopper.early_stop:", "    break"), "stop"),
         (("if epochs_no_improve >= patience:", "    return"), "stop"),
         (("if rank == 1 and step == 2:", "    break"), "stop"),
@@ -103,3 +106,62 @@ def test_who_is_still_in_the_loop_has_not_left_it() -> None:
     waits = rank(0, gradient(4), gradient(4, is_over=False), at=in_backward(4))
     inside = rank(1, gradient(4), at=elsewhere(2))
     assert look(scene(waits, inside, sources={"/job/train.py": _SKIPS}))[0].class_id == "D14"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("try:", "except RuntimeError:\n    log()", [3]),
+        ("try:", "except RuntimeError as error:\n    if fatal(error):\n        raise\n    log()", [3]),
+        ("try:", "except Exception:\n    break", [3]),
+        ("with contextlib.suppress(OSError):", "", [1]),
+        ("try:", "except Exception:\n    log()\n    raise", []),
+        ("try:", "except Exception:\n    if bad:\n        raise\n    else:\n        sys.exit(1)", []),
+        ("try:", "except KeyboardInterrupt:\n    log()", []),
+        ("try:", "finally:\n    log()", []),
+        ("with torch.no_grad():", "", []),
+    ],
+)
+def test_what_takes_an_exception_and_goes_on_is_found(before: str, after: str, lines: list[int]) -> None:
+    """An except that does not raise on all its ways, or suppress; what ends the rank, or ends it by Ctrl-C, swallows nothing."""
+    assert [way.line for way in find_swallows(f"{before}\n    step()\n{after}\n", 2)] == lines
+    assert find_swallows("try:", 2) == ()
+
+
+_SWALLOWS = """def one(batch):
+    try:
+        model(batch).backward()
+    except RuntimeError:
+        log()
+try:
+    for b in loader:
+        one(b)
+finally:
+    dist.barrier()
+"""
+_LOGS = """try:
+    for b in loader:
+        model(b).backward()
+    dist.barrier()
+except Exception:
+    log()
+"""
+
+
+def test_an_except_that_throws_a_step_away_is_told_before_the_clean_up_after_it() -> None:
+    """Rank 1 came to the finally with a step less; only the except in the loop explains that."""
+    inner = in_backward(3).frames[:-1]
+    at = Stack(frames=(*inner, *stack(at=3).frames, *stack(at=8).frames))
+    waits = rank(0, gradient(3), gradient(3, is_over=False), at=at)
+    met = rank(1, gradient(3), op("barrier", at=10, is_over=False), at=in_call("barrier", 10))
+    sight = look(scene(waits, met, sources={"/job/train.py": _SWALLOWS}))[0]
+    assert (sight.rule, sight.class_id) == ("gradients_met", "D15")
+    assert "the except at train.py:4 throws a step away" in sight.fix
+
+
+def test_an_except_around_the_whole_script_throws_no_step_away() -> None:
+    """Whoever had fewer batches is still inside its block."""
+    waits = rank(0, gradient(3), gradient(3, is_over=False), at=in_backward(3))
+    met = rank(1, gradient(3), op("barrier", at=4, is_over=False), at=in_call("barrier", 4))
+    sight = look(scene(waits, met, sources={"/job/train.py": _LOGS}))[0]
+    assert (sight.rule, sight.class_id) == ("gradients_met", "D14")

@@ -225,3 +225,16 @@ def test_only_the_last_program_of_a_shell_rank_counts() -> None:
         }
     )
     assert parse_notes('{"note": "armed"}\n' + fault + '\n{"note": "armed"}\n') == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_users"),
+    [
+        ("/opt/other/src/rankwise/evidence/recording.py", False),
+        ("/opt/tools/rankwise/runtime/session.py", False),
+        ("/home/you/rankwise/train.py", True),
+    ],
+)
+def test_a_line_of_ours_in_another_installation_is_not_the_users(file: str, *, is_users: bool) -> None:
+    """A stack may be read by another installation, or on another machine, than the one that wrote it."""
+    assert Frame(file=file, line=1, function="f").is_users is is_users

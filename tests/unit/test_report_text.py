@@ -138,3 +138,23 @@ def test_a_thousand_waiting_ranks_stay_short() -> None:
     """Ranks that waited at the same place are told together: a report of 512 ranks is no wall of lines."""
     waiting = tuple(Waiting(rank=rank, where="train.py:9", op="all_reduce") for rank in range(512))
     assert len(render(replace(_FAILURE, waiting=waiting)).splitlines()) < 80
+
+
+def test_long_sentences_are_broken_on_a_terminal_only() -> None:
+    """Behind their label, between words; without a terminal a sentence stays in its line, and the words are the same."""
+    long = replace(_FAILURE, message="word " * 60 + "end", notes=("note " * 40,), traceback="", last_words="")
+    wide, narrow = render(long), render(long, width=72)
+    assert max(map(len, wide.splitlines())) > 300
+    assert max(map(len, narrow.splitlines())) <= 72
+    assert narrow.split() == wide.split()
+    after = narrow.splitlines()[2]
+    assert after.startswith(" " * 11 + "word")
+    assert render(long, width=72, colour=True).count("\x1b[1mword") == len(
+        [line for line in narrow.splitlines() if "word" in line]
+    )
+
+
+def test_who_waited_is_labelled_where_nobody_else_is_told() -> None:
+    """Not as if it belonged to the row above."""
+    text = render(replace(_FAILURE, casualties=()))
+    assert "  waited   rank 0 was in all_reduce at train.py:9\n           rank 1 was at train.py:4" in text

@@ -21,22 +21,35 @@ if TYPE_CHECKING:
 _NAMES = ("fc.weight", "fc.bias")
 _OPEN = {"is_over": False}
 #: By step: the weight and the bias.
+_LATE = (1.9, 2.9)
 _EQUAL = {0: (1.0, 2.0), 1: (1.1, 2.1), 2: (1.2, 2.2), 4: (1.3, 2.3), 5: (1.4, 2.4)}
 
 
-def replica(values: dict[int, tuple[float, ...]], *, seq_each: int = 1, **facts: Any) -> Replica:
-    """Return a model by the values of its two parameters at some steps."""
+def _digest(step: int, seq: int, told: tuple[float, ...], **facts: Any) -> Digest:
+    sums = pack_sums(tuple(hash(value) & 0xFFFF for value in told))
+    return Digest(step=step, seq=seq, samples=pack_samples(told), sums=sums, **facts)
+
+
+def replica(
+    values: dict[int, tuple[float, ...]],
+    *,
+    seq_each: int = 1,
+    last: tuple[float, ...] | None = (),
+    order: int = 0,
+    **facts: Any,
+) -> Replica:
+    """Return a model by the values of its two parameters at some steps, and at the end: those of the last step, unless told otherwise."""
     moment = {name: facts.pop(name) for name in ("forwarded", "synced", "rates") if name in facts}
     digests = tuple(
-        Digest(
-            step=step, seq=4 + seq_each * step, samples=pack_samples(told), **moment,
-            sums=pack_sums(tuple(hash(value) & 0xFFFF for value in told)),
-        )
-        for step, told in values.items()
-    )  # fmt: skip
+        _digest(step, 4 + seq_each * step, told, order=order + place, **moment)
+        for place, (step, told) in enumerate(values.items())
+    )
     filled = {"kind": "ddp", "members": (0, 1), "model": 0, "optimizer": 0, "form": 7, "site": "/job/train.py:5", "names": pack_names(_NAMES),
               "states": "kk", "kinds": "ff", "largest": 20, **facts}  # fmt: skip
     moments = tuple((one.step, one.seq, hash(one.sums)) for one in digests)
+    if last is not None:
+        told = last or list(values.values())[-1]
+        digests = (*digests, _digest(digests[-1].step, 99, told, order=999, is_last=True, **moment))
     return Replica(digests=digests, moments=moments, **filled)
 
 
@@ -59,9 +72,15 @@ def see(
 ) -> list[Sight]:
     """Return what is seen of ranks of which the last one holds other values."""
     make = ended if is_over else rank
-    members = {"members": tuple(range(world)), **facts}
+    members = {"members": tuple(range(world)), **({} if is_over else {"last": None}), **facts}
+    odd = {step: odd[step] for step in sorted(odd)}
     ranks = [
-        hold(make(number, *ops, world=world), replica(_EQUAL if number < world - 1 else odd, **members))
+        hold(
+            make(number, *ops, world=world),
+            replica(
+                {step: _EQUAL.get(step, _LATE) for step in odd} if number < world - 1 else odd, **members
+            ),
+        )
         for number in range(world)
     ]
     return [sight for sight in look(scene(*ranks)) if sight.is_drift]
@@ -105,6 +124,15 @@ def test_learning_rates_tell_the_cause() -> None:
     assert "learning rates differ: 0.1 on rank 0; 0.05 on rank 1" in sight.message
 
 
+def _far(*steps: int) -> dict[int, tuple[float, ...]]:
+    """Return values that differ at steps beyond the first ones."""
+    return shifted(1) | dict.fromkeys(steps, (2.9, 3.9))
+
+
+def _pieces(num: int, **facts: Any) -> list[Op]:
+    return [op(seq=9 + place, shape=(5,), **facts) for place in range(num)]
+
+
 _BYPASSED = {"forwarded": False, "seq_each": 0}
 _LATER = {step: (told[0] + 1, told[1]) for step, told in _EQUAL.items() if step in {1, 2}}
 
@@ -116,6 +144,11 @@ _LATER = {step: (told[0] + 1, told[1]) for step, told in _EQUAL.items() if step 
         pytest.param(lambda: see(shifted(1), is_hooked=True), id="a hook of the user's own"),
         pytest.param(lambda: see({**_EQUAL, 5: (9.0, 9.0)}, is_over=False, states="aa"), id="once only, so far"),
         pytest.param(lambda: see(_EQUAL | _LATER, is_over=False), id="equal again later"),
+        pytest.param(lambda: see(shifted(1), is_over=False, states="aa"), id="two digests, but a step apart"),
+        pytest.param(lambda: see(_far(17, 80), is_over=False, **_BYPASSED), id="bypassed, and averaged every 100 steps"),
+        pytest.param(lambda: see(shifted(1), last=_LATE, **_BYPASSED), id="equal at the end"),
+        pytest.param(lambda: see(shifted(1), *_pieces(3), elements=30, largest=20, **_BYPASSED), id="averaged by hand in pieces"),
+        pytest.param(lambda: see(shifted(1), *_pieces(1, name="all_gather"), elements=20, largest=20, **_BYPASSED), id="gathered in parts"),
         pytest.param(lambda: see(shifted(1), is_over=False, **_BYPASSED), id="bypassed, but for some steps only"),
         pytest.param(lambda: see(shifted(1), op(seq=9, shape=(20,)), **_BYPASSED), id="bypassed, and averaged by hand"),
         pytest.param(lambda: see(shifted(1), is_over=False, synced=False, seq_each=0), id="no_sync for some steps"),
@@ -126,6 +159,67 @@ _LATER = {step: (told[0] + 1, told[1]) for step, told in _EQUAL.items() if step 
 def test_what_is_no_drift(found: Any) -> None:
     """Nothing is said of what may be meant, or may be right again."""
     assert found() == []
+
+
+def test_as_long_as_the_job_runs_nothing_is_proved() -> None:
+    """A model that was changed is told once that has lasted, D7 and D23 after 512 steps; and then they are suspicions."""
+    (sight,) = see(_far(17, 64), is_over=False, states="aa")
+    assert (sight.class_id, sight.is_proof) == ("D8", False)
+    assert "so far" in sight.message
+    for class_id, flags in (("D7", _BYPASSED), ("D23", {"seq_each": 0, "synced": False})):
+        assert not see(_far(256, 257), is_over=False, **flags)
+        (sight,) = see(_far(256, 512), is_over=False, **flags)
+        assert (sight.class_id, sight.is_proof) == (class_id, False)
+
+
+def test_without_a_last_digest_nothing_is_proved() -> None:
+    """After os._exit or an exception nobody knows what the job has come to: a note, and no exit code but the job's own."""
+    (sight,) = see(shifted(1), last=None, **_BYPASSED)
+    assert (sight.class_id, sight.is_proof) == ("D7", False)
+    ranks = [hold(ended(number), replica(shifted(number), last=None, **_BYPASSED)) for number in (0, 1)]
+    verdict = judge(_case(*ranks, strict=True))
+    assert (verdict.kind, verdict.exit_code) == ("ok", 0)
+    assert "have drifted apart" in verdict.notes[0]
+    assert not any("not one model" in note for note in verdict.notes)
+
+
+def test_few_pieces_are_no_averaging() -> None:
+    """A metric now and then is not half of a model, whole numbers are none of it, and what was sent before another digest does not add up."""
+    for ops in (_pieces(2), _pieces(9, dtypes=("int64",))):
+        assert see(shifted(1), *ops, elements=30, largest=20, **_BYPASSED)
+    # Numbers 5, 6 and 8 are sent before the digests of steps 1, 2 and 4.
+    apart = [op(seq=seq, shape=(5,)) for seq in (5, 6, 8)]
+    assert see(shifted(1), *apart, elements=30, largest=20, forwarded=False)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_another_optimizer_finds_equal_was_undone(*, ends: bool) -> None:
+    """Each rank adapts a copy to its own data and restores it: the optimizer that trains the model, or the next such one, finds it equal."""
+    make = ended if ends else rank
+    inner = {"last": None, **_BYPASSED}
+
+    def look_at(others: dict[int, tuple[float, ...]], **facts: Any) -> tuple[Sight, ...]:
+        return look(scene(*(
+            hold(make(number), replica(_far(64) if number else dict.fromkeys(_far(64), _LATE), states="aa", **inner),
+                 replica(others, optimizer=1, last=None, **facts)) for number in (0, 1)
+        )))  # fmt: skip
+
+    assert look_at({0: (1.0, 2.0)})
+    assert not look_at({0: (1.0, 2.0)}, order=50)
+    assert not look_at({0: (1.0, 2.0), 17: (1.5, 2.5)})
+    assert look_at({0: (1.0,), 17: (1.5,)}, names=pack_names(("other",)), states="k", kinds="f")
+
+
+def test_what_was_told_meanwhile_and_no_longer_holds_is_dropped() -> None:
+    """A job whose replicas are equal at its end is a success, whatever was said of them before."""
+    (earlier,) = see(shifted(1), **_BYPASSED)
+    equal = [hold(ended(number), replica(shifted(number), last=_LATE, **_BYPASSED)) for number in (0, 1)]
+    verdict = judge(_case(*equal, sights=(earlier,), strict=True))
+    assert (verdict.kind, verdict.exit_code, verdict.notes) == ("ok", 0, ())
+    apart = [hold(ended(number), replica(shifted(number), **_BYPASSED)) for number in (0, 1)]
+    verdict = judge(_case(*apart, sights=(earlier,), strict=True))
+    assert (verdict.kind, verdict.exit_code) == ("mismatch", 1)
+    assert any("not one model" in note for note in verdict.notes)
 
 
 def test_ranks_at_other_places_of_their_program_are_not_compared() -> None:
@@ -151,7 +245,12 @@ def _plain(number: int, *ops: Op, is_over: bool = True, **facts: Any) -> RankFac
 def test_a_model_that_nobody_wrapped_is_told_at_the_end() -> None:
     """D7 once the job is over; not while it runs, nor if something as large as a parameter was sent, nor if the ranks began apart."""
     (sight,) = look(scene(_plain(0), _plain(1)))
-    assert (sight.rule, sight.class_id, sight.is_proof) == ("never_wrapped", "D7", True)
+    assert (sight.rule, sight.class_id, sight.is_proof) == ("never_wrapped", "D7", False)
+    assert "unless this is meant" in sight.message
+    assert "RANKWISE_DIGESTS=0" in sight.fix
+    verdict = judge(_case(_plain(0), _plain(1), strict=True))
+    assert (verdict.kind, verdict.exit_code) == ("ok", 0)
+    assert sight.message in verdict.notes[0]
     assert not look(scene(_plain(0, is_over=False), _plain(1, is_over=False)))
     assert not look(scene(*(_plain(number, *[op()] * 5, op(shape=(20,))) for number in (0, 1))))
     assert not look(scene(*(_plain(number, rates=(float(number),)) for number in (0, 1))))

@@ -313,7 +313,7 @@ def test_a_models_comparison_is_no_other_gather(line: int) -> None:
     """Both are all_gather of one int64. D13, or, where the other one stands under a rank test, one collective too many."""
     told = op("all_gather", at=line, shape=(1,), dtypes=("int64",))
     sight = _first(rank(0, _CHECKING), rank(1, told, at=_called("all_gather", 7, 11)), sources=_DEEP_SOURCES)
-    assert (sight.rule, sight.class_id) == (("other_op", "C8") if line == 7 else ("wrapped_on_some", "D13"))
+    assert (sight.rule, sight.class_id) == (("other_op", "C1") if line == 7 else ("wrapped_on_some", "D13"))
     assert sight.culprits == ((1,) if line == 7 else (0, 1))
 
 

@@ -152,6 +152,18 @@ def test_a_result_that_never_came_is_told_although_all_ended_well() -> None:
     assert sight.where == "/job/train.py:7"
 
 
+def test_a_result_that_is_not_used_is_not_lost() -> None:
+    """The handler leaves the loop: the exception was the sign that the others were through."""
+    text = "\n" * 5 + "for x in y:\n  try:\n\n    all_reduce(x)\n  except RuntimeError: break\n"
+    ranks = [
+        ended(0, op(at=9), op(at=9), op(at=9, **_RAISED)),
+        ended(1, op(at=9), op(at=9)),
+    ]
+    assert look(scene(*ranks, sources={"/job/train.py": text})) == ()
+    (sight,) = look(scene(*ranks, sources={"/job/train.py": text.replace("break", "continue")}))
+    assert sight.rule == "went_on_without"
+
+
 def test_what_may_fail_is_no_lost_result() -> None:
     """A barrier carries nothing; all came to it; or a rank failed, and that is told."""
     assert _ended_job(op("barrier"), op("barrier"), name="barrier") == ()

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from rankwise.base.faults import FaultRecord
 from rankwise.evidence.facts import Op, RankFacts
+from rankwise.verdict.case import Case, RankEnd
 from rankwise.verdict.exchange import find_misfits, find_odd
+from rankwise.verdict.judge import judge
 from rankwise.verdict.look import look
 from scenes import in_call, op, rank, scene
 
@@ -103,3 +106,21 @@ def test_one_rank_that_is_wrong_is_among_those_named(counts: list[list[int]], da
     assert {(one.giver, one.getter) for one in misfits} == {(odd, whom)}
     assert found
     assert set(found) <= {odd, whom}
+
+
+def test_a_rank_that_gloo_stops_over_its_own_share_is_told_by_the_lists() -> None:
+    """Gloo's text speaks of lengths alone; the lists tell how much of what, and that nobody else is wrong."""
+    ranks = _ranks((EVEN, EVEN), ((1, 3, 2), EVEN), (EVEN, EVEN))
+    text = "RuntimeError: [enforce fail at alltoallv.cc:138] inLengthPerRank[myRank] == outLengthPerRank[myRank]. "
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:5"
+    ends = tuple(
+        RankEnd(rank=number, local_rank=number, code=1, ended_s=1.0, fault=FaultRecord(message=text if number == 1 else lost))
+        for number in range(3)
+    )  # fmt: skip
+    verdict = judge(Case(ranks=ends, world_size=3, scene=scene(*ranks)))
+    assert (verdict.kind, verdict.rule, verdict.class_id, verdict.culprits) == (
+        "mismatch", "other_splits", "C5", (1,),
+    )  # fmt: skip
+    assert "rank 1 gives itself 3 elements, and 2 are expected" in verdict.message
+    alone = judge(Case(ranks=ends[1:2], world_size=1))
+    assert (alone.kind, alone.class_id) == ("mismatch", "C5")

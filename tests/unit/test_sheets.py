@@ -51,6 +51,22 @@ def test_what_is_written_is_read(num: int) -> None:
     assert all(list_sums(digest) == (digest.step,) * num for digest in replica.digests)
 
 
+def test_the_digest_of_the_end_is_the_last_one() -> None:
+    """It is no moment of the training, and the end no more if steps follow."""
+    memory = bytearray(ring.SIZE_BYTES)
+    sheets = Sheets(ring, ring.Writer(memory, 7))
+    sheet = sheets.find(_tell(), ["one"], _tensors(1))
+    _digest(sheet, 0, 1)
+    end = {"step": 3, "seq": 9, "forwarded": True, "synced": True, "rates": [], "order": 2, "is_last": True}
+    add(sheet, end, b"same", b"same")
+    (replica,) = _write(sheets, memory)
+    assert replica.last is not None
+    assert (replica.last.step, replica.last.order, len(replica.moments)) == (3, 2, 1)
+    _digest(sheet, 4, 1)
+    (replica,) = _write(sheets, memory)
+    assert replica.last is None
+
+
 def test_another_model_has_another_sheet() -> None:
     """Parameters that were added make another sheet; what is known of a model is the newest; of very many the oldest go."""
     memory = bytearray(ring.SIZE_BYTES)

@@ -56,6 +56,15 @@ def test_a_hang_that_we_ended_is_judged_by_what_was_seen() -> None:
     assert [(one.rank, one.fate) for one in verdict.casualties] == [(0, "stopped by us")]
 
 
+def test_an_abort_without_words_in_a_mismatch_is_told_by_the_mismatch() -> None:
+    """Where standard error is not read, what Gloo said is lost; an abort without a mismatch is the rank's own, and no last lines are promised."""
+    verdict = _judge(_end(0, -6), _end(1), scene=_sizes())
+    assert (verdict.kind, verdict.class_id, verdict.rule) == ("mismatch", "C5", "other_size")
+    alone = _judge(_end(0, -6), _end(1))
+    assert (alone.kind, alone.culprits) == ("failure", (0,))
+    assert "last lines" not in alone.reason
+
+
 def test_a_hang_in_which_nothing_was_seen_is_still_a_hang() -> None:
     """No record, no stack: it is said that the ranks did not move, and nobody is accused."""
     verdict = _judge(_end(0), _end(1), hung=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
 from rankwise.evidence import foreign, left
+from rankwise.launcher.console import Console
 from rankwise.verdict import evidence_folder
 from rankwise.verdict.bystander import judge_scene, say
 from rankwise.verdict.judge import judge
@@ -45,18 +46,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _judge(paths: Sequence[Path]) -> tuple[Path, str, Verdict]:
     """Return where the evidence is, the verdict as text, and the verdict."""
+    width = Console.width(1)
     if left.has_any(paths):
         found = left.read(paths, SYSTEM_CLOCK)
         verdict = judge_left(found)
-        return found.folder, say(verdict, is_now=any(one.how == "lives" for one in found.ranks)), verdict
+        is_now = any(one.how == "lives" for one in found.ranks)
+        return found.folder, say(verdict, is_now=is_now, width=width), verdict
     ours = _find_ours(paths)
     if ours is not None:
         case = evidence_folder.load(ours)
         verdict = judge(case)
-        return ours, render(verdict, attempt=case.attempt), verdict
+        return ours, render(verdict, attempt=case.attempt, width=width), verdict
     dumps = foreign.read(paths)
     verdict = judge_scene(dumps.scene, dumps.notes, has_hung=True)
-    return paths[0], say(verdict), verdict
+    return paths[0], say(verdict, width=width), verdict
 
 
 def _find_ours(paths: Sequence[Path]) -> Path | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.evidence.living import find_ranks, take_scene
+from rankwise.launcher.console import Console
 from rankwise.verdict.bystander import can_tell, judge_scene, say, say_ranks
 
 if TYPE_CHECKING:
@@ -38,6 +39,6 @@ def main(argv: Sequence[str]) -> int:
     print(
         json.dumps({**verdict.to_json(), "exit_code": code}, indent=1)
         if args.json
-        else say(verdict, is_now=True)
+        else say(verdict, is_now=True, width=Console.width(1))
     )
     return code

@@ -8,6 +8,7 @@ work that is queued there already, and nobody waits for the result: it is picked
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import zlib
 from importlib import import_module
@@ -37,6 +38,23 @@ def is_readable(tensor: Any) -> bool:
 def find_kind(tensor: Any) -> str:
     """Return a letter for how the bits of an element are to be read."""
     return _KINDS.get(str(tensor.dtype), "?")
+
+
+@functools.cache
+def describe_machine(device: Any) -> str:
+    """Return what decides how numbers are rounded."""
+    torch: Any = import_module("torch")
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    model = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            model = next(
+                (line.partition(":")[2].strip() for line in file if line.startswith("model name")), ""
+            )
+    except OSError:
+        pass
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 def read(tensors: list[Any], turn: int) -> Pending:

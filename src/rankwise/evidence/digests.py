@@ -7,7 +7,6 @@ are digested depends on their number alone, never on time: all ranks take the sa
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import threading
@@ -16,11 +15,14 @@ import weakref
 from importlib import import_module
 from typing import Any
 
+_MODULE, _LET_GO = "torch.distributed.distributed_c10d", "_unregister_all_process_groups"
 #: Steps up to here are digested at 1, 4, 16, 64, 256; later ones at each multiple of it. The step after each is digested too.
 _EVERY = 512
 #: The part of the time that digests may take, once there have been a few.
 _MOST_SHARE, _FREE_UNTIL = 0.002, 17
 _MOST_OPTIMIZERS, _MOST_TENSORS = 16, 2048
+#: So long a GPU is waited for at the end, when nothing else will pick its numbers up.
+_LAST_WAIT_S = 0.5
 #: Ways to send gradients after which all ranks hold the same: torch's compressing hooks, and ours.
 _COMPRESSING = ("torch.distributed.algorithms.ddp_comm_hooks.", "rankwise.parallel.comm_hooks")
 _OTHERWISE = ("post_localSGD_hooks", "debugging_hooks", "ddp_zero_hook")
@@ -83,33 +85,39 @@ class Digests:
         self._models: list[_Model] = []
         self._num_wrapped: dict[tuple[int, ...], int] = {}
         self._watched: dict[int, _Watched] = {}
-        self._sheets, self._add = sheets.Sheets(ring, writer), sheets.add
+        self._sheets, self._add, self._make_source = sheets.Sheets(ring, writer), sheets.add, sheets.Source
         self._unsynced: set[int] = set()
         self._pending: list[tuple[Any, Any, dict[str, Any]]] = []
+        self._sources: dict[int, Any] = {}
+        self._num_digests, self._has_ended = 0, False
         self._has_wrapped = self._has_sampler = self._has_begun = False
         self._num_plain = 0
         self._begun_s = self.spent_s = 0.0
+        self._parameter_class: Any = None
 
     def begin(self) -> None:
         """Begin to watch for wrappers and steps; once."""
         if self._has_begun or not self._is_on:
             return
         self._has_begun = True
+        self._parameter_class = import_module("torch.nn.parameter").Parameter
         compiler: Any = import_module("torch.compiler")
         optimizer: Any = import_module("torch.optim.optimizer")
         wrapper = import_module("torch.nn.parallel.distributed").DistributedDataParallel
         sampler = import_module("torch.utils.data.distributed").DistributedSampler
-        leave_out = self._wrapping.leave_out_caller
+        wrapping = self._wrapping
         # Not the constructor: what it warns of is told at the line of the user's that called it, frame by frame.
         if (build := getattr(wrapper, "_ddp_init_helper", None)) is not None:
-            wrapper._ddp_init_helper = _note_after(build, self._note_wrapped, leave_out)
-        sampler.__init__ = _note_after(sampler.__init__, self._note_sampler, leave_out)
-        wrapper.no_sync = _note_before(wrapper.no_sync, self._unsynced.add, compiler.is_compiling)
-        self._wrapping.hide_from_compiler(self._come, self._step)
-        before, after = _make_hooks(self._come, self._step, compiler.is_compiling)
+            wrapper._ddp_init_helper = wrapping.note_after(build, self._note_wrapped)
+        sampler.__init__ = wrapping.note_after(sampler.__init__, self._note_sampler)
+        wrapper.no_sync = wrapping.note_before(wrapper.no_sync, self._unsynced.add, compiler.is_compiling)
+        wrapping.hide_from_compiler(self._come, self._step)
+        before, after = wrapping.make_step_hooks(self._come, self._step, compiler.is_compiling)
         optimizer.register_optimizer_step_pre_hook(before)
         optimizer.register_optimizer_step_post_hook(after)
-        atexit.register(self._end)
+        # The groups' collectives can still be counted then; at exit they may be gone.
+        wrapping.do_first(import_module(_MODULE), _LET_GO, lambda _args: self._end())
+        atexit.register(self._leave)
 
     def forget(self) -> None:
         """In a forked child: digest nothing."""
@@ -152,6 +160,7 @@ class Digests:
         if known is None or known.ref() is not optimizer or not self._is_on:
             return
         known.steps += 1
+        self._has_ended = False
         if known.steps >= known.due:
             if known.is_paired or self._is_affordable(known.steps):
                 self._digest(optimizer, known)
@@ -210,7 +219,7 @@ class Digests:
         is_synced = ddp.require_forward_param_sync and ddp.require_backward_grad_sync
         moment = {"forwarded": bool(ddp._lazy_init_ran), "synced": is_synced or id(ddp) not in self._unsynced}
         self._unsynced.discard(id(ddp))
-        self._begin_reading(told, moment, chosen, ddp.process_group, optimizer, watched)
+        self._begin_reading(told, moment, chosen, ddp.process_group, optimizer, watched, model)
 
     def _digest_plain(self, optimizer: Any, watched: _Watched) -> None:
         """Digest a model of which nothing is known but its optimizer, if nothing else could carry its gradients."""
@@ -220,12 +229,9 @@ class Digests:
         rpc = sys.modules.get("torch.distributed.rpc")
         groups = optimizer.param_groups
         named = [
-            (name, one)
+            ((group.get("param_names") or {number: f"parameter {number} of group {place}"})[number], one)
             for place, group in enumerate(groups)
             for number, one in enumerate(group["params"])
-            for name in [
-                (group.get("param_names") or {number: f"parameter {number} of group {place}"})[number]
-            ]
         ][:_MOST_TENSORS]
         if not named or not all(self._is_plain(one) for _, one in named):
             return
@@ -242,7 +248,7 @@ class Digests:
 
     def _is_plain(self, one: Any) -> bool:
         """Whether it is a whole parameter, and no part of one, nor one that only looks like one."""
-        return type(one) is _get_parameter_class() and self._checksums.is_readable(one)
+        return type(one) is self._parameter_class and self._checksums.is_readable(one)
 
     def _begin_reading(
         self,
@@ -252,16 +258,24 @@ class Digests:
         group: Any,
         optimizer: Any,
         watched: _Watched,
+        model: _Model | None = None,
     ) -> None:
         names, tensors = [name for name, _ in chosen], [one for _, one in chosen]
         rates = [group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), float | int)]
         moment |= {"step": watched.steps, "seq": self._read_seq(group, tensors[0].device), "rates": rates}
+        moment["order"] = self._num_digests = self._num_digests + 1
         told["kinds"] = "".join(map(self._checksums.find_kind, tensors))
-        told["largest"] = max(one.numel() for one in tensors)
-        told["machine"] = _describe_machine(tensors[0].device)
+        sizes = [one.numel() for one in tensors]
+        told |= {"largest": max(sizes), "elements": sum(sizes)}
+        told["machine"] = self._checksums.describe_machine(tensors[0].device)
         # Both of a pair read the same parts.
         pending = self._checksums.read(tensors, watched.steps - watched.is_paired)
-        self._pending.append((pending, self._sheets.find(told, names, tensors), moment))
+        sheet = self._sheets.find(told, names, tensors)
+        self._pending.append((pending, sheet, moment))
+        self._sources.pop(id(sheet), None)
+        self._sources[id(sheet)] = self._make_source(sheet, chosen, model and model.ref, group, watched)
+        if len(self._sources) > _MOST_OPTIMIZERS:
+            del self._sources[next(iter(self._sources))]
 
     def _read_seq(self, group: Any, device: Any) -> int:
         """Return how many collectives the group has made: equal where ranks are at the same place of their program."""
@@ -294,9 +308,46 @@ class Digests:
             self.spent_s += time.monotonic() - begin_s
             self._lock.release()
 
+    def _leave(self) -> None:
+        """At exit; if the groups are gone by then, the end was told, and what ranks do afterwards is their own."""
+        if sys.modules["torch.distributed"].is_initialized():
+            self._end()
+
     def _end(self) -> None:
-        if os.getpid() == self._pid and self._is_on:
+        """Digest all models once more: what counts is what the job has come to."""
+        if os.getpid() != self._pid or not self._is_on:
+            return
+        self._collect()
+        if self._has_ended or _is_raising():
+            return
+        self._has_ended = True
+        if self._lock.acquire(blocking=False):
+            try:
+                if not _is_elsewhere():
+                    with _get_torch()._C.DisableTorchFunction():
+                        for source in self._sources.values():
+                            self._digest_last(source)
+            except Exception:  # as in _digest
+                self._is_on = False
+                return
+            finally:
+                self._lock.release()
+        end_s = time.monotonic() + _LAST_WAIT_S
+        self._collect()
+        while self._pending and time.monotonic() < end_s:
+            time.sleep(0.001)
             self._collect()
+
+    def _digest_last(self, source: Any) -> None:
+        tensors, group = source.find(), source.group()
+        digests = source.sheet["digests"]
+        if not tensors or group is None or not digests or not all(map(self._is_plain, tensors)):
+            return
+        moment = {name: digests[-1][name] for name in ("forwarded", "synced", "rates")}
+        seq = self._read_seq(group, tensors[0].device)
+        moment |= {"step": source.watched.steps, "seq": seq, "is_last": True}
+        moment["order"] = self._num_digests = self._num_digests + 1
+        self._pending.append((self._checksums.read(tensors, source.watched.steps), source.sheet, moment))
 
 
 def _find_next(steps: int) -> tuple[int, bool]:
@@ -326,13 +377,14 @@ def _is_unknown(hook: Any) -> bool:
     return not module.startswith(_COMPRESSING) or module.endswith(_OTHERWISE)
 
 
+def _is_raising() -> bool:
+    """Whether the script is on its way out by an exception, which has left its ranks wherever it was."""
+    error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
 def _get_torch() -> Any:
     return sys.modules["torch"]
-
-
-@functools.cache
-def _get_parameter_class() -> Any:
-    return import_module("torch.nn.parameter").Parameter
 
 
 def _is_elsewhere() -> bool:
@@ -341,59 +393,3 @@ def _is_elsewhere() -> bool:
     if torch._C._len_torch_dispatch_stack():
         return True
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
-
-
-@functools.cache
-def _describe_machine(device: Any) -> str:
-    """Return what decides how numbers are rounded."""
-    torch = _get_torch()
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    model = ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            model = next(
-                (line.partition(":")[2].strip() for line in file if line.startswith("model name")), ""
-            )
-    except OSError:
-        pass
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-
-
-def _note_after(original: Any, note: Any, leave_out: Any) -> Any:
-    @functools.wraps(original)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            leave_out(error)
-            raise
-        try:
-            note(self, sys._getframe(1))
-        except Exception:
-            return
-
-    return construct
-
-
-def _note_before(original: Any, note: Any, is_compiling: Any) -> Any:
-    @functools.wraps(original)
-    def no_sync(self: Any) -> Any:
-        if not is_compiling():
-            note(id(self))
-        return original(self)
-
-    return no_sync
-
-
-def _make_hooks(come: Any, step: Any, is_compiling: Any) -> tuple[Any, Any]:
-    # No names of this module: torch.compile would have to import it, and takes the first branch.
-    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_compiling():
-            come(optimizer)
-
-    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_compiling():
-            step(optimizer)
-
-    return before, after

@@ -240,11 +240,14 @@ class Keeping:
         for name in os.listdir(memory):
             if not name.startswith(front) or name == mine or name in self._rescued:
                 continue
-            letter = _read_state(name.rpartition(".")[2])
+            pid, path = name.rpartition(".")[2], os.path.join(memory, name)
+            letter = _read_state(pid)
             if letter not in {"", "Z", "X", "T"}:
-                continue
+                if _holds(pid, path):
+                    continue
+                letter = ""  # another program has taken its place, by exec
             try:
-                raw = self._read(os.path.join(memory, name), self._size + _HEAD_BYTES)
+                raw = self._read(path, self._size + _HEAD_BYTES)
                 head = json.loads(raw[self._size :].rstrip(b"\0"))
             except (OSError, ValueError):
                 continue  # it has let go of it by itself
@@ -301,6 +304,24 @@ def _read_state(pid: str) -> str:
         return fields[0].decode() if int(fields[20]) else ""
     except (OSError, IndexError, ValueError):
         return ""
+
+
+def _holds(pid: str, path: str) -> bool:
+    """Tell whether a process has a file yet, mapped or open; of others' processes it is not known."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            if os.fsencode(path) in file.read():
+                return True
+        links = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return True
+    for link in links:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{link}") == path:
+                return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
 
 
 def _list_children() -> list[tuple[int, str, str]]:

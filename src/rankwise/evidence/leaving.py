@@ -237,7 +237,27 @@ def is_alive(head: Mapping[str, Any]) -> bool:
     if head["kernel"] != name_kernel() or read_birth(int(head["pid"])) != head["born"]:
         return False
     process = read_process(int(head["pid"]))
-    return process is not None and process.state != "ended"
+    return process is not None and process.state != "ended" and _holds(int(head["pid"]), head["ring_id"])
+
+
+def _holds(pid: int, ring_id: list[int]) -> bool:
+    """Tell whether a process has the file of its records yet: after an exec another program has its number. Of others' processes it is not known."""
+    folder, inode = Path(f"/proc/{pid}"), str(ring_id[1])
+    try:
+        with (folder / "maps").open(encoding="utf-8", errors="replace") as maps:
+            if any("rankwise" in line and line.split(maxsplit=5)[4] == inode for line in maps):
+                return True
+        links = list((folder / "fd").iterdir())  # before torch is imported it is not mapped
+    except OSError:
+        return True
+    return any(_is_file(link, ring_id) for link in links)
+
+
+def _is_file(path: Path, identity: list[int]) -> bool:
+    with suppress(OSError):
+        status = path.stat()
+        return [status.st_dev, status.st_ino] == list(identity)
+    return False
 
 
 def _make_ring(name: str) -> tuple[int, str]:

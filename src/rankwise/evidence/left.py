@@ -153,7 +153,11 @@ def _to_scene(files: Mapping[int, LeftFile], world_size: int) -> tuple[Scene, li
     """
     base_s = files[min(files)].offset_s
     ends = {rank: find_end(file) + file.offset_s - base_s for rank, file in files.items()}
-    outside = [end for rank, end in ends.items() if files[rank].how in {"lives", "terminated", "unknown"}]
+    outside = [
+        end
+        for rank, end in ends.items()
+        if files[rank].how in {"lives", "terminated", "unrecorded", "unknown"}
+    ]
     now_s = max(outside or ends.values())
     facts, notes = [], []
     for rank, file in sorted(files.items()):

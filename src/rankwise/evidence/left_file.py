@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from rankwise.evidence.facts import Evidence
     from rankwise.evidence.left_alive import LiveLook
 
-#: How a rank is, or ended: by itself in three ways; by SIGTERM; without a word, as by SIGKILL or os._exit; or nobody knows.
-How = Literal["lives", "finished", "raised", "crashed", "terminated", "vanished", "unknown"]
+#: How a rank is, or ended: by itself in three ways; by SIGTERM; without a word, as by SIGKILL, os._exit or exec: alone, or as all others
+#: did; or nobody knows.
+How = Literal["lives", "finished", "raised", "crashed", "terminated", "vanished", "unrecorded", "unknown"]
 #: A rank that copies itself at least every so often (and its own rhythm), and has not, can't.
 SILENT_S = 75.0
 _ENDING = ".evidence"
@@ -165,7 +166,7 @@ def tell_hows(files: Mapping[int, LeftFile]) -> None:
     if len(silent) > 1 and not others:
         # All at once, as by a scheduler: what counts is how they were before. None of them is to blame for its own end.
         for file in silent:
-            file.how = "terminated"
+            file.how = "unrecorded"
     for file in silent:
         # It had left the others in order, and ends as many scripts do: by os._exit.
         if file.evidence is not None and file.evidence.has_left and file.how == "vanished":

@@ -14,6 +14,11 @@ from rankwise.base.faults import FaultRecord
 _NOBODYS = ("<frozen", "<unknown", "<string>")
 #: Our own package, wherever it stands: an editable install is no site-packages.
 _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120 - as texts, for startswith
+#: Installed packages, and a package of ours that stands elsewhere: a stack may be of another installation, or of another machine.
+_FOREIGN = (
+    "/site-packages/", "/dist-packages/", "/lib/python3", "/src/rankwise/", "/rankwise/evidence/", "/rankwise/runtime/",
+    "/rankwise/launcher/", "/rankwise/warm/",
+)  # fmt: skip
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
 _BACKWARD = {"_engine_run_backward"}
@@ -35,8 +40,9 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """Whether the line is neither Python's own nor an installed package's."""
-        foreign = ("/site-packages/", "/dist-packages/", "/lib/python3")
-        return not self.file.startswith((*_NOBODYS, _OURS)) and not any(part in self.file for part in foreign)
+        return not self.file.startswith((*_NOBODYS, _OURS)) and not any(
+            part in self.file for part in _FOREIGN
+        )
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

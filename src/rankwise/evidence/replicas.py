@@ -24,6 +24,8 @@ class Digest:
         forwarded: Whether the wrapper was ever called.
         synced: False if ``no_sync`` was used lately, and the last forward of the wrapper was in it, as far as that can be told.
         rates: The learning rates, where they are plain numbers.
+        order: Its number among all digests of this rank.
+        is_last: Whether it was taken when the script let go of its process groups, or ended, without an exception.
     """
 
     step: int
@@ -33,6 +35,8 @@ class Digest:
     forwarded: bool = True
     synced: bool = True
     rates: tuple[float, ...] = ()
+    order: int = 0
+    is_last: bool = False
 
 
 @final
@@ -51,10 +55,11 @@ class Replica:
         states: A letter for each parameter, for what the wrapper knows of it: known, added later, unfrozen later, moved later.
         kinds: A letter for each, for how the bits of an element are to be read.
         largest: Elements of the largest parameter.
+        elements: Of all parameters together; 0 if unknown.
         is_hooked: Whether gradients are sent in a way of which nobody knows that all ranks end up with the same.
         machine: What decides how numbers are rounded there.
         moments: Step, ``seq`` and a checksum over all parameters, of many digests, oldest first.
-        digests: The first and the last ones.
+        digests: The first and the last ones. That of the end, after some step, is no moment.
     """
 
     kind: Literal["ddp", "plain"]
@@ -67,10 +72,16 @@ class Replica:
     states: str = ""
     kinds: str = ""
     largest: int = 0
+    elements: int = 0
     is_hooked: bool = False
     machine: str = ""
     moments: tuple[tuple[int, int, int], ...] = ()
     digests: tuple[Digest, ...] = ()
+
+    @property
+    def last(self) -> Digest | None:
+        """The digest of the end; None if it was not taken."""
+        return next((one for one in self.digests if one.is_last), None)
 
 
 def list_names(replica: Replica) -> tuple[str, ...]:

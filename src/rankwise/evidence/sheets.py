@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import weakref
 import zlib
 from typing import Any
 
@@ -60,6 +61,43 @@ class Sheets:
         return json.dumps(list(self._sheets.values()), separators=(",", ":")).encode()
 
 
+class Source:
+    """What a sheet tells of, so that it can be read once more at the end, when its optimizer may be gone. It keeps none of it alive.
+
+    Args:
+        sheet: It.
+        chosen: The parameters, with their names.
+        model: The ref of the wrapper that they are in; None if they are in none.
+        group: The process group.
+        watched: What counts the optimizer's steps.
+
+    Attributes:
+        sheet: It.
+        refs: The parameters.
+        names: Of them.
+        model: The ref of the wrapper that they are in; None if they are in none.
+        group: The ref of the process group.
+        watched: The optimizer.
+    """
+
+    __slots__ = ("group", "model", "names", "refs", "sheet", "watched")
+
+    def __init__(self, sheet: Any, chosen: list[Any], model: Any, group: Any, watched: Any) -> None:
+        self.sheet, self.model, self.group, self.watched = sheet, model, weakref.ref(group), watched
+        self.names, self.refs = [name for name, _ in chosen], [weakref.ref(one) for _, one in chosen]
+
+    def find(self) -> list[Any]:
+        """Return the parameters; nothing if some are gone, or in the model no more."""
+        found = [ref() for ref in self.refs]
+        if self.model is not None:
+            ddp = self.model()
+            there = dict(ddp.module.named_parameters()) if ddp is not None else {}
+            found = [
+                one if there.get(name) is one else None for name, one in zip(self.names, found, strict=True)
+            ]
+        return [] if any(one is None for one in found) else found
+
+
 def add(sheet: dict[str, Any], moment: dict[str, Any], sums: bytes, samples: bytes) -> None:
     """Put a digest on a sheet.
 
@@ -70,7 +108,10 @@ def add(sheet: dict[str, Any], moment: dict[str, Any], sums: bytes, samples: byt
         samples: Packed elements of them.
     """
     moments, digests = sheet["moments"], sheet["digests"]
-    moments.append([moment["step"], moment["seq"], zlib.crc32(sums)])
+    for one in digests:
+        one.pop("is_last", None)  # there was another one after it
+    if not moment.get("is_last"):
+        moments.append([moment["step"], moment["seq"], zlib.crc32(sums)])
     if len(moments) > _MOST_MOMENTS:
         del moments[_MOST_MOMENTS // 4]
     digests.append({**moment, "sums": _to_text(sums), "samples": _to_text(samples)})

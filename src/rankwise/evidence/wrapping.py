@@ -6,6 +6,7 @@ This file stands alone, as ``recorder.py`` does.
 from __future__ import annotations
 
 import functools
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -76,3 +77,65 @@ def hide_from_compiler(*functions: Any, with_callees: bool = True) -> None:
             eval_frame.set_code_exec_strategy(function.__code__, how)
     except (ImportError, AttributeError):
         return
+
+
+def note_after(original: Any, note: Any) -> Any:
+    """Return a method that tells of each call that went well: the object, and the caller's frame.
+
+    Args:
+        original: The method.
+        note: Takes both.
+    """
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            leave_out_caller(error)
+            raise
+        try:
+            note(self, sys._getframe(1))
+        except Exception:
+            return
+
+    return construct
+
+
+def note_before(original: Any, note: Any, is_compiling: Any) -> Any:
+    """Return a method without arguments that tells of each call before it.
+
+    Args:
+        original: The method.
+        note: Takes the object's id.
+        is_compiling: Tells whether torch.compile only traces it.
+    """
+
+    @functools.wraps(original)
+    def no_sync(self: Any) -> Any:
+        if not is_compiling():
+            note(id(self))
+        return original(self)
+
+    return no_sync
+
+
+def make_step_hooks(come: Any, step: Any, is_compiling: Any) -> tuple[Any, Any]:
+    """Return hooks of all optimizers: one for before a step, one for after it.
+
+    Args:
+        come: Takes the optimizer before a step.
+        step: Takes it after one.
+        is_compiling: Tells whether torch.compile only traces it.
+    """
+
+    # No names of this module: torch.compile would have to import it, and takes the first branch.
+    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not is_compiling():
+            come(optimizer)
+
+    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not is_compiling():
+            step(optimizer)
+
+    return before, after

@@ -70,6 +70,14 @@ class Console:
         return True
 
     @staticmethod
+    def width(fd: int = 2) -> int | None:
+        """Return how many columns the terminal there has; None if it is none, or does not tell."""
+        try:
+            return os.get_terminal_size(fd).columns or None
+        except OSError:
+            return None
+
+    @staticmethod
     def has_colour(fd: int = 2) -> bool:
         """Tell whether colours are wanted there: a terminal, and no NO_COLOR."""
         return os.isatty(fd) and not get("NO_COLOR") and get("TERM") != "dumb"

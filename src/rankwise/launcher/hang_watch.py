@@ -285,6 +285,6 @@ def _involved(sight: Sight) -> set[int]:
 
 def _topic(sight: Sight) -> tuple[str, ...]:
     """Return what makes two sights one to the user: a slow rank is slow at another line each time."""
-    if sight.is_proof:
+    if sight.is_proof or sight.is_drift:
         return (sight.key,)
     return ("suspicion", *map(str, sight.culprits))

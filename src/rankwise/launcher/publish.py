@@ -50,9 +50,11 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         console.say("\n".join(f"rankwise: {line}" for line in (verdict.message, *verdict.notes)))
     elif verdict.kind != "ok":
         allowed = None if is_final else job.spec.max_restarts + 1
-        text = render(verdict, attempt=attempt, allowed=allowed, colour=console.has_colour())
+        text = render(
+            verdict, attempt=attempt, allowed=allowed, colour=console.has_colour(), width=console.width()
+        )
         # Of a rank that failed by itself the log tells all.
-        is_told = evidence is not None and verdict.kind in {"hang", "mismatch"}
+        is_told = evidence is not None and (verdict.kind in {"hang", "mismatch"} or verdict.rule is not None)
         console.say(text + (f"\n  {'evidence':<9}{evidence}" if is_told else ""))
     elif verdict.notes:
         console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
+from rankwise.verdict.guards import name_of_call
+
 
 @lru_cache(maxsize=64)
 def are_alternatives(text: str, line: int, other: int) -> bool:
     """Tell whether no rank can pass by both lines in one turn: they stand in an ``if`` and its ``else``, or in cases of one ``match``.
+
+    So do those of two functions that are called only there.
 
     Args:
         text: Of the file that holds both; what is no Python has no arms.
@@ -19,7 +23,27 @@ def are_alternatives(text: str, line: int, other: int) -> bool:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return False
-    return any(_parts(node, line, other) for node in ast.walk(tree))
+    if any(_parts(node, line, other) for node in ast.walk(tree)):
+        return True
+    calls = [_find_calls(tree, number) for number in (line, other)]
+    return all(calls) and all(
+        any(_parts(node, one, two) for node in ast.walk(tree)) for one in calls[0] for two in calls[1]
+    )
+
+
+def _find_calls(tree: ast.Module, line: int) -> set[int]:
+    """Return the lines that call the function that a line stands in by its name."""
+    scopes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and line in _span(node.body)
+    ]
+    name = max(scopes, key=lambda node: node.lineno).name if scopes else None
+    return {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and name is not None and name_of_call(node) == name
+    }
 
 
 def _parts(node: ast.AST, line: int, other: int) -> bool:

@@ -152,16 +152,17 @@ def _wait_apart(scene: Scene, *, has_hung: bool) -> bool:
     return scene.is_whole and _do_all_wait(scene, has_hung=has_hung) and is_told and len(places) > 1
 
 
-def say(verdict: Verdict, *, is_now: bool = False) -> str:
+def say(verdict: Verdict, *, is_now: bool = False, width: int | None = None) -> str:
     """Return a verdict as text.
 
     Args:
         verdict: What `judge_scene` returned.
         is_now: Whether the ranks still run.
+        width: Of the terminal, as `render` takes it.
     """
     if verdict.kind == "ok":
         return "\n".join([f"rankwise: {verdict.message}", *(f"  {note}" for note in verdict.notes)])
-    text = render(verdict)
+    text = render(verdict, width=width)
     return text.replace("the job hung", "the job hangs", 1) if is_now else text
 
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.evidence.threads import has_others_at_work
+from rankwise.evidence.threads import MAIN, has_others_at_work
+from rankwise.verdict.handlers import goes_on
+from rankwise.verdict.standing import is_at_exit
+from rankwise.verdict.telling import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankwise.evidence.facts import Scene
+    from rankwise.evidence.facts import Op, RankFacts, Scene
+    from rankwise.verdict.lanes import Lane
     from rankwise.verdict.sight import Sight
+    from rankwise.verdict.standing import Standing
     from rankwise.verdict.view import View
 
 #: They say that ranks wait for each other, by where the main threads stand.
@@ -51,6 +56,8 @@ def doubt(sights: Iterable[Sight], view: View) -> tuple[Sight, ...]:
 
 
 def _is_doubtful(sight: Sight, view: View) -> bool:
+    if sight.kind == "hang" and sight.is_stuck and _is_handled(sight, view):
+        return True
     if sight.rule not in _OF_WAITS:
         return False
     involved = {*sight.culprits, *(one.rank for one in sight.waiting)}
@@ -68,3 +75,49 @@ def _may_still_meet(view: View) -> bool:
         for facts in view.scene.ranks
         if facts.rank in view.standings
     )
+
+
+# ------------------------------------------------ a wait that ends by an exception
+
+
+def _is_handled(sight: Sight, view: View) -> bool:
+    """Tell whether the script goes on when the wait for a rank that has ended comes to its end by an exception.
+
+    Gloo tells a rank whose neighbour has closed its connection; and when that one goes on and leaves, the next. Where nobody
+    has ended, only a time-out would end the wait: that is the hang.
+    """
+    absence = next((one for one in view.absences if key_of(one) == sight.key), None)
+    met = () if absence is None else (*absence.missing, *(one.rank for one in absence.waiting))
+    involved = {*sight.culprits, *(one.rank for one in sight.waiting), *met} & view.standings.keys()
+    if not any(view.by_rank[rank].state == "ended" for rank in involved):
+        return False
+    waiting = [view.standings[rank] for rank in involved if view.by_rank[rank].state != "ended"]
+    return any(_goes_on(one, view) or _has_gone_on(one, view) for one in waiting if one.wait is not None)
+
+
+def _goes_on(one: Standing, view: View) -> bool:
+    """Tell whether a line that waits stands in a ``try`` whose handler goes on with the work."""
+    lane = view.lane_of(one.rank, one.op) if one.op is not None else None
+    if lane is not None and lane.backends == {"nccl"}:
+        return False  # what it notices ends the process: no handler is asked
+    return goes_on(view.scene.sources, view.lines_where(one.rank, one.site))
+
+
+def _has_gone_on(one: Standing, view: View) -> bool:
+    """Tell whether another rank has come out of the same collective by an exception, and lives on."""
+    lane = view.lane_of(one.rank, one.op) if one.op is not None else None
+    if lane is None or one.op is None:
+        return False
+    return any(_lives_on(view.by_rank[rank], lane, one.op) for rank in lane.ops if rank in view.by_rank)
+
+
+def _lives_on(facts: RankFacts, lane: Lane, op: Op) -> bool:
+    raised = lane.ops[facts.rank].get(op.seq)
+    if raised is None or not raised.has_raised or facts.state == "ended" or facts.evidence is None:
+        return False
+    # Its end takes a while; and what stands in a finally may be raised again behind it.
+    is_ending = facts.fault is not None or facts.finished_s is not None or facts.evidence.has_left
+    is_ending = is_ending or (
+        facts.stack is not None and (is_at_exit(facts.stack) or facts.stack.is_farewell)
+    )
+    return not is_ending and MAIN not in (facts.evidence.handled or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _ROUNDED = 1e-2
 #: How exact the numbers of a type are.
 _EXACTNESS = {"f": 1.2e-7, "d": 2.3e-16, "e": 9.8e-4, "b": 7.9e-3}
 _MOST_NAMED = 3
+#: Steps between two digests. Weights may be changed on each rank for fewer, and restored: to adapt them to data, or to try a learning rate.
+_FAR = 16
 #: Records of one rank of which the oldest may be gone.
 _MANY_RECORDS = 1000
 
@@ -40,6 +43,7 @@ class Drift:
         equal_step: After which step they were equal for the last time; None if they never were.
         step: After which step they first differed; 0 before the first one.
         is_over: Whether all of these ranks have ended.
+        is_proof: Whether they have, and differed at their end still.
         seqs: How many collectives the model's group had made at the digest before the last one, and at the last one.
     """
 
@@ -50,6 +54,7 @@ class Drift:
     equal_step: int | None
     step: int
     is_over: bool
+    is_proof: bool
     seqs: tuple[int, int]
 
     @property
@@ -80,10 +85,11 @@ class Drift:
 
 
 def find_drifts(scene: Scene, kind: str) -> tuple[Drift, ...]:
-    """Return the models whose replicas differ at two steps in a row, or at the last one of a job that is over.
+    """Return the models whose replicas differ for long enough, or at the end of a job that is over.
 
     Only digests of the same step are compared, and only if the ranks had made as many collectives by then: ranks that have
-    legally made other numbers of steps are not compared at all.
+    legally made other numbers of steps are not compared at all. What one optimizer has made of a model is no drift if another one
+    finds the replicas equal, before or later: then it was undone.
 
     Args:
         scene: All that is known of the ranks.
@@ -97,8 +103,16 @@ def find_drifts(scene: Scene, kind: str) -> tuple[Drift, ...]:
                 groups.setdefault(key, {})[facts.rank] = replica
     over = {facts.rank for facts in scene.ranks if facts.state == "ended"}
     evidence = {facts.rank: facts.evidence for facts in scene.ranks if facts.evidence is not None}
-    found = (_compare(by_rank, evidence, is_over=by_rank.keys() <= over) for by_rank in groups.values())
-    return tuple(drift for drift in found if drift is not None)
+    found = []
+    for place, by_rank in groups.items():
+        drift = _compare(by_rank, evidence, is_over=by_rank.keys() <= over)
+        # The optimizers of models that are in no wrapper may have nothing to do with each other.
+        others = [
+            other for one, other in groups.items() if one[:2] == place[:2] and one != place and kind == "ddp"
+        ]
+        if drift is not None and (drift.is_proof or not any(_is_undone(drift, other) for other in others)):
+            found.append(drift)
+    return tuple(found)
 
 
 def _compare(
@@ -110,18 +124,17 @@ def _compare(
     totals = {moment: {one[moment] for one in told} for moment in _find_common(told)}
     if not any(len(found) > 1 for found in totals.values()):
         return None
-    of_rank = {
-        rank: {(one.step, one.seq): one for one in replica.digests} for rank, replica in by_rank.items()
-    }
-    digests = {
-        moment: {rank: known[moment] for rank, known in of_rank.items()}
-        for moment in _find_common([*of_rank.values()])
-    }
+    digests = _find_digests(by_rank)
     apart = {moment: _find_apart(by_rank, held) for moment, held in digests.items()}
     chosen = _choose(apart, is_over=is_over)
     if chosen is None:
         return None
     moment, places = chosen
+    has_last = is_over and all(replica.last is not None for replica in by_rank.values())
+    if has_last:
+        places = places & _find_apart_at_end(by_rank)
+        if not places:
+            return None
     step, equal_step = moment[0], None
     for (earlier, _), found in sorted(totals.items(), reverse=True):
         if earlier > moment[0]:
@@ -138,8 +151,44 @@ def _compare(
         equal_step=equal_step,
         step=step,
         is_over=is_over,
+        is_proof=has_last,
         seqs=(max((one for one in digests if one < moment), default=(0, 0))[1], moment[1]),
     )
+
+
+def _find_digests(by_rank: Mapping[int, Replica]) -> dict[_Moment, dict[int, Digest]]:
+    """Return the digests of the moments that all ranks have told of, without those of the end."""
+    of_rank = {
+        rank: {(one.step, one.seq): one for one in replica.digests if not one.is_last}
+        for rank, replica in by_rank.items()
+    }
+    return {
+        moment: {rank: known[moment] for rank, known in of_rank.items()}
+        for moment in _find_common([*of_rank.values()])
+    }
+
+
+def _find_apart_at_end(by_rank: Mapping[int, Replica]) -> set[int]:
+    """Return the parameters that differ at the end; none where the ranks have not ended at the same place of their program."""
+    last = {rank: replica.last for rank, replica in by_rank.items()}
+    known = {rank: digest for rank, digest in last.items() if digest is not None}
+    return _find_apart(by_rank, known) if len({one.seq for one in known.values()}) == 1 else set()
+
+
+def _is_undone(drift: Drift, others: Mapping[int, Replica]) -> bool:
+    """Tell whether another optimizer, which changes the same parameters, finds them equal after a step, or later than they differed."""
+    if others.keys() != drift.by_rank.keys():
+        return False
+    digests = _find_digests(others)
+    if not digests:
+        return False
+    (rank, replica), moment = next(iter(others.items())), max(digests, key=lambda one: (one[0], one[1]))
+    names, own = list_names(replica), list_names(drift.replica)
+    wanted = {own[place] for place in drift.places}
+    is_later = digests[moment][rank].order > drift.digests[rank].order
+    if not wanted <= set(names) or not (is_later or moment[0] > 0):
+        return False
+    return not any(names[place] in wanted for place in _find_apart(others, digests[moment]))
 
 
 def _find_common(lists: Sequence[Mapping[_Moment, object]]) -> list[_Moment]:
@@ -168,15 +217,25 @@ def _measure(by_rank: Mapping[int, Replica], told: Mapping[int, Digest], place: 
 
 
 def _choose(apart: Mapping[_Moment, set[int]], *, is_over: bool) -> tuple[_Moment, set[int]] | None:
-    """Return the last moment at which, as at the step before, some parameters differ; None if all were equal later."""
+    """Return the last moment, and which parameters differ at it; None if that may be for a while only.
+
+    As long as the job runs they must have differed at two digests in a row that lie far apart, and ever since.
+    """
     moments = sorted(apart)
     if not moments or not apart[moments[-1]]:
         return None
-    for before, moment in zip(moments[-2::-1], moments[:0:-1], strict=False):
-        both = apart[before] & apart[moment]
-        if moment[0] == before[0] + 1:
-            return (moment, both) if both else None
-    return (moments[-1], apart[moments[-1]]) if is_over else None
+    last, both = moments[-1], apart[moments[-1]]
+    if is_over:
+        is_second = len(moments) > 1 and last[0] == moments[-2][0] + 1
+        both = both & apart[moments[-2]] if is_second else both
+        return (last, both) if both else None
+    for before, moment in zip(moments[-2::-1], moments[:0:-1], strict=True):
+        both = both & apart[before]
+        if not both:
+            return None
+        if moment[0] - before[0] >= _FAR:
+            return last, both
+    return None
 
 
 def is_beyond_rounding(drift: Drift) -> bool:
@@ -209,29 +268,43 @@ def have_averaged(drift: Drift) -> bool | None:
 
 
 def are_carried(drift: Drift) -> bool:
-    """Tell whether the ranks exchange something else that is as large as a parameter: they may make the replicas equal by hand."""
-    for rank, replica in drift.by_rank.items():
-        evidence = drift.evidence[rank]
-        if len(evidence.ops) >= _MANY_RECORDS:
-            return True  # what came before is gone
-        first_seq = replica.moments[0][1]
-        for op in evidence.ops:
-            group = evidence.groups.get(op.group)
-            is_earlier = (
-                group is not None
-                and group.ranks == replica.members
-                and not op.is_message
-                and op.seq <= first_seq
-            )
-            if not is_earlier and _is_carrier(op, replica.largest):
-                return True
+    """Tell whether the ranks exchange something else that is as large as a parameter, or as half of all in pieces between two digests.
+
+    Then they may make the replicas equal by hand.
+    """
+    return any(_carries(replica, drift.evidence[rank]) for rank, replica in drift.by_rank.items())
+
+
+def _carries(replica: Replica, evidence: Evidence) -> bool:
+    if len(evidence.ops) >= _MANY_RECORDS:
+        return True  # what came before is gone
+    seqs = sorted({seq for _, seq, _ in replica.moments})
+    between, total = 0, 0
+    for op in evidence.ops:
+        group = evidence.groups.get(op.group)
+        if group is not None and group.ranks == replica.members and not op.is_message:
+            if op.seq <= seqs[0]:
+                continue
+            now = bisect.bisect_left(seqs, op.seq)
+            between, total = now, total if now == between else 0
+        if _is_of_torch(op):
+            continue
+        if op.num_elements is None or op.num_elements >= replica.largest:
+            return True
+        gathered = len(group.ranks) if group is not None and op.name.startswith("all_gather") else 1
+        total += gathered * _count_floats(op)
+        if 2 * total >= replica.elements > 0:
+            return True
     return False
 
 
-def _is_carrier(op: Op, largest: int) -> bool:
-    if is_gradient(op) or is_wrapping(op) or is_buffers(op) or op.name in {"barrier", "monitored_barrier"}:
-        return False
-    return op.num_elements is None or op.num_elements >= largest
+def _is_of_torch(op: Op) -> bool:
+    return is_gradient(op) or is_wrapping(op) or is_buffers(op) or op.name in {"barrier", "monitored_barrier"}
+
+
+def _count_floats(op: Op) -> int:
+    dtypes = op.dtypes if len(op.dtypes) == len(op.shapes) else op.dtypes[:1] * len(op.shapes)
+    return sum(math.prod(shape) for shape, dtype in zip(op.shapes, dtypes, strict=False) if "float" in dtype)
 
 
 def tell_drift(drift: Drift) -> str:

@@ -1,4 +1,4 @@
-"""What each rank gives to each other against what that one expects: where the two differ, and whose lists are odd."""
+"""What each rank gives to each other against what that one expects, in collectives and in messages: where the two differ, and whose lists are odd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from rankwise.evidence.facts import Op
+    from rankwise.evidence.facts import Op, Scene
 
 
 @final
@@ -87,3 +87,51 @@ def _find_unlike(ranks: set[int], ops: Mapping[int, Op]) -> set[int]:
     lists, num = Counter((op.gives, op.gets) for op in ops.values()).most_common(1)[0]
     unlike = {rank for rank in ranks if (ops[rank].gives, ops[rank].gets) != lists}
     return unlike if num * 2 > len(ops) and unlike else ranks
+
+
+def find_message_misfit(
+    scene: Scene, getter: int, given_bytes: int, expected_bytes: int
+) -> tuple[int, Op, Op] | None:
+    """Return the message that a rank could not take: who gave it, as what, and what the rank expected.
+
+    Args:
+        scene: All ranks.
+        getter: Who was aborted for it.
+        given_bytes: What came.
+        expected_bytes: What it had room for.
+
+    Returns:
+        None if no two messages have these sizes, or if two ranks may have given it.
+    """
+    facts = scene.find(getter)
+    expected = [
+        op
+        for op in (facts.evidence.ops if facts is not None and facts.evidence is not None else ())
+        if op.name in {"recv", "irecv"} and size_in_bytes(op) == expected_bytes
+    ]
+    found: dict[int, tuple[int, Op, Op]] = {}
+    for giver in scene.ranks:
+        for sent in giver.evidence.ops if giver.evidence is not None else ():
+            if (
+                sent.name not in {"send", "isend"}
+                or sent.peer != getter
+                or size_in_bytes(sent) != given_bytes
+            ):
+                continue
+            # With tags, messages need not meet in their order: only that of the same number is preferred.
+            for awaited in sorted(expected, key=lambda op: (op.seq == sent.seq, op.seq)):
+                if awaited.peer in {giver.rank, -1}:
+                    found[giver.rank] = (giver.rank, sent, awaited)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def size_in_bytes(op: Op) -> int | None:
+    """Return how much a rank gives or gets in an operation; None if its tensors are not known, or are of several types."""
+    size = _SIZES.get(op.dtypes[0].removeprefix("torch.")) if len({*op.dtypes}) == 1 else None
+    return None if size is None or op.num_elements is None else size * op.num_elements
+
+
+_SIZES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip

@@ -30,6 +30,9 @@ def name_signal(number: int) -> str:
         return f"signal {number}"
 
 
+_LOST_WORDS = "what it said is not known here, and stands on its standard error"
+
+
 def explain_exit(code: int, case: Case, end: RankEnd) -> str:
     """Say in a clause what an end means."""
     if code >= 0:
@@ -40,7 +43,7 @@ def explain_exit(code: int, case: Case, end: RankEnd) -> str:
         "SIGKILL": _explain_kill(case),
         "SIGBUS": _explain_bus(case),
         "SIGSEGV": "a crash in native code: a library of another build, a bad extension, or a stack overflow",
-        "SIGABRT": "native code gave up: the last lines of its standard error say why",
+        "SIGABRT": f"native code gave up: {_LOST_WORDS if is_wordless_abort(end) else 'the last lines of its standard error say why'}",
         "SIGTERM": "somebody outside the job asked it to stop",
         "SIGINT": "interrupted from outside the job",
         "SIGHUP": "its terminal went away",
@@ -83,6 +86,11 @@ def _explain_bus(case: Case) -> str:
     if case.shm_free_bytes is not None and case.shm_free_bytes < 64 << 20:
         return f"/dev/shm is full ({case.shm_free_bytes >> 20} MiB free), and data-loading workers pass batches through it"
     return "mostly a full /dev/shm, or a mapped file that was cut short"
+
+
+def is_wordless_abort(end: RankEnd) -> bool:
+    """Tell whether native code ended a rank, and nothing that it wrote is known."""
+    return end.code == -6 and end.fault is None and not end.last_words.strip()
 
 
 def is_abort_at_exit(end: RankEnd) -> bool:

@@ -8,11 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _RANK_WORDS = re.compile(
     r"(^|_)(rank|local_rank|get_rank|process_index|node_rank)($|_)|is_(main|master|rank|global_zero|local_main|local_zero|chief)"
     r"|main_process|^(LOCAL_)?RANK$|rank_?zero",
+    re.IGNORECASE,
+)
+#: Decorators that let only some ranks in.
+_ONLY_WORDS = re.compile(
+    r"(main|master|chief|rank|rank_?zero|rank_?0|main_process)_only$|only_(on_)?(main|master|chief|rank)|^on_(local_)?(main|last)_process$|^on_process$",
+    re.IGNORECASE,
+)
+#: What each rank has of its own: a clock, a loss, what lies on its disk or in its queue.
+_OWN_WORDS = re.compile(
+    r"^(time|monotonic|perf_counter|now|elapsed|random|rand|exists|is_file|is_dir|listdir|qsize|empty|item|memory_allocated)$"
+    r"|(^|_)(loss|acc|accuracy|score|metric|elapsed|seconds|deadline|grad_norm)(_|$)",
     re.IGNORECASE,
 )
 
@@ -23,9 +34,11 @@ class Guard:
     """A condition that a line stands under.
 
     Attributes:
-        kind: "if": an arm of an if, or what follows ``and``. "except", "finally": what is done about an exception.
+        kind: "if": an arm of an if or a match, what follows ``and``, the body of a ``while rank == 0``, what stands behind an
+            ``if rank != 0: return``. "except", "finally": what is done about an exception.
         line: Where it begins.
         is_rank_test: Whether it asks for the rank.
+        is_own_test: Whether it asks for something else that each rank has of its own: a time, a loss, a file.
         opened: Line of the ``try`` that an "except" or "finally" belongs to.
         file: Where it stands; empty if that has not been told.
     """
@@ -33,6 +46,7 @@ class Guard:
     kind: Literal["if", "except", "finally", "try"]
     line: int
     is_rank_test: bool = False
+    is_own_test: bool = False
     opened: int | None = None
     file: str = ""
 
@@ -55,8 +69,9 @@ class Book:
     def guards_at(self, line: int) -> tuple[Guard, ...]:
         """Return the conditions that a line stands under, innermost first, up to the function that it is in."""
         found: list[Guard] = []
-        body: Iterable[ast.stmt] = self._tree.body
+        body: Sequence[ast.stmt] = self._tree.body
         while (node := next((one for one in body if _spans([one], line)), None)) is not None:
+            found += self._gates_before(node, body)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 found.clear()
             found += self._guards_of(node, line)
@@ -72,41 +87,110 @@ class Book:
         ]
         return max(spans, default=None)
 
+    def function_at(self, line: int) -> str | None:
+        """Return the name of the innermost function that a line stands in; None outside of all."""
+        scope = self.scope_of(line)
+        return next(
+            (
+                node.name
+                for node in ast.walk(self._tree)
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and scope
+                and node.lineno == scope[0]
+            ),
+            None,
+        )
+
+    def calls_of(self, name: str) -> tuple[int, ...]:
+        """Return the lines at which a function is called by its name."""
+        return tuple(
+            sorted(
+                {
+                    node.lineno
+                    for node in ast.walk(self._tree)
+                    if isinstance(node, ast.Call) and name_of_call(node) == name
+                }
+            )
+        )
+
+    def loops_at(self, line: int) -> tuple[range, ...]:
+        """Return the lines of the loops that a line stands in, innermost first, up to the function that it is in."""
+        first, last = self.scope_of(line) or (0, line)
+        spans = [
+            range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            for node in ast.walk(self._tree)
+            if isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+            and _spans(node.body, line)
+            and first <= node.lineno <= last
+        ]
+        return tuple(sorted(spans, key=lambda span: -span.start))
+
+    def _gates_before(self, node: ast.stmt, block: Sequence[ast.stmt]) -> list[Guard]:
+        """Return the tests of the rank behind which only some ranks go on to a statement of the same block."""
+        return [
+            Guard(kind="if", line=one.lineno, is_rank_test=True)
+            for one in block[: block.index(node)]
+            if isinstance(one, ast.If)
+            and _leaves(one.body) != _leaves(one.orelse)
+            and not _asks_for_none(one.test)
+            and asks_rank(one.test, self._rank_names)
+        ]
+
     def _guards_of(self, node: ast.stmt, line: int) -> list[Guard]:
-        if isinstance(node, ast.If):
-            in_arm = _spans(node.body, line) or _spans(node.orelse, line)
-            asks = in_arm or isinstance(node.test, ast.BoolOp)
-            return (
-                [Guard(kind="if", line=node.lineno, is_rank_test=self._asks_rank(node.test))] if asks else []
-            )
         if isinstance(node, ast.Try):
-            handler = next(
-                (one for one in node.handlers if one.lineno <= line <= (one.end_lineno or one.lineno)), None
-            )
-            if handler is not None:
-                return [Guard(kind="except", line=handler.lineno, opened=node.lineno)]
-            if _spans(node.finalbody, line):
-                return [Guard(kind="finally", line=node.finalbody[0].lineno, opened=node.lineno)]
-            return (
-                [Guard(kind="try", line=node.lineno, opened=node.lineno)] if _spans(node.body, line) else []
-            )
+            return _guards_of_try(node, line)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return [
+                Guard(kind="if", line=one.lineno, is_rank_test=True)
+                for one in node.decorator_list
+                if any(_ONLY_WORDS.search(name) for name in _names_in(one))
+            ]
+        tests = self._list_tests(node, line)
+        if tests is not None:
+            return [self._guard(node, *tests)] if tests else []
         short = next(
             (one for one in _own_expressions(node) if isinstance(one, (ast.BoolOp, ast.IfExp))), None
         )
         if short is None:
             return []
-        return [Guard(kind="if", line=short.lineno, is_rank_test=self._asks_rank(short))]
+        return [
+            self._guard(short, *((short.test,) if isinstance(short, ast.IfExp) else _asked_before(short)))
+        ]
 
-    def _asks_rank(self, test: ast.expr) -> bool:
-        # What is asked after `and` may be what is called only on some ranks: the question comes first.
-        asked = (
-            test.values[0]
-            if isinstance(test, ast.BoolOp)
-            else test.test
-            if isinstance(test, ast.IfExp)
-            else test
+    def _list_tests(self, node: ast.stmt, line: int) -> list[ast.expr] | None:
+        """Return what is asked before a line of a statement is come to; None if its expressions are to be looked at."""
+        if isinstance(node, ast.If):
+            in_arm = _spans(node.body, line) or _spans(node.orelse, line)
+            return [node.test] if in_arm else _asked_before(node.test)
+        if isinstance(node, ast.Match):
+            in_arm = any(_spans(case.body, line) for case in node.cases)
+            return [node.subject, *(case.guard for case in node.cases if case.guard)] if in_arm else []
+        is_turned = isinstance(node, ast.While) and _spans(node.body, line)
+        if isinstance(node, ast.While) and is_turned and asks_rank(node.test, self._rank_names):
+            return [node.test]
+        return None
+
+    def _guard(self, node: ast.stmt | ast.expr, *asked: ast.expr) -> Guard:
+        return Guard(
+            kind="if",
+            line=node.lineno,
+            is_rank_test=any(asks_rank(test, self._rank_names) for test in asked),
+            is_own_test=any(_OWN_WORDS.search(name) for test in asked for name in _names_in(test)),
         )
-        return asks_rank(asked, self._rank_names)
+
+
+def name_of_call(node: ast.AST) -> str | None:
+    """Return the name of the function or method that an expression calls; None if it is no such call."""
+    if not isinstance(node, ast.Call):
+        return None
+    called = node.func
+    return (
+        called.attr
+        if isinstance(called, ast.Attribute)
+        else called.id
+        if isinstance(called, ast.Name)
+        else None
+    )
 
 
 def asks_rank(test: ast.expr, rank_names: frozenset[str] = frozenset()) -> bool:
@@ -130,9 +214,54 @@ def find_rank_names(tree: ast.Module) -> frozenset[str]:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                if isinstance(name, ast.Name) and any(_RANK_WORDS.search(word) for word in _names_in(value)):
+                if not any(_RANK_WORDS.search(word) for word in _names_in(value)):
+                    continue
+                if isinstance(name, ast.Name):
                     found.add(name.id)
+                elif isinstance(name, ast.Attribute) and isinstance(value, ast.Compare):
+                    found.add(name.attr)  # self.writes = rank == 0; not self.device = f"cuda:{rank}"
     return frozenset(found)
+
+
+def _guards_of_try(node: ast.Try, line: int) -> list[Guard]:
+    handler = next(
+        (one for one in node.handlers if one.lineno <= line <= (one.end_lineno or one.lineno)), None
+    )
+    if handler is not None:
+        return [Guard(kind="except", line=handler.lineno, opened=node.lineno)]
+    if _spans(node.finalbody, line):
+        return [Guard(kind="finally", line=node.finalbody[0].lineno, opened=node.lineno)]
+    return [Guard(kind="try", line=node.lineno, opened=node.lineno)] if _spans(node.body, line) else []
+
+
+def _asked_before(test: ast.expr) -> list[ast.expr]:
+    """Return the parts of an ``and`` behind which the last of its calls stands: what is called there is called only on some ranks."""
+    if not isinstance(test, ast.BoolOp):
+        return []
+    calls = [
+        at
+        for at, value in enumerate(test.values)
+        if not asks_rank(value) and any(isinstance(one, ast.Call) for one in ast.walk(value))
+    ]
+    return test.values[: calls[-1]] if calls else test.values[:1]
+
+
+def _leaves(block: list[ast.stmt]) -> bool:
+    """Tell whether a block ends in going elsewhere. One that raises sees to it that its test never holds."""
+    return bool(block) and isinstance(block[-1], (ast.Return, ast.Break, ast.Continue))
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    """Tell whether a test asks if there is a rank at all: ``rank == -1``, ``rank < 0``, ``rank is None``."""
+    match test:
+        case ast.Compare(comparators=[ast.UnaryOp(op=ast.USub()) | ast.Constant(value=None)]):
+            return True
+        case ast.Compare(ops=[ast.Lt()], comparators=[ast.Constant(value=0)]):
+            return True
+        case ast.BoolOp(values=values):
+            return any(_asks_for_none(value) for value in values)
+        case _:
+            return False
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:

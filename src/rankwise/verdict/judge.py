@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.osdoor import KILL_SIGNAL
-from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.blame import find_blame, find_meaning_of, first_line, say, text_of, unwrap
-from rankwise.verdict.case import Casualty, Verdict, Waiting, name_ranks
-from rankwise.verdict.exits import explain_exit, is_abort_at_exit, name_signal
+from rankwise.verdict.case import Casualty, Verdict, name_ranks
+from rankwise.verdict.clash import find_clash
+from rankwise.verdict.exits import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
+from rankwise.verdict.leavers import find_leavers_here
 from rankwise.verdict.meanings import find_fix, find_missing
 from rankwise.verdict.quiet_leave import find_quiet_leavers
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
@@ -24,14 +25,14 @@ from rankwise.verdict.sighted import (
     judge_silent,
     tell_beside,
     tell_earlier,
+    was_in_mismatch,
 )
-from rankwise.verdict.standing import is_at_exit
+from rankwise.verdict.waited import list_waiting
 from rankwise.verdict.words import name_op, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.evidence.notes import Stack
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
 
 
@@ -88,7 +89,7 @@ def judge(case: Case) -> Verdict:
         culprits=tuple(sorted(blamed)),
         class_id=cause.class_id,
         where=cause.where,
-        waiting=_find_waiting(case, blamed),
+        waiting=list_waiting(case, blamed),
         message=cause.message,
         reason=cause.reason,
         fix=cause.fix,
@@ -117,7 +118,9 @@ def _judge_by_sight(case: Case) -> Verdict | None:
     # Who lost a peer after the hang had been decided lost the one that we stopped first.
     if case.hung and all(find_blame(end) == "peer" for end in left):
         return judge_hung(case)
-    mismatch = find_mismatch(case)
+    mismatch = find_mismatch(case) or find_clash(case, left)
+    if mismatch is None and left and all(find_blame(end) == "peer" for end in left):
+        mismatch = find_leavers_here(case)
     return None if mismatch is None else judge_mismatch(case, mismatch, left)
 
 
@@ -125,6 +128,8 @@ def _is_own(case: Case, end: RankEnd) -> bool:
     """Tell whether a rank failed by itself: DDP calls models different, too, when it compared them with what was no model."""
     meaning = find_meaning_of(end)
     if meaning is not None and meaning.class_id == "D12" and has_met_model_check(case):
+        return False
+    if meaning is None and is_wordless_abort(end) and was_in_mismatch(case, end.rank):
         return False
     return meaning is None or meaning.blame == "own"
 
@@ -333,36 +338,6 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
         where=place,
         message=f"rank {felt.rank} lost a peer{elsewhere}: {first_line(felt)}",
     )
-
-
-def _find_waiting(case: Case, blamed: set[int]) -> tuple[Waiting, ...]:
-    waiting = []
-    for end in case.ranks:
-        if end.rank in blamed:
-            continue
-        stack = _waiting_stack(end)
-        if stack is not None:
-            waiting.append(Waiting(rank=end.rank, where=stack.where, op=stack.op))
-    return tuple(waiting)
-
-
-def _waiting_stack(end: RankEnd) -> Stack | None:
-    """Return where a rank stood when the first one left: its stack, or where it noticed."""
-    if end.stopped_s is not None and end.left_s is None:
-        # What it did after we had told it to stop says nothing of what it did before. A rank that was through
-        # even then was on its way out, and waited for nobody.
-        was_through = end.finished_s is not None and end.finished_s < end.stopped_s
-        return None if was_through else _before_farewell(end)
-    if end.fault is None:
-        return end.stack if end.finished_s is None else None
-    return parse_traceback(end.fault.callstack) if find_blame(end) in {"peer", "timeout"} else None
-
-
-def _before_farewell(end: RankEnd) -> Stack | None:
-    """Return where a rank stood; of one whose script is over, and that is at its atexit functions, where its error came from."""
-    if end.stack is None or not is_at_exit(end.stack):
-        return end.stack
-    return parse_traceback(end.fault.callstack) if end.fault is not None else None
 
 
 def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:

@@ -1,23 +1,56 @@
-"""Who left a job of several nodes with exit code 0 while ranks elsewhere still needed it.
+"""Who left a job with exit code 0 while other ranks still needed it, and why, by the records of what each of them has done.
 
-Those lose their peer, and their node sees no more than that. But the records of all nodes together show who never came to a
-collective that others had entered; no clock has to be compared for it.
+The others lose their peer, and complain of no more than that. But the records show who never came to a collective that
+others had entered; no clock has to be compared for it, and so it holds over several nodes, too.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.blame import find_blame
 from rankwise.verdict.case import RankEnd, Waiting, name_ranks
+from rankwise.verdict.quiet_leave import find_quiet_leavers
+from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.sight import Sight
+from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.view import View
-from rankwise.verdict.words import name_op, shorten, verb
+from rankwise.verdict.words import is_buffers, is_gradient, name_op, shorten, verb
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from rankwise.evidence.facts import Op, Scene
+    from rankwise.verdict.case import Case
+    from rankwise.verdict.guards import Guard
+
+
+def find_leavers_here(case: Case) -> Sight | None:
+    """Return the sight of ranks of one node that have left early; None if the records do not show it.
+
+    Args:
+        case: The attempt; its scene may be older than the last end.
+    """
+    if case.scene is None:
+        return None
+    # Who was stopped and yet complains lost its peer before.
+    ends = {
+        end.rank: end for end in case.ranks if end.code is not None and (end.stopped_s is None or end.fault)
+    }
+    ranks = tuple(
+        replace(facts, state="ended", code=ends[facts.rank].code, fault=ends[facts.rank].fault)
+        if facts.rank in ends
+        else facts
+        for facts in case.scene.ranks
+    )
+    lost = [end for end in ends.values() if end.code != 0 and end.left_s is not None]
+    felt = min(lost, key=lambda end: end.left_s or 0.0, default=None)
+    early = {end.rank for end in find_quiet_leavers(case, felt)}
+    # Who ended with 0 after the first had lost its peer is not the one that it lost.
+    late = {rank for rank, end in ends.items() if end.code == 0 and rank not in early}
+    stopped = late | {facts.rank for facts in ranks if facts.rank not in ends}
+    return find_leavers(replace(case.scene, ranks=ranks), stopped)
 
 
 def find_leavers(scene: Scene, stopped: Collection[int]) -> Sight | None:
@@ -56,24 +89,60 @@ def find_leavers(scene: Scene, stopped: Collection[int]) -> Sight | None:
             if behind:
                 missed[rank] = op
                 gone |= behind
-    return _tell(tuple(sorted(gone)), missed) if gone else None
+    return _tell(view, tuple(sorted(gone)), missed) if gone else None
 
 
-def _tell(gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
+def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
     first = min(missed)
     at, who = shorten(missed[first].site), name_ranks(gone)
+    trained = is_gradient(missed[first])
+    asked = next((one for one in view.guards_where(first, missed[first].site) if one.is_rank_test), None)
+    if asked is not None:
+        return _tell_alone(asked, missed, gone)
+    explained = explain_fewer(view, missed[first].site, first, gone)
+    class_id, fix = explained or (
+        "D14" if trained else "R6",
+        f"let {who} come to {at} as often as the others: the same number of steps and collectives on all ranks"
+        + (
+            " (DistributedSampler with drop_last, or model.join())"
+            if trained
+            else ", and a barrier before destroy_process_group"
+        ),
+    )
     return Sight(
-        kind="hang",
+        kind="failure",
         certainty="proof",
-        rule="member_ended",
+        rule="fewer_steps" if trained else "member_ended",
         culprits=gone,
-        class_id="R6",
+        # Who stops before a collective that is no step of training has left early, whatever it asked for.
+        class_id="R6" if class_id == "D16" and not trained else class_id,
         where=missed[first].site,
         waiting=tuple(Waiting(rank=rank, where=op.site, op=op.name) for rank, op in sorted(missed.items())),
         message=f"{who} {verb(gone, 'have', 'has')} ended with exit code 0; {name_ranks(tuple(missed))} "
         f"still needed {'them' if len(gone) > 1 else 'it'} in {name_op(missed[first])} from {at}",
-        fix=f"let {who} come to {at} as often as the others: the same number of steps and collectives on all ranks, "
-        "and a barrier before destroy_process_group",
+        fix=fix,
         key=f"left {who}",
         doing="ended",
+    )
+
+
+def _tell_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> Sight:
+    """Return the sight of ranks that went on alone: their collective stands under a rank test, and those that ended had no part in it."""
+    op, ranks = missed[min(missed)], tuple(sorted(missed))
+    is_forward, who = is_buffers(op), name_ranks(gone)
+    test = f"{shorten(asked.file)}:{asked.line}"
+    return Sight(
+        kind="failure",
+        certainty="proof",
+        rule="forward_on_some" if is_forward else "member_ended",
+        culprits=ranks,
+        class_id="D17" if is_forward else "C1",
+        where=op.site,
+        waiting=(),
+        message=f"{name_ranks(ranks)} made {name_op(op)} from {shorten(op.site)} under the rank test at {test}; "
+        f"{who}, which never {verb(gone, 'come', 'comes')} there, {verb(gone, 'have', 'has')} ended with exit code 0",
+        fix=fix_forward(op, "D17")
+        if is_forward
+        else f"take the collective at {shorten(op.site)} out of the rank test at {test}: all ranks make it, and only what follows is for some",
+        key=f"alone {name_ranks(ranks)}",
     )

@@ -1,4 +1,4 @@
-"""How one rank alone can skip a step of a loop, or leave it, read from the script's text: a continue, or a break under a test of its own."""
+"""How one rank alone can skip a step of a loop, or leave it, read from the script's text: a continue, a break under a test of its own, an except that goes on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from rankwise.verdict.lanes import KNOWN_NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the batch. "stop": the loop is
-#: left early, for a measure of the rank's own.
-Reason = Literal["not finite", "exception", "empty", "stop"]
+#: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the batch. "no loss": the
+#: step before has made none. "stop": the loop is left early, for a measure of the rank's own. "swallowed": an except around the step goes on.
+Reason = Literal["not finite", "exception", "empty", "no loss", "stop", "swallowed"]
 
 _NOT_FINITE = re.compile(
     r"^(isnan|isinf|isfinite|is_?nan|is_?finite|.*_nan|nan_.*|found_inf)$", re.IGNORECASE
 )
 _STOPPING = re.compile(
-    r"early|patience|patient|no_improve|not_improved|worse|plateau|converged|should_stop|stop_training|(^|_)(bad|best|loss|acc|accuracy|score|metric)(_|$)",
+    r"^(stop|stopper|stopped|stopping)$|early|patience|patient|no_improve|not_improved|worse|plateau|converged|should_stop|stop_training|(^|_)(bad|best|loss|acc|accuracy|score|metric)(_|$)",
     re.IGNORECASE,
 )
+_NO_FAILURE = {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration", "ImportError", "ModuleNotFoundError", "Empty"}  # fmt: skip
+_ENDING = {"exit", "_exit", "abort", "quit", "kill", "interrupt_main", "fail"}
 #: Functions beside torch.distributed's own that make one value of all ranks'.
 _SHARED = KNOWN_NAMES | {
     "all_gather_object", "gather_object", "broadcast_object_list", "gather", "reduce", "gather_for_metrics", "set_trigger", "check_trigger",
@@ -39,13 +41,17 @@ class WayOut:
 
     Attributes:
         reason: What it asks for.
-        line: Where the ``continue`` or ``break`` stands.
-        loop: First and last line of the loop.
+        line: Where the statement stands.
+        loop: First and last line of the loop; of what is swallowed those of the block that an exception ends.
+        word: The statement: "continue", "break", "return", "except", or "suppress" of contextlib.
+        is_in_loop: Whether a loop stands around it in its function.
     """
 
     reason: Reason
     line: int
     loop: tuple[int, int]
+    word: str = "continue"
+    is_in_loop: bool = True
 
 
 @lru_cache(maxsize=64)
@@ -65,20 +71,91 @@ def find_ways_out(text: str, line: int) -> tuple[WayOut, ...]:
     return tuple(sorted(found, key=lambda way: way.line))
 
 
+@lru_cache(maxsize=64)
+def find_swallows(text: str, line: int) -> tuple[WayOut, ...]:
+    """Return what takes an exception of a line and goes on, the innermost first: an ``except`` that raises nothing, or ``suppress``.
+
+    Args:
+        text: Of the file; what is no Python has none.
+        line: A line, as of a step or of its call.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    loops = [(loop.lineno, loop.end_lineno or loop.lineno) for loop in _find_loops(tree, line)]
+    found = []
+    for node in ast.walk(_find_scope(tree, line)):
+        if not isinstance(node, (ast.Try, ast.With)) or not any(_spans(one, line) for one in _guarded(node)):
+            continue
+        first, word = _find_taker(node), "except" if isinstance(node, ast.Try) else "suppress"
+        span = (node.body[0].lineno, _guarded(node)[-1].end_lineno or node.lineno)
+        is_in_loop = any(start < node.lineno and span[1] <= end for start, end in loops)
+        if first is not None:
+            found.append(WayOut(reason="swallowed", line=first, loop=span, word=word, is_in_loop=is_in_loop))
+    return tuple(sorted(found, key=lambda way: way.loop[1] - way.loop[0]))
+
+
+@lru_cache(maxsize=64)
+def is_in_loop(text: str, line: int) -> bool:
+    """Tell whether a line stands in a loop of its function."""
+    try:
+        return any(_find_loops(ast.parse(text), line))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _guarded(node: ast.Try | ast.With) -> list[ast.stmt]:
+    return [*node.body, *node.orelse] if isinstance(node, ast.Try) else node.body
+
+
+def _find_taker(node: ast.Try | ast.With) -> int | None:
+    """Return the line of what takes an exception and goes on; None if there is nothing of the kind."""
+    if isinstance(node, ast.With):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        return next((call.lineno for call in calls if _name_of(call.func) == "suppress"), None)
+    for handler in node.handlers:
+        named = {*_list_names(handler.type)} if handler.type is not None else set()
+        # These end what they interrupt, and are no failure of a step.
+        if not (named and named <= _NO_FAILURE) and not _is_end(handler.body):
+            return handler.lineno
+    return None
+
+
+def _is_end(block: list[ast.stmt]) -> bool:
+    """Tell whether nothing goes on behind a block: it raises, or ends the process."""
+    match block[-1]:
+        case ast.Raise():
+            return True
+        case ast.Expr(value=ast.Call(func=func)):
+            return _name_of(func) in _ENDING
+        case ast.If(body=body, orelse=orelse):
+            return bool(orelse) and _is_end(body) and _is_end(orelse)
+        case ast.With(body=body):
+            return _is_end(body)
+        case ast.Try(body=body, handlers=handlers, finalbody=finalbody):
+            return (bool(finalbody) and _is_end(finalbody)) or (
+                _is_end(body) and all(_is_end(one.body) for one in handlers)
+            )
+        case _:
+            return False
+
+
 def _find_loops(tree: ast.Module, line: int) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
     """Yield the loops around a line, as far as the function that it stands in."""
-    scope = max(
-        (
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and _spans(node, line)
-        ),
-        key=lambda node: node.lineno,
-        default=None,
-    )
-    for node in ast.walk(tree if scope is None else scope):
+    for node in ast.walk(_find_scope(tree, line)):
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and _spans(node, line):
             yield node
+
+
+def _find_scope(tree: ast.Module, line: int) -> ast.AST:
+    """Return the innermost function that a line stands in; the file if there is none."""
+    functions = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and _spans(node, line)
+    )
+    return max(functions, key=lambda node: node.lineno, default=tree)
 
 
 def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
@@ -103,7 +180,7 @@ def _list_ways(
             )
             reason = "stop" if is_local else None
         if reason is not None:
-            yield WayOut(reason=reason, line=node.lineno, loop=span)
+            yield WayOut(reason=reason, line=node.lineno, loop=span, word=type(node).__name__.lower())
 
 
 def _find_skip(
@@ -112,7 +189,7 @@ def _find_skip(
     if any(_NOT_FINITE.search(name) for name in names):
         return "not finite"
     if any(_is_empty(test, own) for test in tests):
-        return "empty"
+        return "no loss" if any("loss" in name.lower() for name in names) else "empty"
     return "exception" if is_handled else None
 
 

@@ -64,6 +64,8 @@ MEANINGS: tuple[Meaning, ...] = (
              "give the tensor the same shape on all ranks, or gather the lengths first and pad"),
     _meaning("mismatch", "C5", r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size",
              "all ranks must give the same shapes in the same order: compare the tensors at this line on every rank"),
+    _meaning("mismatch", "C5", r"inLengthPerRank\[myRank\] == outLengthPerRank\[myRank\]",
+             "a rank must give itself as much as it expects of itself: compare its own place in input_split_sizes and output_split_sizes"),
     _meaning("own", "D12", r"DDP expects same model across all ranks.{0,200}?inconsistent [1-9]\d{0,6} params|appears not to match (sizes|strides) of the same param",
              "build the same model on all ranks: same configuration, same order of layers, nothing that depends on the rank"),
     # A rank that only lost another. Python's own ConnectionResetError and BrokenPipeError are not among them: those

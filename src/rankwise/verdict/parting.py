@@ -32,6 +32,8 @@ _TORCH_NAMES = {
     "float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64", "short": "int16",
     "byte": "uint8", "char": "int8", "bool": "uint8", "complexfloat": "complex64", "complexdouble": "complex128",
 }  # fmt: skip
+#: Behind two collectives that were swapped, this far is looked whether the ranks are in step.
+_MOST_SWAPPED = 16
 _BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
@@ -269,7 +271,59 @@ def _split_swapped(lane: Lane, seq: int, ops: dict[int, Op]) -> dict[object, lis
     following, crossed = lane.ops[one].get(seq + 1), lane.ops[other].get(seq + 1)
     if following is None or crossed is None or following.site != there or crossed.site != here:
         return {}
+    if not is_swap(lane, seq, one, other):
+        return {}
     met = [*ops.values(), following, crossed]
     # Barriers carry nothing that could be exchanged, and Join's ranks make up for others.
     is_harmless = find_family(met[0]) == "barrier" or any(is_join(op) for op in met)
     return {} if is_harmless or find_family(following) != find_family(crossed) else sides
+
+
+def is_swap(lane: Lane, seq: int, one: int, other: int) -> bool:
+    """Tell whether two ranks are in step again behind two collectives that they made crosswise.
+
+    One that made a collective more does what the other did, one number later: that looks the same for as long as two lines take turns.
+
+    Args:
+        lane: Their group.
+        seq: The number of the first of the two.
+        one: A rank.
+        other: The other one.
+    """
+    mine, theirs = lane.ops[one], lane.ops[other]
+    if seq - 1 in mine and seq - 1 in theirs and mine[seq - 1].site != theirs[seq - 1].site:
+        return False  # they were out of step before
+    shifts = [(mine, theirs), (theirs, mine)]
+    last = max(*mine, *theirs)
+    for number in range(seq + 2, min(seq + _MOST_SWAPPED, last) + 1):
+        here, there = mine.get(number), theirs.get(number)
+        if here is None or there is None:
+            return False  # not known yet
+        if here.site != there.site:
+            return _are_new(lane, seq, one, other) and _crosses(mine, theirs, number)
+        shifts = [
+            (more, less)
+            for more, less in shifts
+            if number - 1 not in less or more[number].site == less[number - 1].site
+        ]
+        if not shifts:
+            return True
+    return last < seq + 2
+
+
+def _are_new(lane: Lane, seq: int, one: int, other: int) -> bool:
+    """Tell whether both lines of two ranks are at their first turn: neither rank has made one of them before."""
+    sites = {lane.ops[one][seq].site, lane.ops[other][seq].site}
+    before = [op for rank in (one, other) for number, op in lane.ops[rank].items() if number < seq]
+    return all(map(lane.remembers_all, (one, other))) and not any(op.site in sites for op in before)
+
+
+def _crosses(mine: dict[int, Op], theirs: dict[int, Op], number: int) -> bool:
+    """Tell whether two ranks use two lines crosswise under a number and the next one."""
+    following, crossed = mine.get(number + 1), theirs.get(number + 1)
+    return (
+        following is not None
+        and crossed is not None
+        and following.site == theirs[number].site
+        and crossed.site == mine[number].site
+    )

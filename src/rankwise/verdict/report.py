@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
@@ -15,10 +16,21 @@ if TYPE_CHECKING:
 _TAIL_LINES = 12
 _MOST_ROWS = 6
 _MOST_PLACES = 12
+#: Where what stands behind a label begins.
+_MARGIN = 11
+#: A terminal narrower than this breaks the lines itself.
+_NARROWEST = 40
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
-def render(verdict: Verdict, *, attempt: int = 0, allowed: int | None = None, colour: bool = False) -> str:
+def render(
+    verdict: Verdict,
+    *,
+    attempt: int = 0,
+    allowed: int | None = None,
+    colour: bool = False,
+    width: int | None = None,
+) -> str:
     """Return the report as lines for a terminal or a log file.
 
     Args:
@@ -26,13 +38,15 @@ def render(verdict: Verdict, *, attempt: int = 0, allowed: int | None = None, co
         attempt: Which attempt it was, from 0.
         allowed: How many there may be, when another one follows; None when the job ends with this one.
         colour: Whether to use a terminal's colours.
+        width: Of the terminal, whose lines long sentences are broken into; None for a file, which keeps a sentence in a line.
     """
     paint = _paint if colour else _plain
     lines = [paint("bold red", f"rankwise: {_head(verdict, attempt, allowed)}")]
 
     def row(label: str, text: str, style: str = "") -> None:
         if text := strip_escapes(text):
-            lines.append(f"  {label:<9}{paint(style, text) if style else text}")
+            told = [paint(style, line) if style else line for line in _wrap(text, width)]
+            lines.append(f"  {label:<9}" + f"\n{' ' * _MARGIN}".join(told))
 
     row("first", verdict.message, "bold")
     row("where", verdict.where or "")
@@ -45,13 +59,25 @@ def render(verdict: Verdict, *, attempt: int = 0, allowed: int | None = None, co
     lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
     for number, text in enumerate(_join_casualties(verdict.casualties)):
         row("" if number else "others", text)
-    for text in _join_waiting(verdict.waiting):
-        row("", text, "dim")
+    for number, text in enumerate(_join_waiting(verdict.waiting)):
+        row("" if number or verdict.casualties else "waited", text, "dim")
     logs = [path for rank, path in sorted(verdict.logs.items()) if rank in verdict.culprits]
     more = f" (and {len(logs) - 1} more beside it)" if len(logs) > 1 else ""
     row("log", logs[0] + more if logs else "")
-    lines += [f"  {note}" for note in verdict.notes]
+    lines += ["  " + f"\n{' ' * _MARGIN}".join(_wrap(note, width)) for note in verdict.notes]
     return "\n".join(lines)
+
+
+def _wrap(text: str, width: int | None) -> list[str]:
+    """Break a sentence between words; a path stays whole, so that it can be clicked."""
+    if width is None or width < _NARROWEST:
+        return [text]
+    room = width - _MARGIN
+    broken = [
+        textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    ]
+    return [line for lines in broken for line in lines]
 
 
 def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
@@ -67,6 +93,8 @@ def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
         else f" (for {now_s - sight.since_s:.0f} s now)"
     )
     told = "" if sight.is_proof or sight.kind == "mismatch" else "; this may be right, and is only slow"
+    if told and sight.doing == "ended":
+        told = "; this may be right, if an exception ends the wait and the script handles it"
     # What may be right is no failure of any class.
     named = f" [{sight.class_id}]" if sight.class_id and not told else ""
     return strip_escapes(f"{sight.message}{waited}{told}{named}").replace("\n", " ")

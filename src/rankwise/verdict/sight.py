@@ -22,6 +22,7 @@ class Sight:
 
     Attributes:
         kind: "hang": ranks wait for what does not come. "mismatch": their collectives do not correspond.
+            "failure": they lost one that has left before them.
         certainty: "proof": no course of events makes this right again. "suspicion": it may end well.
         rule: Name of the rule's file and of its page in docs/rules.
         culprits: The ranks that deviate, ascending.
@@ -36,7 +37,7 @@ class Sight:
         since_s: When the first of the waiting ranks began to wait, on the host's monotonic clock; None if unknown.
     """
 
-    kind: Literal["hang", "mismatch"]
+    kind: Literal["failure", "hang", "mismatch"]
     certainty: Certainty
     rule: str
     culprits: tuple[int, ...]

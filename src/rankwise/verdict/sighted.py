@@ -33,7 +33,10 @@ def list_sights(case: Case, last: tuple[Sight, ...] | None = None) -> tuple[Sigh
     if last is None:
         last = look(case.scene) if case.scene is not None else ()
     sights: dict[str, Sight] = {}
-    for sight in (*case.decided, *last, *case.sights):
+    current = {sight.key for sight in last}
+    # Models may have been made equal again since then.
+    earlier = [one for one in case.sights if case.scene is None or not one.is_drift or one.key in current]
+    for sight in (*case.decided, *last, *earlier):
         sights.setdefault(sight.key, sight)
     return tuple(sights.values())
 
@@ -54,11 +57,22 @@ def has_met_model_check(case: Case) -> bool:
     return any(len({is_wrapping(op) for _, op in parting.sides}) == 2 for parting in partings)
 
 
+def was_in_mismatch(case: Case, rank: int) -> bool:
+    """Tell whether a rank has ended in collectives that are proved not to correspond: Gloo aborts a rank to which more comes than it expects."""
+    sight = find_mismatch(case)
+    if sight is None or not sight.is_proof or case.scene is None:
+        return False
+    for parting in View(case.scene).partings:
+        if parting.key == sight.key and any(rank in ranks for ranks, _ in parting.sides):
+            return sight.is_stuck or parting.lane.last(rank) == parting.seq
+    return False
+
+
 def tell_earlier(case: Case) -> tuple[str, ...]:
     """Return what was seen of the ranks before the user ended the job: what was proved, and what still held then."""
     last = look(case.scene) if case.scene is not None else ()
     keys = {sight.key for sight in last}
-    earlier = [one for one in case.sights if one.is_proof and one.key not in keys]
+    earlier = [one for one in case.sights if one.is_proof and not one.is_drift and one.key not in keys]
     return tuple(f"before that: {one.message}" for one in (*last, *earlier)[:_MOST_NOTES])
 
 
@@ -157,7 +171,10 @@ def judge_silent(case: Case) -> Verdict | None:
     sight = find_mismatch(case) or find_drift(case)
     if sight is None:
         return None
-    note = "all ranks finished with exit code 0, but what they computed from this collective on is wrong"
+    if sight.is_drift and not sight.is_proof:
+        return Verdict(kind="ok", message="all ranks finished", notes=(f"{sight.message}\n  -> {sight.fix}",))
+    is_ = "is" if sight.is_proof else "may be"
+    note = f"all ranks finished with exit code 0, but what they computed from this collective on {is_} wrong"
     if sight.is_drift:
         note = "all ranks finished with exit code 0, but what they trained is not one model"
     # Where ranks came through what can't go well, by luck or with an error that they caught, that is no success either.

@@ -81,15 +81,21 @@ def _begin_of_breach(
 
 
 def _find_begin(lane: Lane, sides: _Sides, last: int, known: Known) -> Parting | None:
-    first = last
-    while last - first < _MOST_BACK and (pair := _pair(lane, sides, first - 1)) and _are_apart(*pair, known):
-        first -= 1
+    first, seq = last, last - 1
+    while last - seq <= _MOST_BACK and first - seq <= 2 and (pair := _pair(lane, sides, seq)):
+        # One number at which they meet at a line by chance is no common path yet.
+        first = seq if _are_apart(*pair, known) else first
+        seq -= 1
     if first == last:
         return None
     paths = (_Path(lane, sides[0]), _Path(lane, sides[1]))
     for seq in range(first, last):
         pair = _pair(lane, sides, seq)
-        if pair is not None and (shown := _show(paths, seq, last, pair, known)) is not None:
+        if (
+            pair is not None
+            and _are_apart(*pair, known)
+            and (shown := _show(paths, seq, last, pair, known)) is not None
+        ):
             ordered = sorted(zip(sides, pair, strict=True), key=lambda side: (len(side[0]), side[0]))
             is_even = len(sides[0]) == len(sides[1])
             return Parting(

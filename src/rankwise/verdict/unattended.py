@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankwise.evidence.left import Left, LeftRank
 
 _MOST_NAMED = 8
-_WITHOUT_A_WORD = "it ended without a word: killed (SIGKILL, as for lack of memory), or by os._exit; its launcher's log tells the exit code"
+_WITHOUT_A_WORD = "it ended without a word: killed (SIGKILL, as for lack of memory), or by os._exit or exec; its launcher's log tells the exit code"
 
 
 def judge_left(left: Left) -> Verdict:
@@ -77,22 +77,26 @@ def _to_end(one: LeftRank, now_s: float) -> RankEnd:
         finished_s=facts.finished_s if has_ended else None,
         crash=one.crash,
         stack=facts.stack,
-        log=str(one.file),
     )
 
 
 def _tell_hows(ranks: Sequence[LeftRank]) -> list[str]:
     """Return what is known of the ranks' ends that is neither a fault nor a place."""
     words = {
-        "terminated": "{was} ended from outside: by SIGTERM from the launcher, or with all others",
+        "terminated": "{was} ended from outside: by SIGTERM, as from the launcher, or by Ctrl-C",
+        "unrecorded": "ended without {its} end being recorded (kill -9, os._exit or exec)",
         "unknown": "left no end: {is} running elsewhere, or {was} killed",
     }
     told = []
     for how, text in words.items():
         numbers = [one.facts.rank for one in ranks if one.how == how]
         if numbers:
-            was, is_ = verb(numbers, "were", "was"), verb(numbers, "are", "is")
-            told.append(f"{name_ranks(numbers)} {text.replace('{was}', was).replace('{is}', is_)}")
+            words_of = {
+                "was": verb(numbers, "were", "was"),
+                "is": verb(numbers, "are", "is"),
+                "its": verb(numbers, "their", "its"),
+            }
+            told.append(f"{name_ranks(numbers)} {text.format(**words_of)}")
     return told
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.loops import find_ways_out
+from rankwise.verdict.loops import find_swallows, find_ways_out, is_in_loop
 from rankwise.verdict.words import shorten
 
 if TYPE_CHECKING:
@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from rankwise.verdict.loops import Reason, WayOut
     from rankwise.verdict.view import View
 
-_CLASSES: dict[Reason, str] = {"not finite": "D15", "exception": "D15", "empty": "D15", "stop": "D16"}
+_CLASSES: dict[Reason, str] = {
+    "not finite": "D15", "exception": "D15", "empty": "D15", "no loss": "D15", "swallowed": "D15", "stop": "D16",
+}  # fmt: skip
 _FIXES: dict[Reason, str] = {
     "not finite": "the continue at {at} skips the step on the rank whose loss is not finite: let all skip together (all_reduce the flag by MAX first)",
     "exception": "the continue at {at} skips the step on the rank that caught an exception: let it end the rank, or let all skip together "
     "(all_reduce a flag by MAX first)",
     "empty": "the continue at {at} skips the step on the rank whose batch is empty: make a step of it (a loss of 0 times the parameters), or let all skip together",
-    "stop": "the break at {at} ends the loop on the rank whose own numbers say so: let one decision hold for all (all_reduce or broadcast it first)",
+    "no loss": "the continue at {at} skips the step on the rank that has no loss: let all skip together (all_reduce the flag by MAX first)",
+    "swallowed": "the {word} at {at} throws a step away on the rank that had an exception, and goes on: let it raise, or let all skip together "
+    "(all_reduce a flag by MAX first)",
+    "stop": "the {word} at {at} ends the loop on the rank whose own numbers say so: let one decision hold for all (all_reduce or broadcast it first)",
 }
 _FILTERED = "the continue at {at} throws a batch away that was filtered after the sampler had dealt it out: filter the data set before the sampler"
 
@@ -43,6 +48,8 @@ def explain_fewer(
         for way in find_ways_out(text, int(number)) if number.isdigit() else ():
             if not _are_inside(view, file, way.loop, missing, places):
                 found[way.reason] = (way, line)
+    if not found and (swallow := _find_swallow(view, site, waiting, missing, places)):
+        found["swallowed"] = swallow
     if len(found) != 1:
         return None  # none, or it is not known which of them it was
     way, line = next(iter(found.values()))
@@ -50,7 +57,36 @@ def explain_fewer(
     at = f"{shorten(file)}:{way.line}"
     if way.reason == "empty" and "collate_fn" in view.scene.sources[file]:
         return "X10", _FILTERED.format(at=at)
-    return _CLASSES[way.reason], _FIXES[way.reason].format(at=at)
+    return _CLASSES[way.reason], _FIXES[way.reason].format(at=at, word=way.word)
+
+
+def _find_swallow(
+    view: View, site: str | None, waiting: int, missing: Sequence[int], places: Sequence[str | None]
+) -> tuple[WayOut, str] | None:
+    """Return what goes on after an exception, in a loop or below one; outside of all only if those that are missing are seen behind it."""
+    taken: tuple[WayOut, str] | None = None
+    for line in view.lines_where(waiting, site):
+        file, _, number = line.rpartition(":")
+        text = view.scene.sources.get(file, "")
+        if not number.isdigit():
+            continue
+        # Around a whole script it may only log what ends it; in a loop the next step follows.
+        if taken is not None and is_in_loop(text, int(number)):
+            return taken
+        for way in find_swallows(text, int(number)):
+            if not _are_inside(view, file, way.loop, missing, places):
+                taken = taken or (way, line)
+                if way.is_in_loop:
+                    return taken
+    return taken if _are_placed(view, missing, places) else None
+
+
+def _are_placed(view: View, missing: Sequence[int], places: Sequence[str | None]) -> bool:
+    """Tell whether it is known where those that are missing stand now."""
+    stacks = [view.by_rank[rank].stack for rank in missing if rank in view.by_rank]
+    return any(places) or (
+        len(stacks) == len(missing) and all(one is not None and one.frames for one in stacks)
+    )
 
 
 def _are_inside(

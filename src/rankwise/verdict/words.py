@@ -5,10 +5,24 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.lanes import find_family
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.evidence.facts import Op
+
+#: Functions of FSDP, the first and the second one, in which it gathers what it has spread.
+_UNSHARDING = frozenset(
+    {
+        "_pre_forward",
+        "_pre_backward",
+        "_pre_forward_unshard",
+        "_pre_backward_hook",
+        "_all_gather_flat_param",
+        "foreach_all_gather",
+    }
+)
 
 
 def name_op(op: Op | None, *, number: bool = True) -> str:
@@ -46,6 +60,8 @@ def find_purpose(op: Op) -> str:
         return "DDP gradients"
     if is_buffers(op):
         return "DDP buffers, before forward"
+    if is_shards(op):
+        return "FSDP parameters"
     if is_wrapping(op):
         return "DDP comparing the models"
     return ""
@@ -58,7 +74,16 @@ def is_gradient(op: Op) -> bool:
 
 def is_buffers(op: Op) -> bool:
     """Tell whether it is the broadcast of buffers with which DDP begins a forward pass."""
-    return bool({"_pre_forward", "_sync_buffers", "_sync_module_buffers"} & set(op.inside))
+    inside = set(op.inside)
+    # FSDP has a _pre_forward, too, in which it gathers.
+    return bool({"_sync_buffers", "_sync_module_buffers"} & inside) or (
+        "_pre_forward" in inside and find_family(op) == "broadcast"
+    )
+
+
+def is_shards(op: Op) -> bool:
+    """Tell whether FSDP gathers parameters by it, for a forward or backward pass."""
+    return find_family(op) == "all_gather" and bool(_UNSHARDING & set(op.inside))
 
 
 def is_wrapping(op: Op) -> bool:

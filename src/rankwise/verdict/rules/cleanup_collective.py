@@ -8,6 +8,7 @@ from rankwise.evidence.notes import parse_traceback
 from rankwise.evidence.threads import MAIN
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.telling import tell_parting
+from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.words import is_gradient, shorten
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def find(view: View) -> tuple[Sight, ...]:
             f"{name_ranks(cleaning)} left a try block early and made the collective of its except or finally"
         )
         behind = f"look for the exception behind {shorten(at)}, which has not been shown yet{', or for a loop that ended earlier' if is_early else ''}"
-        if known := [rank for rank in cleaning if rank in raised]:
+        known = [rank for rank in cleaning if rank in raised]
+        if is_early and not known and _is_explained(view, parting, cleaning):
+            continue  # the script's own lines tell why there was a step less: gradients_met says so
+        if known:
             is_early, told = False, _tell_raised(known, cleaning, raised, at)
             behind = f"mend what was raised at {shorten(raised[known[0]].where)}: it has not been shown, as the collective behind it waits"
         sight = tell_parting(
@@ -46,6 +50,13 @@ def find(view: View) -> tuple[Sight, ...]:
         )  # fmt: skip
         sights.append(sight)
     return tuple(sights)
+
+
+def _is_explained(view: View, parting: Parting, cleaning: tuple[int, ...]) -> bool:
+    """Tell whether the script shows how these ranks came to a step less than those whose gradients they met."""
+    stepping, gradients = next((ranks[0], op) for ranks, op in parting.sides if is_gradient(op))
+    places = [op.site for ranks, op in parting.sides if ranks[0] in cleaning]
+    return explain_fewer(view, gradients.site, stepping, cleaning, places) is not None
 
 
 def _tell_raised(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rankwise.verdict.view import View
 
 RULE = "drift"
-#: Replicas may be averaged by hand every so many steps. After as many without it, nobody does.
-_PATIENCE, _LONG_PATIENCE = 64, 512
+#: Replicas may be averaged by hand every so many steps. After as many without it, that is not likely any more.
+_PATIENCE = 512
 #: What the wrapper does not know of, by the letter of its state.
 _UNKNOWN = {
     "a": ("D8", "added or replaced after the model had been wrapped"),
@@ -88,7 +88,7 @@ def _find_bypassed(view: View, drift: Drift) -> _Told | None:
     was_called = any(digest.forwarded for digest in drift.digests.values())
     if was_called and (_is_unsynced(drift) or _have_averaged(view, drift) is not False):
         return None
-    if not _is_sure(drift, _PATIENCE):
+    if not _is_sure(drift):
         return _LEGAL
     return (
         "D7",
@@ -113,7 +113,7 @@ def _find_unsynced(view: View, drift: Drift) -> _Told | None:
     """Find a model all of whose forwards were made under no_sync."""
     if not _is_unsynced(drift) or _have_averaged(view, drift):
         return None
-    if not _is_sure(drift, _LONG_PATIENCE):
+    if not _is_sure(drift):
         return _LEGAL
     return (
         "D23",
@@ -145,7 +145,7 @@ def _find_rates(drift: Drift) -> _Told | None:
 
 
 def _find_none(view: View, drift: Drift) -> _Told:
-    is_meant = _is_unsynced(drift) and not _is_sure(drift, _LONG_PATIENCE)
+    is_meant = _is_unsynced(drift) and not _is_sure(drift)
     if is_meant or not is_beyond_rounding(drift) or are_carried(drift):
         return _LEGAL
     averaged = "their gradients were averaged, so " if _have_averaged(view, drift) else ""
@@ -156,9 +156,9 @@ def _find_none(view: View, drift: Drift) -> _Told:
     )
 
 
-def _is_sure(drift: Drift, patience: int) -> bool:
+def _is_sure(drift: Drift) -> bool:
     """Tell whether nobody averages the model by hand: nothing was sent that is as large, for long or to the end."""
-    return (drift.is_over or drift.last_step >= patience) and not are_carried(drift)
+    return (drift.is_over or drift.last_step >= _PATIENCE) and not are_carried(drift)
 
 
 def _wrapped(drift: Drift) -> str:
@@ -167,14 +167,16 @@ def _wrapped(drift: Drift) -> str:
 
 def _tell(drift: Drift, class_id: str | None, cause: str, fix: str) -> Sight:
     replica = drift.replica
+    sofar = "" if drift.is_proof else ", as far as can be seen" if drift.is_over else " so far"
     return Sight(
         kind="mismatch",
-        certainty="proof",
+        # Only what the job has come to is certain: as long as it runs, weights may be averaged or restored.
+        certainty="proof" if drift.is_proof else "suspicion",
         rule=RULE,
         culprits=drift.culprits,
         class_id=class_id,
         where=replica.site or None,
-        message=f"the replicas of the model wrapped{_wrapped(drift)} have drifted apart: {tell_drift(drift)}; {cause}",
+        message=f"the replicas of the model wrapped{_wrapped(drift)} have drifted apart{sofar}: {tell_drift(drift)}; {cause}",
         fix=fix,
         is_stuck=False,
         key=f"drift of model {replica.model} of {name_ranks(replica.members)}",

@@ -1,18 +1,21 @@
-"""Only some ranks ran the forward pass of a DDP model: it broadcasts buffers, and the others were elsewhere (D17, D19)."""
+"""Only some ranks ran the forward pass of a DDP model: it broadcasts buffers, and the others were elsewhere (D17, D19); with FSDP it gathers (C1, D14)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.alone import find_alone
+from rankwise.verdict.rules.state_on_some import has_gathered
 from rankwise.verdict.telling import tell_absence, tell_parting
 from rankwise.verdict.uneven import explain_fewer
-from rankwise.verdict.words import is_buffers, is_gradient, shorten
+from rankwise.verdict.words import is_buffers, is_gradient, is_shards, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.evidence.facts import Op
     from rankwise.verdict.lanes import Lane
+    from rankwise.verdict.parting import Parting
     from rankwise.verdict.sight import Sight
     from rankwise.verdict.view import View
 
@@ -38,6 +41,7 @@ def find(view: View) -> tuple[Sight, ...]:
                 class_id=class_id, fix=fix, lead=broadcast,
             )
         )  # fmt: skip
+    sights += [_tell_shards(view, parting) for parting in view.partings if _is_shards_met(view, parting)]
     for absence in view.absences:
         op, lane = absence.op, absence.lane
         if op is None or lane is None or not is_buffers(op):
@@ -51,6 +55,40 @@ def find(view: View) -> tuple[Sight, ...]:
                 )
             )  # fmt: skip
     return tuple(sights)
+
+
+def _is_shards_met(view: View, parting: Parting) -> bool:
+    """Tell whether FSDP's parameters were met by what is no pass through the model, and no gathering of its state either."""
+    is_pass = [is_shards(op) and not has_gathered(view, ranks[0], op) for ranks, op in parting.sides]
+    has_state = any(has_gathered(view, ranks[0], op) for ranks, op in parting.sides)
+    return parting.respect in {"op", "size", "dtype"} and 0 < sum(is_pass) < len(is_pass) and not has_state
+
+
+def _tell_shards(view: View, parting: Parting) -> Sight:
+    ranks, gathering = next(side for side in parting.sides if is_shards(side[1]))
+    others = [rank for side, op in parting.sides if not is_shards(op) for rank in side]
+    at = shorten(gathering.site)
+    alone = find_alone(view, parting)
+    were_there = all(parting.lane.has_been_at(rank, gathering.site) for rank in others)
+    class_id, fix = (
+        "D14" if were_there else None,
+        f"let all ranks make the same number of passes at {at} (DistributedSampler, drop_last), "
+        "and agree on it by a collective before a rank leaves the loop or skips a step",
+    )
+    if alone is not None:
+        class_id, fix = alone.class_id, alone.fix
+        if is_shards(alone.op):
+            fix = (
+                f"all ranks must make the forward pass at {at}, as FSDP gathers the parameters for it from all of them: "
+                "let all evaluate, and only what follows is for some"
+            )
+    elif were_there:
+        places = [op.site for _, op in parting.sides if not is_shards(op)]
+        class_id, fix = explain_fewer(view, gathering.site, ranks[0], others, places) or (class_id, fix)
+    return tell_parting(
+        view, parting, rule=RULE, class_id=class_id, fix=fix, lead=alone.op if alone else gathering,
+        told="some ranks gathered the parameters of an FSDP model for a pass while the others did something else",
+    )  # fmt: skip
 
 
 def _name(lane: Lane, rank: int, op: Op, others: Sequence[int]) -> str | None:

@@ -1,9 +1,10 @@
-"""Gradients of some ranks met another collective of others: a rank made more backward passes than the rest (D14, D15, D16, X10)."""
+"""Gradients of some ranks met another collective of others: a rank made more backward passes, or a collective alone (D14, D15, D16, X10; C1, C26)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.alone import find_alone
 from rankwise.verdict.telling import tell_parting
 from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.words import is_gradient, shorten
@@ -39,7 +40,14 @@ def _tell(view: View, parting: Parting) -> Sight:
         parting.lane.has_been_at(rank, gradients.site) or _has_trained(view, rank) for rank in others
     )
     at = shorten(gradients.site)
-    class_id, fix = explain_fewer(view, gradients.site, stepping, others, places) or (
+    alone = find_alone(view, parting)
+    if alone is not None and not is_gradient(alone.op):
+        return tell_parting(
+            view, parting, rule=RULE, told="a collective that only some ranks made met the gradients of the others",
+            class_id=alone.class_id, fix=alone.fix, culprits=alone.ranks, lead=alone.op,
+        )  # fmt: skip
+    known = explain_fewer(view, gradients.site, stepping, others, places)
+    class_id, fix = known or (
         "D14",
         f"let all ranks make the same number of backward passes at {at} (DistributedSampler with drop_last, or model.join()), "
         "and agree on it by a collective before a rank leaves the loop or skips a step",
@@ -51,4 +59,7 @@ def _tell(view: View, parting: Parting) -> Sight:
         told="the gradients of some ranks met another collective of the others",
         class_id=class_id if were_there else None,
         fix=fix,
+        # Who left a step out is known then, and it is not who stands in backward.
+        culprits=tuple(sorted(others)) if known and were_there else (),
+        lead=next(op for _, op in parting.sides if not is_gradient(op)) if known else None,
     )

@@ -39,13 +39,13 @@ def _tell(drift: Drift) -> Sight:
     told = "the ranks began with the same model and share the data, but train apart: no gradient was ever averaged"
     return Sight(
         kind="mismatch",
-        # As long as the job runs, somebody may yet average the weights.
-        certainty="proof" if drift.is_over else "suspicion",
+        # Nobody can see whether one model is meant.
+        certainty="suspicion",
         rule=RULE,
         culprits=drift.culprits,
         class_id="D7",
-        message=f"{told}; {tell_drift(drift)}",
-        fix="wrap the model in torch.nn.parallel.DistributedDataParallel before the first step, and call the wrapper in training",
+        message=f"{told}; {tell_drift(drift)}; that is wrong unless this is meant (ensembles, weights averaged by files)",
+        fix="wrap the model in torch.nn.parallel.DistributedDataParallel before the first step, and call the wrapper in training; if it is meant, RANKWISE_DIGESTS=0 turns this off",
         is_stuck=False,
         key=f"drift of a model of {name_ranks(drift.replica.members)} in no wrapper",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.verdict.alone import find_alone
 from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.rules.state_on_some import GATHERERS
-from rankwise.verdict.telling import find_guarded, tell_parting
+from rankwise.verdict.telling import tell_parting
 from rankwise.verdict.words import is_buffers, is_gradient, is_wrapping, shorten
 
 if TYPE_CHECKING:
@@ -50,14 +51,8 @@ def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
     alone = [op for ranks, op in parting.sides if is_buffers(op) and not _is_known_to_all(parting, op)]
     if len(alone) == 1:
         return "D17", alone[0], fix_forward(alone[0], "D17")
-    guarded = find_guarded(view, parting)
-    if len(guarded) == 1:
-        ranks, op = guarded[0]
-        test = next(guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test)
-        return (
-            "C1", op,
-            f"take the collective at {shorten(op.site)} out of the rank test at line {test.line}: all ranks make it, and only what follows is for some",
-        )  # fmt: skip
+    if guarded := find_alone(view, parting):
+        return guarded.class_id, guarded.op, guarded.fix
     places = " and ".join(shorten(op.site) for op in (own, others))
     class_id = "D14" if is_buffers(own) or is_buffers(others) else None
     return (

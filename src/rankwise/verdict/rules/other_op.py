@@ -1,10 +1,11 @@
-"""Ranks of one group made different collectives under one number (C8)."""
+"""Ranks of one group made different collectives under one number (C8; C1 and C26 where a condition shows whose is one too many)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import find_guarded, tell_parting
+from rankwise.verdict.alone import find_alone
+from rankwise.verdict.telling import tell_parting
 from rankwise.verdict.words import shorten
 
 if TYPE_CHECKING:
@@ -18,20 +19,27 @@ RULE = "other_op"
 def find(view: View) -> tuple[Sight, ...]:
     """Return the sights of it."""
     return tuple(
-        tell_parting(
-            view, parting, rule=RULE, class_id="C8", told="the ranks made different collectives at the same time", fix=_fix(view, parting),
-        )
+        tell(view, parting, rule=RULE)
         for parting in view.partings
         if parting.respect in {"op", "model check"}
-    )  # fmt: skip
+    )
 
 
-def _fix(view: View, parting: Parting) -> str:
-    guarded = find_guarded(view, parting)
-    told = "all ranks of the group must make the same collectives in the same order"
-    if len(guarded) == 1:
-        ranks, op = guarded[0]
-        test = next(guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test)
-        return f"{told}: take the collective at {shorten(op.site)} out of the rank test at line {test.line}"
+def tell(view: View, parting: Parting, *, rule: str) -> Sight:
+    """Return the sight of ranks that made two collectives where one was due.
+
+    Args:
+        view: The scene.
+        parting: Where they differ.
+        rule: Which rule found it.
+    """
+    alone = find_alone(view, parting)
     places = dict.fromkeys(shorten(op.site) for _, op in parting.sides[:3])
-    return f"{told}: look at the branches that lead to {' and '.join(places)}"
+    return tell_parting(
+        view, parting, rule=rule, told="the ranks made different collectives at the same time",
+        class_id=alone.class_id if alone else "C8", lead=alone.op if alone else None,
+        fix=alone.fix if alone else (
+            "all ranks of the group must make the same collectives in the same order: "
+            f"look at the branches that lead to {' and '.join(places)}"
+        ),
+    )  # fmt: skip

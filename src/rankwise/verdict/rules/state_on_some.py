@@ -30,7 +30,7 @@ def _tell_partings(view: View) -> list[Sight]:
     """Return the sights of a gathering that another collective of the others met."""
     sights = []
     for parting in view.partings:
-        gathering = [op for ranks, op in parting.sides if _gathered(view, ranks[0], op)]
+        gathering = [op for ranks, op in parting.sides if has_gathered(view, ranks[0], op)]
         if parting.respect not in {"op", "size", "dtype"} or not 0 < len(gathering) < len(parting.sides):
             continue
         sights.append(
@@ -42,8 +42,14 @@ def _tell_partings(view: View) -> list[Sight]:
     return sights
 
 
-def _gathered(view: View, rank: int, op: Op) -> bool:
-    """Tell whether a rank made an operation for that: by its record, or by its stack if it still stands there."""
+def has_gathered(view: View, rank: int, op: Op) -> bool:
+    """Tell whether a rank made an operation to gather a state: by its record, or by its stack if it still stands there.
+
+    Args:
+        view: The scene.
+        rank: Who.
+        op: What it made.
+    """
     standing = view.standings.get(rank)
     is_there = standing is not None and standing.wait is not None and standing.where == op.site
     return bool(GATHERERS & {*op.inside}) or (is_there and _gathers(view, rank))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.arms import are_alternatives
 from rankwise.verdict.lanes import find_family
+from rankwise.verdict.parting import is_swap
 from rankwise.verdict.telling import tell_parting
 from rankwise.verdict.words import is_gradient, shorten
 
@@ -41,12 +41,14 @@ def _is_meant(view: View, parting: Parting) -> bool:
     )
     if len({op.root for op in (here, there, *following) if op is not None}) > 1:
         return False
-    file, _, line = (here.site or "").rpartition(":")
-    other_file, _, other = (there.site or "").rpartition(":")
-    text = view.scene.sources.get(file)
-    if text is None:
+    if (here.site or "").rpartition(":")[0] not in view.scene.sources:
         return False  # nobody can tell
-    return file != other_file or not are_alternatives(text, int(line), int(other))
+    # What they make behind the two tells whether they are in step again.
+    last = max(parting.lane.last(some[0]), parting.lane.last(others[0]))
+    has_come = last >= parting.seq + 2 or all(
+        view.by_rank[rank].state == "ended" or view.is_settled(rank) for rank in (some[0], others[0])
+    )
+    return has_come and not view.are_alternatives(here.site, there.site)
 
 
 def _is_swapped(parting: Parting) -> bool:
@@ -61,6 +63,7 @@ def _is_swapped(parting: Parting) -> bool:
         and crossed is not None
         and _what(following) == _what(there)
         and _what(crossed) == _what(here)
+        and is_swap(parting.lane, parting.seq, some[0], others[0])
     )
 
 

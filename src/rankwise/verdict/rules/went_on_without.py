@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
+from rankwise.verdict.handlers import leaves_its_loop
 from rankwise.verdict.lanes import find_family
 from rankwise.verdict.sight import Sight
 from rankwise.verdict.words import name_op, shorten
@@ -21,11 +22,11 @@ def find(view: View) -> tuple[Sight, ...]:
     """Return the sights of it: only of a job that is over, and in which no rank failed, so that nothing else would tell."""
     if not view.scene.is_whole or any(facts.code != 0 for facts in view.scene.ranks):
         return ()
-    found = ((lane, _find_failed(lane)) for lane in view.lanes)
+    found = ((lane, _find_failed(lane, view)) for lane in view.lanes)
     return tuple(_tell(lane, *failed) for lane, failed in found if failed is not None)
 
 
-def _find_failed(lane: Lane) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
+def _find_failed(lane: Lane, view: View) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
     """Return the first collective that raised on all who came to it, with them and those who never came."""
     if any(lane.lives.values()):
         return None  # the group was made anew: whoever does that has dealt with the failure
@@ -38,6 +39,9 @@ def _find_failed(lane: Lane) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | No
         if not is_lost or not gone or not all(lane.is_behind(rank, op.seq) for rank in gone):
             continue
         if all(lane.ops[rank][op.seq].has_raised for rank in came):
+            sites = {lane.ops[rank][op.seq].site for rank in came}
+            if all(leaves_its_loop(view.scene.sources, site) for site in sites):
+                return None  # what has failed is not used: that the others left was the sign to end
             return op, came, gone
     return None
 

@@ -1,0 +1,99 @@
+"""What a rank that Gloo aborted for the size of what came has met: a message of another size, or a state that only some ranks gather."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.evidence.notes import parse_traceback
+from rankwise.verdict.blame import text_of
+from rankwise.verdict.case import Waiting, name_ranks
+from rankwise.verdict.exchange import find_message_misfit
+from rankwise.verdict.rules.state_on_some import GATHERERS
+from rankwise.verdict.sight import Sight
+from rankwise.verdict.words import name_tensors, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.evidence.notes import Stack
+    from rankwise.verdict.case import Case, RankEnd
+
+_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+
+
+def find_clash(case: Case, left: Sequence[RankEnd]) -> Sight | None:
+    """Return the sight of it; None if no rank was aborted so, or nothing tells what it met.
+
+    Args:
+        case: The attempt, in which no two collectives are known to differ.
+        left: The ranks that left in error, in their order.
+    """
+    for end in left:
+        sizes = _SIZES.search(text_of(end))
+        if sizes is not None:
+            found = _find_message(case, end.rank, int(sizes[1]), int(sizes[2])) or _find_state(case)
+            if found is not None:
+                return found
+    return None
+
+
+def _find_message(case: Case, rank: int, given_bytes: int, expected_bytes: int) -> Sight | None:
+    pair = None if case.scene is None else find_message_misfit(case.scene, rank, given_bytes, expected_bytes)
+    if pair is None:
+        return None
+    giver, sent, awaited = pair
+    places = dict.fromkeys(shorten(op.site) for op in (sent, awaited))
+    return Sight(
+        kind="mismatch",
+        certainty="proof",
+        rule="other_splits",
+        culprits=tuple(sorted((giver, rank))),
+        class_id="C5",
+        where=sent.site,
+        message=f"rank {giver} gives rank {rank} a message of {name_tensors(sent)} ({given_bytes} bytes) at {shorten(sent.site)}, "
+        f"and rank {rank} expects {name_tensors(awaited)} ({expected_bytes} bytes) at {shorten(awaited.site)}",
+        fix=f"give both sides of the message the same size, at {' and '.join(places)}: where only the sender knows it, let it send the size first",
+        key=f"message {giver} {rank} {given_bytes} {expected_bytes}",
+        doing="in a collective",
+    )
+
+
+def _find_state(case: Case) -> Sight | None:
+    """Return the sight of ranks that gather a state, beside others that are known to do something else."""
+    stacks = {end.rank: _stack_of(end) for end in case.ranks}
+    told = {rank: stack for rank, stack in stacks.items() if stack is not None}
+    gathering = tuple(sorted(rank for rank, stack in told.items() if _gathers(stack)))
+    if not gathering or len(gathering) == len(case.ranks) or len(told) < len(case.ranks):
+        return None
+    others = [rank for rank in told if rank not in gathering]
+    where, away = told[gathering[0]].where, told[others[0]].where
+    return Sight(
+        kind="mismatch",
+        certainty="proof",
+        rule="state_on_some",
+        culprits=gathering,
+        class_id="D28",
+        where=where,
+        waiting=tuple(Waiting(rank=rank, where=told[rank].where, op=None) for rank in others),
+        message=f"{name_ranks(gathering)} gathered the state of a sharded model at {shorten(where)} while {name_ranks(others)} did not: "
+        f"{name_ranks(others[:1])} was at {shorten(away)}",
+        fix=f"let all ranks gather the state at {shorten(where)}, and only one write it",
+        key=f"state {name_ranks(gathering)}",
+        doing="in a collective",
+    )
+
+
+def _gathers(stack: Stack) -> bool:
+    for frame in stack.frames:
+        if frame.is_users:
+            return False
+        if frame.function in GATHERERS:
+            return True
+    return False
+
+
+def _stack_of(end: RankEnd) -> Stack | None:
+    if end.crash is not None:
+        return end.crash
+    return parse_traceback(end.fault.callstack) if end.fault is not None else end.stack

@@ -1,0 +1,52 @@
+"""Where the ranks that are not to blame stood when the first one left: by their stacks, or by where they noticed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.evidence.notes import parse_traceback
+from rankwise.verdict.blame import find_blame
+from rankwise.verdict.case import Waiting
+from rankwise.verdict.standing import is_at_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from rankwise.evidence.notes import Stack
+    from rankwise.verdict.case import Case, RankEnd
+
+
+def list_waiting(case: Case, blamed: Collection[int]) -> tuple[Waiting, ...]:
+    """Return who waited, and where.
+
+    Args:
+        case: The attempt.
+        blamed: Who is to blame, and waited for nobody.
+    """
+    waiting = []
+    for end in case.ranks:
+        if end.rank in blamed:
+            continue
+        stack = _waiting_stack(end)
+        if stack is not None:
+            waiting.append(Waiting(rank=end.rank, where=stack.where, op=stack.op))
+    return tuple(waiting)
+
+
+def _waiting_stack(end: RankEnd) -> Stack | None:
+    """Return where a rank stood when the first one left: its stack, or where it noticed."""
+    if end.stopped_s is not None and end.left_s is None:
+        # What it did after we had told it to stop says nothing of what it did before. A rank that was through
+        # even then was on its way out, and waited for nobody.
+        was_through = end.finished_s is not None and end.finished_s < end.stopped_s
+        return None if was_through else _before_farewell(end)
+    if end.fault is None:
+        return end.stack if end.finished_s is None else None
+    return parse_traceback(end.fault.callstack) if find_blame(end) in {"peer", "timeout"} else None
+
+
+def _before_farewell(end: RankEnd) -> Stack | None:
+    """Return where a rank stood; of one whose script is over, and that is at its atexit functions, where its error came from."""
+    if end.stack is None or not is_at_exit(end.stack):
+        return end.stack
+    return parse_traceback(end.fault.callstack) if end.fault is not None else None
