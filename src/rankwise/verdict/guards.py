@@ -206,21 +206,26 @@ def asks_rank(test: ast.expr, rank_names: frozenset[str] = frozenset()) -> bool:
 def find_rank_names(tree: ast.Module) -> frozenset[str]:
     """Return the names that a rank is kept under, as in ``r = dist.get_rank()``."""
     found = set()
+    for name, value in list_assignments(tree):
+        if not any(_RANK_WORDS.search(word) for word in _names_in(value)):
+            continue
+        if isinstance(name, ast.Name):
+            found.add(name.id)
+        elif isinstance(name, ast.Attribute) and isinstance(value, ast.Compare):
+            found.add(name.attr)  # self.writes = rank == 0; not self.device = f"cuda:{rank}"
+    return frozenset(found)
+
+
+def list_assignments(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Return what each assignment gives to whom: of ``a, b = 1, 2`` both, each with its own."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
-            pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for name, value in pairs:
-                if not any(_RANK_WORDS.search(word) for word in _names_in(value)):
-                    continue
-                if isinstance(name, ast.Name):
-                    found.add(name.id)
-                elif isinstance(name, ast.Attribute) and isinstance(value, ast.Compare):
-                    found.add(name.attr)  # self.writes = rank == 0; not self.device = f"cuda:{rank}"
-    return frozenset(found)
+                yield from zip(target.elts, node.value.elts, strict=False)
+            else:
+                yield target, node.value
 
 
 def _guards_of_try(node: ast.Try, line: int) -> list[Guard]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
+from rankwise.verdict.guards import list_assignments
 from rankwise.verdict.standing import list_calls
 
 if TYPE_CHECKING:
@@ -145,19 +146,11 @@ def _read_line(text: str, line: int) -> str:
 
 def _find_locks(tree: ast.Module) -> set[str]:
     """Return the names that locks are kept under, as in ``A, B = Lock(), Lock()``."""
-    found = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            found |= {
-                _name_of(name)
-                for name, value in pairs
-                if isinstance(value, ast.Call) and _name_of(value.func) in _LOCK_CLASSES
-            }
+    found = {
+        _name_of(name)
+        for name, value in list_assignments(tree)
+        if isinstance(value, ast.Call) and _name_of(value.func) in _LOCK_CLASSES
+    }
     return found - {""}
 
 
