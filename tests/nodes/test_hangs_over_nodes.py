@@ -109,7 +109,7 @@ def test_another_collective_on_another_node_is_proved(tmp_path: Path) -> None:
     told = run_nodes(tmp_path, HEAD + OTHER, ranks=(2, 2))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
-    assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("mismatch", [2], "C8")
+    assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("mismatch", [2], "C1")
     assert "rank 2 (host host1, local rank 0) is in barrier" in verdict["message"]
     assert {one["rank"] for one in verdict["waiting"]} == {0, 1, 3}
 
