@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
+from rankwise.verdict.script_names import list_assignments, list_words
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -143,7 +145,7 @@ class Book:
             return [
                 Guard(kind="if", line=one.lineno, is_rank_test=True)
                 for one in node.decorator_list
-                if any(_ONLY_WORDS.search(name) for name in _names_in(one))
+                if any(_ONLY_WORDS.search(name) for name in list_words(one))
             ]
         tests = self._list_tests(node, line)
         if tests is not None:
@@ -175,7 +177,7 @@ class Book:
             kind="if",
             line=node.lineno,
             is_rank_test=any(asks_rank(test, self._rank_names) for test in asked),
-            is_own_test=any(_OWN_WORDS.search(name) for test in asked for name in _names_in(test)),
+            is_own_test=any(_OWN_WORDS.search(name) for test in asked for name in list_words(test)),
         )
 
 
@@ -200,32 +202,20 @@ def asks_rank(test: ast.expr, rank_names: frozenset[str] = frozenset()) -> bool:
         test: What stands behind an ``if``.
         rank_names: Names that a rank is kept under, beside those that say so.
     """
-    return any(name in rank_names or _RANK_WORDS.search(name) for name in _names_in(test))
+    return any(name in rank_names or _RANK_WORDS.search(name) for name in list_words(test))
 
 
 def find_rank_names(tree: ast.Module) -> frozenset[str]:
     """Return the names that a rank is kept under, as in ``r = dist.get_rank()``."""
     found = set()
     for name, value in list_assignments(tree):
-        if not any(_RANK_WORDS.search(word) for word in _names_in(value)):
+        if not any(_RANK_WORDS.search(word) for word in list_words(value)):
             continue
         if isinstance(name, ast.Name):
             found.add(name.id)
         elif isinstance(name, ast.Attribute) and isinstance(value, ast.Compare):
             found.add(name.attr)  # self.writes = rank == 0; not self.device = f"cuda:{rank}"
     return frozenset(found)
-
-
-def list_assignments(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Return what each assignment gives to whom: of ``a, b = 1, 2`` both, each with its own."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                yield from zip(target.elts, node.value.elts, strict=False)
-            else:
-                yield target, node.value
 
 
 def _guards_of_try(node: ast.Try, line: int) -> list[Guard]:
@@ -267,16 +257,6 @@ def _asks_for_none(test: ast.expr) -> bool:
             return any(_asks_for_none(value) for value in values)
         case _:
             return False
-
-
-def _names_in(node: ast.AST) -> Iterator[str]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            yield one.id
-        elif isinstance(one, ast.Attribute):
-            yield one.attr
-        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
-            yield one.value
 
 
 def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:

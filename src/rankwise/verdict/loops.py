@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.verdict.guards import asks_rank, find_rank_names
 from rankwise.verdict.lanes import KNOWN_NAMES
+from rankwise.verdict.script_names import list_names, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -113,9 +114,9 @@ def _find_taker(node: ast.Try | ast.With) -> int | None:
     """Return the line of what takes an exception and goes on; None if there is nothing of the kind."""
     if isinstance(node, ast.With):
         calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-        return next((call.lineno for call in calls if _name_of(call.func) == "suppress"), None)
+        return next((call.lineno for call in calls if name_of(call.func) == "suppress"), None)
     for handler in node.handlers:
-        named = {*_list_names(handler.type)} if handler.type is not None else set()
+        named = {*list_names(handler.type)} if handler.type is not None else set()
         # These end what they interrupt, and are no failure of a step.
         if not (named and named <= _NO_FAILURE) and not _is_end(handler.body):
             return handler.lineno
@@ -128,7 +129,7 @@ def _is_end(block: list[ast.stmt]) -> bool:
         case ast.Raise():
             return True
         case ast.Expr(value=ast.Call(func=func)):
-            return _name_of(func) in _ENDING
+            return name_of(func) in _ENDING
         case ast.If(body=body, orelse=orelse):
             return bool(orelse) and _is_end(body) and _is_end(orelse)
         case ast.With(body=body):
@@ -168,7 +169,7 @@ def _list_ways(
     span = (loop.lineno, loop.end_lineno or loop.lineno)
     own = _find_own_names(loop)
     for node, tests, is_handled in _walk(loop.body, (), is_handled=False):
-        names = frozenset(name for test in tests for name in _list_names(test))
+        names = frozenset(name for test in tests for name in list_names(test))
         if names & shared:
             continue  # all ranks have agreed on it
         reason: Reason | None = None
@@ -204,7 +205,7 @@ def _is_empty(test: ast.expr, own: frozenset[str]) -> bool:
             ast.Compare(left=left, ops=[_], comparators=[ast.Constant(value=int())])
             | ast.UnaryOp(op=ast.Not(), operand=left)
         ):
-            asked = {*_list_names(left)}
+            asked = {*list_names(left)}
             return bool(asked & {"len", "numel", "shape", "size", "nelement"}) and bool(asked & own)
         case ast.BoolOp(op=ast.Or(), values=values):
             return any(_is_empty(value, own) for value in values)
@@ -245,23 +246,11 @@ def _find_shared(tree: ast.Module) -> frozenset[str]:
     """Return the names that a collective is given, or whose value comes from one."""
     found: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _name_of(node.func) in _SHARED:
-            found |= {name for one in (*node.args, *node.keywords) for name in _list_names(one)}
+        if isinstance(node, ast.Call) and name_of(node.func) in _SHARED:
+            found |= {name for one in (*node.args, *node.keywords) for name in list_names(one)}
         if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) or node.value is None:
             continue
-        if {*_list_names(node.value)} & _SHARED:
+        if {*list_names(node.value)} & _SHARED:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {name for target in targets for name in _list_names(target)}
+            found |= {name for target in targets for name in list_names(target)}
     return frozenset(found)
-
-
-def _name_of(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _list_names(node: ast.AST) -> Iterator[str]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            yield one.id
-        elif isinstance(one, ast.Attribute):
-            yield one.attr

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
-from rankwise.verdict.guards import list_assignments
+from rankwise.verdict.script_names import list_assignments, name_of
 from rankwise.verdict.standing import list_calls
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ def _read_line(text: str, line: int) -> str:
     locks = _find_locks(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.With, ast.AsyncWith)) and node.lineno == line:
-            names = [_name_of(item.context_expr) for item in node.items]
+            names = [name_of(item.context_expr) for item in node.items]
             if any(name in locks or _LOCKS.search(name) for name in names):
                 return _LOCK
         is_there = isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if is_there and (doing := _CALLS.get(_name_of(node))):
+        if is_there and (doing := _CALLS.get(name_of(node))):
             return doing
     return ""
 
@@ -147,14 +147,8 @@ def _read_line(text: str, line: int) -> str:
 def _find_locks(tree: ast.Module) -> set[str]:
     """Return the names that locks are kept under, as in ``A, B = Lock(), Lock()``."""
     found = {
-        _name_of(name)
+        name_of(name)
         for name, value in list_assignments(tree)
-        if isinstance(value, ast.Call) and _name_of(value.func) in _LOCK_CLASSES
+        if isinstance(value, ast.Call) and name_of(value.func) in _LOCK_CLASSES
     }
     return found - {""}
-
-
-def _name_of(node: ast.AST) -> str:
-    if isinstance(node, ast.Call):
-        return _name_of(node.func)
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
