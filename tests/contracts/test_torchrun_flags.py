@@ -27,7 +27,17 @@ pytestmark = pytest.mark.skipif(not IS_COMPARABLE, reason=NOT_COMPARABLE)
 Env = dict[str, str]
 Namespace = dict[str, Any]
 
-_OWN_DESTS = {"report", "hang_timeout", "on_hang", "watch", "watch_dispatcher", "strict", "cold", "preload"}
+_OWN_DESTS = {
+    "report",
+    "hang_timeout",
+    "on_hang",
+    "watch",
+    "watch_dispatcher",
+    "check",
+    "strict",
+    "cold",
+    "preload",
+}
 
 # Reads {"cases": [[argv, env]…], "launches": [argv…]}; tells torchrun's actions, namespaces and launch configurations.
 _ASK_TORCH = r"""

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: str | Path, data: str | bytes) -> None:
-    """Write ``data`` so that a reader sees the old file or the new one, never a part.
+def write_atomic(path: str | Path, data: str | bytes, *, mode: int = 0o644) -> None:
+    """Write ``data`` so that a reader sees the old file or the new one, never a part; ``mode`` is who may read and write it.
 
     Raises:
         OSError: The folder is missing, full or not writable; nothing is left behind.
@@ -21,7 +21,7 @@ def write_atomic(path: str | Path, data: str | bytes) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(raw)
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

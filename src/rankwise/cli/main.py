@@ -16,6 +16,9 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
   rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
   rankwise run --help                             all flags
+  rankwise rules                                  all that the check finds; one of them: rankwise rule RW101
+  rankwise check train.py                         mistakes of a distributed program, before it runs
+  rankwise check --help                           folders, notebooks, shell scripts, commands; --fix, formats
   rankwise why PID                                which rank of a running job keeps the others waiting
   rankwise report FOLDER                          the verdict on a job again, from its evidence or dumps
   rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
@@ -27,6 +30,12 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
 def _run(argv: Sequence[str]) -> int:
     from rankwise.cli.run import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _check(argv: Sequence[str]) -> int:
+    from rankwise.cli.check import main  # noqa: PLC0415 - a command pays for itself only
 
     return main(argv)
 
@@ -55,12 +64,27 @@ def _compare(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def _rules(argv: Sequence[str]) -> int:
+    from rankwise.cli.rules import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _rule(argv: Sequence[str]) -> int:
+    from rankwise.cli.rules import main_one  # noqa: PLC0415 - a command pays for itself only
+
+    return main_one(argv)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
+    "check": _check,
     "why": _why,
     "report": _report,
     "checkpoint": _checkpoint,
     "compare": _compare,
+    "rules": _rules,
+    "rule": _rule,
 }
 
 

@@ -21,6 +21,7 @@ from rankwise.verdict.exits import name_signal
 if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
+    from rankwise.launcher.entry_check import EntryCheck
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
 
@@ -44,6 +45,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
     helper: Helper | None = None
     memory: MemoryFolder | None = None
+    check: EntryCheck | None = None
     code = 0
     try:
         interpreter = find_interpreter(needs_torch=spec.program.how != "program")
@@ -57,7 +59,9 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         warm = WarmStart(spec, host, workers, console)
         # While the server imports torch: what follows costs 0.04 s before the first rank.
         from rankwise.launcher.attempts import open_rendezvous, run_attempts  # noqa: PLC0415
+        from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
 
+        check = EntryCheck(spec, console)
         rendezvous = open_rendezvous(spec, host, helper, console)
         folder = make_folder(spec.logs, rendezvous.run_id)
         memory = open_memory_folder()
@@ -65,6 +69,8 @@ def launch(spec: LaunchSpec, console: Console) -> int:
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
         )  # fmt: skip
+        if spec.strict:
+            check.refuse_errors()
         code = run_attempts(job)
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
@@ -72,13 +78,21 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         _report_failure(spec, console, error.message, error.exit_code, fix=error.hint or "")
         raise
     finally:
-        workers.close()
-        if memory is not None:
-            memory.drop()
-        if helper is not None:
-            helper.close()
+        _close(workers, check, memory, helper)
         signals.close(deaf=code == REQUEUE)  # whoever sent a notice may send it again
     return code
+
+
+def _close(
+    workers: Workers, check: EntryCheck | None, memory: MemoryFolder | None, helper: Helper | None
+) -> None:
+    workers.close()
+    if check is not None:
+        check.close()
+    if memory is not None:
+        memory.drop()
+    if helper is not None:
+        helper.close()
 
 
 def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:

@@ -117,6 +117,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         hang_timeout_s=args.hang_timeout,
         on_hang=_to_on_hang(args.on_hang, env),
         strict=args.strict,
+        check=is_on("RANKWISE_CHECK", default=True, env=env) if args.check is None else bool(args.check),
         logs=_to_logs(args, env),
         meeting=meeting,
         master_addr=master_addr,

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import final
 
-from rankwise.base.environ import get
+from rankwise.base import terminal
 from rankwise.base.osdoor import IS_WINDOWS, wait_ready
 
 _PIPE_BUF_BYTES = 4096
@@ -72,12 +72,9 @@ class Console:
     @staticmethod
     def width(fd: int = 2) -> int | None:
         """Return how many columns the terminal there has; None if it is none, or does not tell."""
-        try:
-            return os.get_terminal_size(fd).columns or None
-        except OSError:
-            return None
+        return terminal.width(fd)
 
     @staticmethod
     def has_colour(fd: int = 2) -> bool:
-        """Tell whether colours are wanted there: a terminal, and no NO_COLOR."""
-        return os.isatty(fd) and not get("NO_COLOR") and get("TERM") != "dumb"
+        """Tell whether colours are wanted there."""
+        return terminal.has_colour(fd)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
 OWN_FLAGS = (
-    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--strict", "--cold", "--preload",
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--preload",
 )  # fmt: skip
 
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -86,7 +86,7 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
         usage="rankwise run [flags] train.py [the script's own arguments]",
         description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
         epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), "
-        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_ON_HANG (as --on-hang). "
+        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_CHECK=0 (as --no-check), RANKWISE_ON_HANG (as --on-hang). "
         "Every flag of torchrun is also read from PET_<FLAG>.",
     )
     add = _Adder(env)
@@ -163,9 +163,15 @@ def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
         "is off. A small step takes up to a tenth longer.",
     )  # fmt: skip
     faults.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        help="Show the errors that `rankwise check` finds in the script, beside the start (the default).",
+    )
+    faults.add_argument(
         "--strict",
         action="store_true",
-        help="Fail if collectives of different kinds were paired, although the script ended well.",
+        help="Fail if collectives of different kinds were paired, although the script ended well; do not start a script in which the "
+        "check finds errors.",
     )
 
 

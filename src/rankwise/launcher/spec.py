@@ -127,7 +127,9 @@ class LaunchSpec:
         report: File for the report as JSON; None for none.
         hang_timeout_s: Seconds that ranks may wait for others while nothing moves; infinite for ever, None for the default.
         on_hang: What a hang leads to: ``stop``, ``report`` or ``restart``; None for what is proved only, and on Gloo only.
-        strict: Whether collectives that were paired wrongly make a job fail that has ended well.
+        strict: Whether collectives that were paired wrongly make a job fail that has ended well, and whether a script in
+            which the check finds errors is not started.
+        check: Whether the script's text is checked beside the start.
         by_variable: Flags that were chosen by a PET_* variable, as ``--master-addr``.
         cold: Start every rank as a fresh interpreter.
         preload: Modules that the user wants imported before the ranks are forked.
@@ -155,6 +157,7 @@ class LaunchSpec:
     hang_timeout_s: float | None = None
     on_hang: OnHang | None = None
     strict: bool = False
+    check: bool = True
     by_variable: frozenset[str] = frozenset()
     cold: bool = False
     preload: tuple[str, ...] = ()

@@ -1,0 +1,52 @@
+"""`rankwise check`: find the mistakes of a distributed program in its text, before it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rankwise.cli.check_flags import find_cache_folder, find_settings, read_command
+from rankwise.cli.check_output import show
+from rankwise.lint.files import Outcome, Plan, check_files, check_text, merge
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from rankwise.lint.settings import Settings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check what is named, show what was found; return 0 if nothing was, 1 if something was, 2 if it can't be done."""
+    args = read_command(argv)
+    settings = find_settings(args)
+    given = {args.stdin_filename: sys.stdin.buffer.read()} if args.paths == ["-"] else {}
+    outcome = _check(args, settings, given)
+    if args.fix or args.diff:
+        from rankwise.lint.fixing import diff, write  # noqa: PLC0415 - few runs mend anything
+        from rankwise.lint.mending import mend_files  # noqa: PLC0415
+
+        mended = list(mend_files(outcome.findings, settings))
+        if args.diff:
+            print("".join(diff(one) for one in mended), end="")
+            return 1 if mended else 2 * bool(outcome.failures)
+        for one in mended:
+            write(one)
+        outcome = _check(args, settings, given) if mended else outcome
+    return show(args, outcome, given)
+
+
+def _check(args: argparse.Namespace, settings: Settings, given: dict[str, bytes]) -> Outcome:
+    if args.command:
+        from rankwise.lint.command import check_command  # noqa: PLC0415 - the shell's parser is an extra
+
+        found = check_command(args.command, settings)
+        return merge(found, check_files(args.paths, settings, _plan(args, settings))) if args.paths else found
+    if given:
+        ((path, data),) = given.items()
+        return check_text(path, data, settings)
+    return check_files(args.paths or ["."], settings, _plan(args, settings))
+
+
+def _plan(args: argparse.Namespace, settings: Settings) -> Plan:
+    return Plan(jobs=args.jobs, cache_folder=find_cache_folder(args, settings))

@@ -1,0 +1,85 @@
+"""How `rankwise check` tells what it has found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+from rankwise.base.files import write_atomic
+from rankwise.base.terminal import has_colour, width
+from rankwise.lint.registry import all_rules
+from rankwise.lint.reporters import render
+from rankwise.lint.shown_lines import lines_reader
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping
+
+    from rankwise.lint.files import Outcome
+    from rankwise.lint.finding import Finding
+
+_FOR_PEOPLE = ("text", "concise")
+
+
+def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes]) -> int:
+    """Print what was found; return the exit code.
+
+    Args:
+        args: The flags.
+        outcome: What was found.
+        given: Texts that are no files, by name.
+
+    Raises:
+        UsageError: The output file can't be written.
+    """
+    for line in outcome.notes:
+        if not args.quiet:
+            print(f"rankwise: note: {line}", file=sys.stderr)
+    for line in outcome.failures:
+        print(f"rankwise: error: {line}", file=sys.stderr)
+    texts = {name: data.decode("utf-8", "replace") for name, data in given.items()}
+    told = render(
+        outcome.findings,
+        args.format,
+        lines_of=lines_reader(texts | _command_text(args.command)),
+        color=args.output_file is None and has_colour(1),
+        width=None if args.output_file else width(1),
+    )
+    if args.quiet and args.format in _FOR_PEOPLE and not outcome.findings:
+        told = ""
+    if args.statistics:
+        told += _count(outcome.findings) if args.format in _FOR_PEOPLE else ""
+    _put(args, told)
+    return 0 if args.exit_zero and outcome.exit_code == 1 else outcome.exit_code
+
+
+def _put(args: argparse.Namespace, told: str) -> None:
+    if args.output_file is not None:
+        try:
+            write_atomic(args.output_file, told)
+        except OSError as error:
+            raise UsageError(f"--output-file {args.output_file}: {error.strerror}") from None
+        return
+    try:
+        # A lone surrogate in a name, or a console of another alphabet, must not hide what was found.
+        sys.stdout.buffer.write(told.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; the exit code stands all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _command_text(command: list[str]) -> dict[str, str]:
+    if not command:
+        return {}
+    from rankwise.lint.shell.study import piece_of_command  # noqa: PLC0415 - only where there is one
+
+    return {"<command>": piece_of_command(command).code}
+
+
+def _count(findings: Iterable[Finding]) -> str:
+    names = {rule.id: rule.name for rule in all_rules()}
+    counts = Counter(one.rule for one in findings)
+    return "".join(f"{number:6}  {rule}  {names.get(rule, '')}\n" for rule, number in counts.most_common())

@@ -1,0 +1,124 @@
+"""`rankwise rules` and `rankwise rule RW101`: what the check knows, as a table and as a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base import terminal
+from rankwise.cli.columns import align
+from rankwise.lint import registry
+from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankwise.lint.rule import Rule
+
+_LONGEST_LINE = 100
+_BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+_FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show all rules; return the exit code."""
+    parser = argparse.ArgumentParser(prog="rankwise rules", description="List what `rankwise check` finds.")
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="A table, or a JSON list.")
+    args = parser.parse_args(list(argv))
+    rules = registry.all_rules()
+    if args.format == "json":
+        print(json.dumps([_to_json(rule) for rule in rules], indent=1))
+    else:
+        print("\n".join(_write_table(rules, color=terminal.has_colour(1))))
+    return 0
+
+
+def main_one(argv: Sequence[str]) -> int:
+    """Show the page of one rule; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rankwise rule",
+        description="Explain a rule of `rankwise check`: why it matters, and how to mend it.",
+    )
+    parser.add_argument("rule", metavar="RULE", help="Its id or its name: RW101.")
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="A page, or a JSON object."
+    )
+    args = parser.parse_args(list(argv))
+    rule = registry.rule(args.rule)
+    if args.format == "json":
+        print(json.dumps({**_to_json(rule), "page": registry.page(rule)}, indent=1))
+    else:
+        width = min(terminal.width(1) or _LONGEST_LINE, _LONGEST_LINE)
+        print("\n".join(_write_page(rule, width=width, color=terminal.has_colour(1))))
+    return 0
+
+
+def _to_json(rule: Rule[Any]) -> dict[str, object]:
+    return {
+        "id": rule.id,
+        "name": rule.name,
+        "classes": list(rule.classes),
+        "severity": rule.severity,
+        "fixable": rule.fixable,
+        "summary": rule.summary,
+        "chapter": registry.chapter(rule.id),
+        "looks_at": rule.looks_at,
+    }
+
+
+def _write_table(rules: Sequence[Rule[Any]], *, color: bool) -> Iterator[str]:
+    rows = [
+        (rule.id, rule.severity, ", ".join(rule.classes) or "-", "fix" if rule.fixable else "", rule.name, rule.summary)
+        for rule in rules
+    ]  # fmt: skip
+    head, *lines = align([("id", "severity", "class", "", "name", "what is wrong"), *rows])
+    yield paint(head, "bold", color=color)
+    for title, group in groupby(
+        zip(rules, lines, strict=True), key=lambda each: registry.chapter(each[0].id)
+    ):
+        yield from ("", paint(title, "bold", color=color))
+        yield from (line for _, line in group)
+    yield from ("", "fix: `rankwise check --fix` mends it; `rankwise rule ID` explains a rule")
+
+
+def _write_page(rule: Rule[Any], *, width: int, color: bool) -> Iterator[str]:
+    kind = paint(f"{rule.severity}", SEVERITY_STYLE[rule.severity], color=color)
+    classes = f"class {', '.join(rule.classes)}" if rule.classes else ""
+    facts = [kind, classes, "`--fix` mends it" if rule.fixable else ""]
+    yield f"{paint(f'{rule.id} {rule.name}', 'bold', color=color)}: {'; '.join(one for one in facts if one)}"
+    yield ""
+    text = registry.page(rule).strip()
+    at = 0
+    for fence in _FENCE.finditer(text):
+        yield from _write_prose(text[at : fence.start()], width=width, color=color)
+        yield from (f"    {line}".rstrip() for line in fence[1].splitlines())
+        yield ""
+        at = fence.end()
+    yield from _write_prose(text[at:], width=width, color=color)
+    yield f"Silence it on one line: # noqa: {rule.id}"
+
+
+def _write_prose(text: str, *, width: int, color: bool) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        for item in re.split(r"\n(?=- )", paragraph):
+            marked = _BOLD.sub("\x01\\1\x02", " ".join(item.split()))
+            indent = "  " if item.startswith("- ") else ""
+            for line in textwrap.wrap(
+                marked, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            ):
+                yield _paint_marks(line, color=color)
+        if paragraph:
+            yield ""
+
+
+def _paint_marks(line: str, *, color: bool) -> str:
+    """Put colours in the place of marks: they are set after the wrapping, as they take no column."""
+    if not color:
+        return line.replace("\x01", "").replace("\x02", "")
+    shown = line.replace("\x01", "\x1b[1m").replace("\x02", "\x1b[0m")
+    return _CODE.sub(lambda found: paint(found[0], "cyan", color=color), shown)

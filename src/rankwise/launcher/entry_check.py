@@ -1,0 +1,96 @@
+"""The script's check while torch is being imported: a process of its own, whose words are shown if they come in time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+import rankwise
+from rankwise.base import terminal
+from rankwise.base.errors import LaunchError
+
+if TYPE_CHECKING:
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.spec import LaunchSpec
+
+#: What comes later than this would stand in the midst of the training's own output.
+_LATE_S = 10.0
+#: Isolated: a module of the user's, beside the script or in the current folder, is not to be imported.
+_CODE = (
+    "import sys; sys.path.append(sys.argv[1]); from rankwise.lint.entry import main; "
+    "sys.exit(main(sys.argv[2], color=sys.argv[3] == '1', columns=int(sys.argv[4]) or None))"
+)
+
+
+@final
+class EntryCheck:
+    """The check of one launch's script."""
+
+    def __init__(self, spec: LaunchSpec, console: Console) -> None:
+        """Start it; where there is no script to read, or no process to be had, there is no check."""
+        self._script, self._console = spec.program.script, console
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[str] | None = None
+        self._num_errors = 0
+        if not may_check(spec):
+            return
+        home = str(Path(rankwise.__file__).parents[1])
+        color, columns = terminal.has_colour(2), terminal.width(2)
+        words = ["-I", "-c", _CODE, home, self._script, str(int(color)), str(columns or 0)]
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError:
+            return
+        self._thread = threading.Thread(target=self._tell, args=(self._child,), daemon=True)
+        self._thread.start()
+
+    def refuse_errors(self) -> None:
+        """Wait for the check's end.
+
+        Raises:
+            LaunchError: It has found errors.
+        """
+        if self._thread is not None:
+            self._thread.join(_LATE_S)
+        if self._num_errors:
+            raise LaunchError(
+                f"the check has found errors in {self._script}, and --strict starts no such script",
+                hint="mend them, silence them by `# noqa`, or use --no-check",
+            )
+
+    def close(self) -> None:
+        """End it, if it is still at work."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _tell(self, child: subprocess.Popen[str]) -> None:
+        try:
+            text, _ = child.communicate(timeout=_LATE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            return
+        if child.returncode > 0 and text:
+            self._num_errors = child.returncode
+            self._console.say(
+                f"rankwise: errors in {self._script} (`--no-check` leaves this out):\n\n{text.rstrip()}\n"
+            )
+
+
+def may_check(spec: LaunchSpec) -> bool:
+    """Whether there is a script that can be read: on the first node only, as all have the same."""
+    program = spec.program
+    is_script = program.how in {"script", "run_path"} and program.script.endswith(".py")
+    return spec.check and is_script and spec.node_rank == 0 and Path(program.script).is_file()

@@ -1,0 +1,159 @@
+"""Which statements of a module bind a name, and which of its functions have to do with several processes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+#: Identifiers that make a function worth a run: collectives, ranks, loaders, wrappers, what rules look at.
+_WORDS = (
+    r"all_?reduce\w*|all_?gather\w*|all_?to_?all\w*|broadcast_(object_list|coalesced)|broadcast|barrier|monitored_barrier"
+    r"|reduce_scatter\w*|gather_(object|for_metrics)|i?send|i?recv|batch_isend_irecv|wait_for_everyone|save_state|load_state"
+    r"|backward|manual_backward|new_(sub)?groups?\w*"
+    r"|(get_|is_|my_|this_)?((node_)?local_?|global_|world_|node_|group_|process_|proc_|dist_|ddp_|gpu_|mp_)?rank(_?(zero|0|id|idx)\w*)?"
+    r"|LOCAL_RANK|RANK|WORLD_SIZE|SLURM_\w+|(get_)?world_?size|num_replicas|\w*main_process\w*|\w*(master|primary|chief)_process\w*"
+    r"|master_(addr|port)|is_(main|master|chief|primary)\w*|process_index|num_processes|is_initialized|init_process_group"
+    r"|destroy_process_group|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|DataLoader|\w*DistributedSampler"
+    r"|set_epoch|IterableDataset|random_split|manual_seed|\w*seed_(everything|all)|set_seed|spawn|set_device|map_location"
+    r"|[Aa]ccelerator|[Ff]abric|DataParallel|no_sync|SyncBatchNorm|convert_sync_batchnorm|full_tensor|summon_full_params"
+    r"|device_ids|sync_dist|save_checkpoint|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
+    r"|LightningModule|Trainer|TrainingArguments|deepspeed|SummaryWriter|wandb"
+    r"|(training|validation|test)_step|on_(train|validation|test|fit|step|epoch)_\w+"
+)
+_WORD = re.compile(_WORDS)
+_TALKS = re.compile(
+    r"torch\.distributed|import distributed|\bas dist\b|distributed import|\bdist\.(get|init|is)_"
+)
+_NAME = re.compile(r"\w+")
+#: These are words of tensors as well, and count only in a text that mentions torch.distributed.
+_DISTRIBUTED_WORD = re.compile(
+    r"(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
+)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def bindings_of(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
+    """For each name the top statements that bind it; a compound statement counts as a whole."""
+    result: dict[str, list[ast.stmt]] = {}
+    for statement in body:
+        for name in dict.fromkeys(_bound(statement)):
+            result.setdefault(name, []).append(statement)
+    return result
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, _SCOPES):
+        yield statement.name
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    elif isinstance(statement, (ast.If, ast.Try, ast.With, ast.For, ast.While)):
+        if not _is_main_guard(statement):
+            for part in _parts(statement):
+                yield from _bound(part)
+    else:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+
+
+def _parts(statement: ast.stmt) -> Iterator[ast.stmt]:
+    for field in ("body", "orelse", "finalbody"):
+        yield from getattr(statement, field, ())
+    for handler in getattr(statement, "handlers", ()):
+        yield from handler.body
+
+
+def _is_main_guard(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.If)
+        and isinstance(statement.test, ast.Compare)
+        and isinstance(statement.test.left, ast.Name)
+        and statement.test.left.id == "__name__"
+    )
+
+
+def mentions_ranks(text: str) -> bool:
+    """Whether a text has any of the identifiers that matter."""
+    return any(map(_is_word, set(_NAME.findall(text)))) or _TALKS.search(text) is not None
+
+
+@lru_cache(maxsize=200_000)
+def _is_word(name: str) -> bool:
+    # Projects use the same names over and over.
+    return _WORD.fullmatch(name) is not None
+
+
+def identifiers(node: ast.AST, *, texts: bool = True) -> set[str]:
+    """All names, attributes, keywords and (unless ``texts`` is false) short texts in there."""
+    found: set[str] = set()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name):
+            found.add(one.id)
+        elif isinstance(one, ast.Attribute):
+            found.add(one.attr)
+        elif isinstance(one, ast.arg) or (isinstance(one, ast.keyword) and one.arg):
+            found.add(one.arg or "")
+        elif texts and isinstance(one, ast.Constant) and isinstance(one.value, str) and len(one.value) < 30:
+            found.add(one.value)
+    return found
+
+
+def relevant_names(tree: ast.Module, text: str) -> frozenset[str]:
+    """Names of functions, methods and classes that have to do with ranks, themselves or by what they call in this module."""
+    if not mentions_ranks(text):
+        return frozenset()
+    uses: dict[str, set[str]] = {}
+    for name, node in _definitions(tree.body):
+        uses.setdefault(name, set()).update(identifiers(node))
+    talks = _TALKS.search(text) is not None
+    relevant = {name for name, used in uses.items() if _is_word(name) or _matter(used, talks=talks)}
+    is_growing = bool(relevant)
+    while is_growing:
+        more = {name for name, used in uses.items() if name not in relevant and not relevant.isdisjoint(used)}
+        relevant |= more
+        is_growing = bool(more)
+    return frozenset(relevant)
+
+
+def _matter(used: set[str], *, talks: bool) -> bool:
+    if any(map(_is_word, used)):
+        return True
+    return talks and any(map(_DISTRIBUTED_WORD.fullmatch, used))
+
+
+def is_relevant_program(tree: ast.Module, relevant: frozenset[str], text: str) -> bool:
+    """Whether the statements at the top have to do with ranks, or call what has."""
+    if not mentions_ranks(text):
+        return False
+    talks = _TALKS.search(text) is not None
+    for statement in tree.body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            continue
+        parts: list[ast.AST] = [statement]
+        if isinstance(statement, _SCOPES):
+            parts = list(statement.decorator_list)
+        for part in parts:
+            if not relevant.isdisjoint(identifiers(part, texts=False)) or _matter(
+                identifiers(part), talks=talks
+            ):
+                return True
+    return False
+
+
+def _definitions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)) and inner.name != "__init__":
+                    yield inner.name, inner
+            yield node.name, node
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            yield from _definitions(_parts(node))

@@ -1,0 +1,280 @@
+"""What a script's run as a job of several processes looks like: who makes a call, who started it, what came before."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rankwise.lint.library.hints import TORCHRUN
+from rankwise.lint.model.history import Fork, Inline, Loop, Op
+from rankwise.lint.model.run import PERSONAS
+from rankwise.lint.model.values import Items, Object, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.history import Item
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Entry, Script
+
+INIT = "torch.distributed.init_process_group"
+DESTROY = "torch.distributed.destroy_process_group"
+SPAWN = "torch.multiprocessing.spawn"
+#: Calls that make the default group.
+STARTS = frozenset({INIT, "torch.distributed.init_distributed", "deepspeed.init_distributed", "deepspeed.initialize",
+                    "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init"})  # fmt: skip
+ALL_RANKS = frozenset(one.rank for one in PERSONAS)
+FIRST_OF_NODES = frozenset(one.rank for one in PERSONAS if one.local_rank == 0)
+#: Where a history is taken as read: projects that nest calls deeply repeat themselves.
+_MOST_OPS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A library call at one place of the text, in one entry, and all ranks that make it.
+
+    Attributes:
+        entry: The program, or a function that it does not call.
+        calls: The call as each of these ranks makes it first.
+        num_ranks: How many ranks the entry was run for; one where nothing asked for the rank.
+    """
+
+    entry: Entry
+    calls: tuple[Call, ...]
+    num_ranks: int
+
+    @property
+    def last(self) -> Call:
+        """As the highest rank makes it: there the rank, the local rank and the node's rank all differ."""
+        return self.calls[-1]
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Who makes it; all where nothing asked for the rank."""
+        return ALL_RANKS if self.num_ranks == 1 else frozenset(call.rank for call in self.calls)
+
+    @property
+    def is_made_by_all(self) -> bool:
+        """Whether each rank makes it."""
+        return self.ranks == ALL_RANKS
+
+    @property
+    def is_once_a_node(self) -> bool:
+        """Whether one rank of each node makes it."""
+        return self.ranks == FIRST_OF_NODES
+
+
+def places(script: Script, *names: str, anywhere: bool = False) -> Iterator[Place]:
+    """Places of calls, by entry; all of them if no name is given, those of other modules too if ``anywhere``."""
+    for entry in script.entries:
+        found: dict[tuple[int, str], dict[int, Call]] = {}
+        for history in entry.histories:
+            for call in history.calls:
+                if (not names or call.name in names) and (anywhere or call.module is script.module):
+                    found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
+        for calls in found.values():
+            yield Place(entry=entry, calls=tuple(calls.values()), num_ranks=len(entry.histories))
+
+
+def once(found: Iterable[Place]) -> Iterator[Place]:
+    """The same places, each node of the text once: that of the program first."""
+    seen: set[int] = set()
+    for place in found:
+        if id(place.last.node) not in seen:
+            seen.add(id(place.last.node))
+            yield place
+
+
+def is_distributed(entry: Entry) -> bool:
+    """Whether this entry makes a process group, or does something that ranks do together, on its way."""
+    history = entry.histories[0]
+    return any(starts_group(call) for call in history.calls) or any(op.is_sure for op in ops(history.items))
+
+
+def is_sequence(entry: Entry, one: Call, other: Call) -> bool:
+    """Whether a run makes both calls: methods of a class that nothing calls are no sequence."""
+    if entry.is_program:
+        return True
+    return bool(one.stack) and bool(other.stack) and one.stack[0].node is other.stack[0].node
+
+
+def starts_group(call: Call) -> bool:
+    """Whether a call makes the default process group."""
+    return call.name in STARTS
+
+
+def ops(items: Iterable[Item]) -> list[Op]:
+    """What is done together, in the order of the run; branches that were not decided one after the other."""
+    found: list[Op] = []
+    waiting = list(items)[::-1]
+    while waiting and len(found) < _MOST_OPS:
+        item = waiting.pop()
+        if isinstance(item, Op):
+            found.append(item)
+        elif isinstance(item, (Loop, Inline)):
+            waiting += item.items[::-1]
+        elif isinstance(item, Fork):
+            for arm in item.arms[::-1]:
+                waiting += arm.items[::-1]
+    return found
+
+
+def init_places(script: Script) -> list[Place]:
+    """Where the process group is made by torch's own function."""
+    return list(places(script, INIT))
+
+
+def backend_of(call: Call) -> str | None:
+    """The backend of a call of init_process_group in lower case; empty if it was not given, None if not known."""
+    backend = call.arg(0, "backend")
+    if backend is None or backend.const is None:
+        return ""
+    return backend.const.lower() if isinstance(backend.const, str) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """An assignment to one environment variable.
+
+    Attributes:
+        place: The call that does it.
+        key: The variable.
+        value: What it gets, as the last rank sees it.
+        node: Where to point.
+    """
+
+    place: Place
+    key: str
+    value: Value
+    node: ast.AST
+
+
+def settings(script: Script) -> Iterator[Setting]:
+    """Environment variables that the script sets: by item, by update, by putenv."""
+    for place in once(places(script, "os.environ.__setitem__", "os.putenv", "os.environ.update")):
+        for key, value, node in _pairs(place.last):
+            if isinstance(key, str):
+                yield Setting(place=place, key=key, value=value, node=node)
+
+
+def _pairs(call: Call) -> Iterator[tuple[Any, Value, ast.AST]]:
+    if call.name != "os.environ.update":
+        if len(call.args) > 1:
+            yield call.args[0].const, call.args[1], call.node
+        return
+    for keyword in getattr(call.node, "keywords", ()):
+        if keyword.arg in call.kwargs:
+            yield keyword.arg, call.kwargs[keyword.arg], keyword.value
+    table = call.args[0].thing if call.args else None
+    if isinstance(table, Items) and table.keys is not None:
+        shown = getattr(call.arg_node(0), "values", ())
+        for number, (key, value) in enumerate(zip(table.keys, table.values, strict=False)):
+            yield key.const, value, shown[number] if number < len(shown) else call.node
+
+
+def reads_launcher(script: Script) -> str | None:
+    """A variable of torchrun's that the script reads as one who expects it to be there, or None."""
+    for call in script.all_calls:
+        if call.name in {"os.environ.__getitem__", "os.environ.get", "os.getenv"} and call.args:
+            key = call.args[0].const
+            if isinstance(key, str) and key in TORCHRUN and not key.startswith("MASTER"):
+                return key
+    return None
+
+
+def spawns(script: Script) -> bool:
+    """Whether the script starts its processes itself."""
+    return any(
+        call.name
+        in {
+            SPAWN,
+            "torch.multiprocessing.start_processes",
+            "torch.multiprocessing.Process",
+            "multiprocessing.Process",
+        }
+        or call.name.endswith((".spawn", ".Process"))
+        or "notebook_launcher" in call.name
+        for call in script.all_calls
+    )
+
+
+def is_spawned(call: Call) -> bool:
+    """Whether a call is made in a process that mp.spawn has started."""
+    return "spawned" in call.contexts
+
+
+def node_in(script: Script, call: Call) -> ast.AST | None:
+    """A call's node, or the place in this text from which it was reached in another module."""
+    if call.module is script.module:
+        return call.node
+    return next((site.node for site in call.stack[::-1] if site.module is script.module), None)
+
+
+def differs(value: Value | None) -> bool:
+    """Whether a value is another one on other ranks, as far as is known."""
+    return value is not None and value.spread is not Spread.EQUAL
+
+
+def kind_of(value: Value) -> str:
+    """Canonical name of the class of a library's object; empty for all else."""
+    return value.thing.kind if isinstance(value.thing, Object) else ""
+
+
+def line_of(call: Call) -> int:
+    """The line that a call stands in."""
+    return int(getattr(call.node, "lineno", 0))
+
+
+def text_of(node: ast.AST | None) -> str:
+    """An expression as the user wrote it, more or less; cut where it is long."""
+    text = " ".join(ast.unparse(node).split()) if node is not None else ""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_parameter(call: Call, name: str) -> bool:
+    """Whether a name is a parameter of the user's function that a call stands in."""
+    node = getattr(call.function, "node", None)
+    if node is None:
+        return False
+    args = node.args
+    return any(one.arg == name for one in (*args.posonlyargs, *args.args, *args.kwonlyargs))
+
+
+@lru_cache(maxsize=16)
+def parents_of(tree: ast.AST) -> dict[ast.AST, ast.AST]:
+    """For each node of a tree the node it stands in."""
+    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+
+def above(tree: ast.AST, node: ast.AST) -> Iterator[ast.AST]:
+    """What a node stands in, nearest first."""
+    parents = parents_of(tree)
+    while node in parents:
+        node = parents[node]
+        yield node
+
+
+def statement_of(tree: ast.AST, node: ast.AST) -> ast.stmt | None:
+    """The statement that a node is or stands in."""
+    if isinstance(node, ast.stmt):
+        return node
+    return next((one for one in above(tree, node) if isinstance(one, ast.stmt)), None)
+
+
+def function_of(tree: ast.AST, node: ast.AST) -> ast.AST:
+    """The function that a node stands in; the module itself at its top."""
+    return next(
+        (one for one in above(tree, node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))), tree
+    )
+
+
+def called_names(node: ast.AST) -> set[str]:
+    """The last words of all that is called below a node: ``all_reduce``, ``save``."""
+    return {
+        one.func.attr if isinstance(one.func, ast.Attribute) else one.func.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Call) and isinstance(one.func, (ast.Attribute, ast.Name))
+    }

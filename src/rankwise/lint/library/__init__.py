@@ -1,0 +1,1 @@
+"""What is known of libraries: which calls are collectives, what they return, which names say a rank. Tables, no logic."""

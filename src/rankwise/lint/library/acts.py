@@ -1,0 +1,182 @@
+"""Library calls that ranks make together, and what they leave behind. Sources: the libraries' own documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, PL_MODULE
+
+Result = Literal["equal", "local", "same", "first", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """What a call does with the other ranks.
+
+    Attributes:
+        family: As in `history.Op`; empty: nothing is done together.
+        result: ``equal`` on all ranks, ``local``, ``same`` as its arguments, the ``first`` argument itself, or ``none``.
+        fills: Position and name of the argument that it writes to, and whether that is ``equal`` afterwards or ``local``.
+        group: Position of the argument ``group``; None: named only.
+        is_sure: Whether it is certain that it waits for other ranks.
+    """
+
+    family: str = ""
+    result: Result = "same"
+    fills: tuple[int, str, Literal["equal", "local"]] | None = None
+    group: int | None = None
+    is_sure: bool = True
+
+
+def _op(family: str = "collective", **more: object) -> Act:
+    return Act(family=family, **more)  # type: ignore[arg-type]
+
+
+_D = "torch.distributed."
+_FUNCTIONS: dict[str, Act] = {
+    "all_reduce": _op(result="none", fills=(0, "tensor", "equal"), group=2),
+    "all_reduce_coalesced": _op(result="none", fills=(0, "tensors", "equal"), group=2),
+    "broadcast": _op(result="none", fills=(0, "tensor", "equal"), group=2),
+    "reduce": _op(result="none", fills=(0, "tensor", "local"), group=3),
+    "all_gather": _op(result="none", fills=(0, "tensor_list", "equal"), group=2),
+    "all_gather_into_tensor": _op(result="none", fills=(0, "output_tensor", "equal"), group=2),
+    "all_gather_coalesced": _op(result="none", fills=(0, "output_tensor_lists", "equal"), group=2),
+    "_all_gather_base": _op(result="none", fills=(0, "output_tensor", "equal"), group=2),
+    "all_gather_object": _op(result="none", fills=(0, "object_list", "equal"), group=2),
+    "gather": _op(result="none", fills=(1, "gather_list", "local"), group=3),
+    "gather_object": _op(result="none", fills=(1, "object_gather_list", "local"), group=3),
+    "scatter": _op(result="none", fills=(0, "tensor", "local"), group=3),
+    "scatter_object_list": _op(result="none", fills=(0, "scatter_object_output_list", "local"), group=3),
+    "reduce_scatter": _op(result="none", fills=(0, "output", "local"), group=3),
+    "reduce_scatter_tensor": _op(result="none", fills=(0, "output", "local"), group=3),
+    "all_to_all": _op(result="none", fills=(0, "output_tensor_list", "local"), group=2),
+    "all_to_all_single": _op(result="none", fills=(0, "output", "local"), group=4),
+    "broadcast_object_list": _op(result="none", fills=(0, "object_list", "equal"), group=2),
+    "barrier": _op("barrier", result="none", group=0),
+    "monitored_barrier": _op("barrier", result="none", group=0),
+    "new_group": _op("group", result="equal"),
+    "new_subgroups": _op("group", result="equal"),
+    "new_subgroups_by_enumeration": _op("group", result="equal"),
+    "split_group": _op("group", result="equal"),
+    "device_mesh.init_device_mesh": _op("group", result="equal"),
+    "init_device_mesh": _op("group", result="equal"),
+    "send": _op("point", result="none", group=2),
+    "recv": _op("point", fills=(0, "tensor", "local"), group=2),
+    "isend": _op("point", group=2, is_sure=False),
+    "irecv": _op("point", fills=(0, "tensor", "local"), group=2, is_sure=False),
+    "batch_isend_irecv": _op("point", is_sure=False),
+    "send_object_list": _op("point", result="none", group=2),
+    "recv_object_list": _op("point", fills=(0, "object_list", "local"), group=2),
+    "nn.all_reduce": _op(result="equal"),
+    "nn.all_gather": _op(result="equal"),
+    "nn.broadcast": _op(result="equal"),
+    "nn.reduce_scatter": _op(result="local"),
+    "nn.all_to_all": _op(result="local"),
+    "_functional_collectives.all_reduce": _op(result="equal"),
+    "_functional_collectives.all_gather_tensor": _op(result="equal"),
+    "_functional_collectives.reduce_scatter_tensor": _op(result="local"),
+    "_functional_collectives.broadcast": _op(result="equal"),
+    "checkpoint.save": _op("save", result="none"),
+    "checkpoint.load": _op("save", result="none"),
+    "checkpoint.async_save": _op("save", result="same"),
+    "checkpoint.state_dict.get_state_dict": _op("state", is_sure=False),
+    "checkpoint.state_dict.get_model_state_dict": _op("state", is_sure=False),
+    "checkpoint.state_dict.get_optimizer_state_dict": _op("state", is_sure=False),
+    "checkpoint.state_dict.set_model_state_dict": _op("state", is_sure=False),
+    "get_world_size": Act(result="equal"),
+    "tensor.distribute_tensor": _op(result="same"),
+    "tensor.distribute_module": _op(result="same"),
+}
+_ACCELERATE = {
+    "wait_for_everyone": _op("barrier", result="none"),
+    "gather": _op(result="equal"),
+    "gather_for_metrics": _op(result="equal"),
+    "reduce": _op(result="equal"),
+    "pad_across_processes": _op(result="same"),
+    "save_state": _op("save", result="none"),
+    "load_state": _op("save", result="none", is_sure=False),
+    "get_state_dict": _op("state", result="same", is_sure=False),
+    "check_trigger": _op(result="equal"),
+    "clip_grad_norm_": Act(result="same"),
+}
+_ACCELERATE_UTILS = {
+    "gather": _op(result="equal"),
+    "gather_object": _op(result="equal"),
+    "broadcast": _op(result="equal"),
+    "broadcast_object_list": _op(result="first", fills=(0, "object_list", "equal")),
+    "reduce": _op(result="equal"),
+    "pad_across_processes": _op(result="same"),
+    "wait_for_everyone": _op("barrier", result="none"),
+}
+_FABRIC = {
+    "barrier": _op("barrier", result="none"),
+    "all_gather": _op(result="equal"),
+    "all_reduce": _op(result="equal"),
+    "broadcast": _op(result="equal"),
+    "save": _op("save", result="none"),
+    "load": _op("save", result="same", is_sure=False),
+}
+_PL_MODULE = {
+    "all_gather": _op(result="equal"),
+    "trainer.save_checkpoint": _op("save", result="none"),
+    "trainer.strategy.barrier": _op("barrier", result="none"),
+    "trainer.strategy.broadcast": _op(result="equal"),
+    "trainer.strategy.reduce": _op(result="equal"),
+}
+_ENGINE = {
+    "save_checkpoint": _op("save", result="none"),
+    "load_checkpoint": _op("save", result="same"),
+    "save_16bit_model": _op("save", result="none"),
+    "save_fp16_model": _op("save", result="none"),
+    "backward": _op("backward", result="same"),
+    "step": _op("collective", result="none", is_sure=False),
+}
+_FSDP = {
+    "state_dict": _op("state"),
+    "load_state_dict": _op("state", is_sure=False),
+    "clip_grad_norm_": _op(result="equal"),
+    "optim_state_dict": _op("state"),
+    "full_optim_state_dict": _op("state"),
+    "summon_full_params": _op("state"),
+    "sharded_optim_state_dict": _op("state", is_sure=False),
+}
+#: Names of helpers in wide use, where their text is not at hand.
+HELPERS = {
+    "reduce_dict": _op(result="equal"),
+    "reduce_tensor": _op(result="equal"),
+    "reduce_mean": _op(result="equal"),
+    "reduce_loss": _op(result="equal"),
+    "all_reduce_mean": _op(result="equal"),
+    "synchronize": _op("barrier", result="none", is_sure=False),
+    "synchronize_between_processes": _op(result="none"),
+    "sync_across_gpus": _op(result="equal"),
+    "concat_all_gather": _op(result="equal"),
+    "all_gather_list": _op(result="equal"),
+    "accumulate_predictions_from_multiple_gpus": _op(result="equal"),
+}
+ACTS: dict[str, Act] = {
+    **{_D + name: act for name, act in _FUNCTIONS.items()},
+    **{f"{ACCELERATOR}.{name}": act for name, act in _ACCELERATE.items()},
+    **{f"accelerate.PartialState.{name}": act for name, act in _ACCELERATE.items()},
+    **{f"accelerate.state.PartialState.{name}": act for name, act in _ACCELERATE.items()},
+    **{f"accelerate.utils.{name}": act for name, act in _ACCELERATE_UTILS.items()},
+    **{f"accelerate.utils.operations.{name}": act for name, act in _ACCELERATE_UTILS.items()},
+    **{f"{FABRIC}.{name}": act for name, act in _FABRIC.items()},
+    **{f"{PL_MODULE}.{name}": act for name, act in _PL_MODULE.items()},
+    **{f"{ENGINE}.{name}": act for name, act in _ENGINE.items()},
+    **{f"{FSDP}.{name}": act for name, act in _FSDP.items()},
+    f"{DDP}.state_dict": Act(result="equal"),
+    "torch.distributed.tensor.DTensor.full_tensor": _op("state", result="equal"),
+    "torch.distributed.tensor.DTensor.redistribute": _op(result="same"),
+    "torchmetrics.Metric.compute": _op(result="equal"),
+    "transformers.Trainer.evaluate": _op("collective", result="equal", is_sure=False),
+    "transformers.Trainer.predict": _op("collective", result="equal", is_sure=False),
+    "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict": _op("save", result="none"),
+    "lightning.pytorch.Trainer.save_checkpoint": _op("save", result="none"),
+    "lightning.pytorch.Trainer.strategy.barrier": _op("barrier", result="none"),
+    "lightning.pytorch.Trainer.strategy.broadcast": _op(result="equal"),
+    "lightning.pytorch.Trainer.fit": _op("collective", result="none"),
+    "lightning.pytorch.Trainer.test": _op("collective", result="equal", is_sure=False),
+    "lightning.pytorch.Trainer.validate": _op("collective", result="equal", is_sure=False),
+}

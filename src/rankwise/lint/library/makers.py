@@ -1,0 +1,64 @@
+"""Library calls that make an object the rules follow, and calls whose results are known for what they are."""
+
+from __future__ import annotations
+
+from rankwise.lint.library.names import (
+    ACCELERATOR,
+    DDP,
+    ENGINE,
+    FABRIC,
+    FSDP,
+    GROUP,
+    LOADER,
+    PL_MODULE,
+    PL_TRAINER,
+    SAMPLER,
+)
+
+#: Wrapped models: calling them is a forward pass that ranks make together, or may.
+WRAPPERS = frozenset({DDP, FSDP, ENGINE})
+#: Callables whose first argument goes on as it is, perhaps elsewhere or in another form.
+PASS_ON = frozenset(
+    {
+        *(
+            "torch.compile",
+            "torch.jit.script",
+        ),
+        *("builtins.iter", "typing.cast", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"),
+        *("tqdm.trange", "rich.progress.track", "itertools.islice", "builtins.list", "builtins.tuple"),
+        *("torch.nn.parameter.Parameter", "contextlib.nullcontext", "itertools.chain"),
+        *(
+            "itertools.cycle",
+            "accelerate.data_loader.skip_first_batches",
+            "functools.lru_cache",
+            "functools.cache",
+        ),
+    }
+)
+#: Methods that give their object back.
+RETURNS_SELF = frozenset({"to", "cuda", "cpu", "float", "half", "bfloat16", "double", "train", "eval", "requires_grad_",
+                          "to_empty", "share_memory", "share_memory_", "contiguous", "parse_args", "xpu", "npu", "type", "apply",
+                          "resolve", "expanduser", "absolute"})  # fmt: skip
+#: Modules of torch's that keep buffers which DDP sends to all at a forward pass.
+BUFFERED = frozenset({*(f"torch.nn.BatchNorm{n}d" for n in (1, 2, 3)), "torch.nn.SyncBatchNorm",
+                      *(f"torch.nn.LazyBatchNorm{n}d" for n in (1, 2, 3))})  # fmt: skip
+#: Other names for a kind, made by a call of the first name.
+MADE_KINDS = {
+    "deepspeed.initialize": ENGINE,
+    "torch.distributed.new_group": GROUP,
+    "torch.distributed.init_device_mesh": "torch.distributed.DeviceMesh",
+    "torch.distributed.device_mesh.init_device_mesh": "torch.distributed.DeviceMesh",
+}
+#: Variables of this name hold such an object, where nothing better is known.
+NAMED_OBJECTS = {
+    "accelerator": ACCELERATOR,
+    "fabric": FABRIC,
+    "ddp_model": DDP,
+    "fsdp_model": FSDP,
+    "model_engine": ENGINE,
+    "train_sampler": SAMPLER,
+    "train_loader": LOADER,
+    "train_dataloader": LOADER,
+    "pl_trainer": PL_TRAINER,
+    "pl_module": PL_MODULE,
+}

@@ -1,0 +1,85 @@
+"""One name for each thing of a library, by whatever door it was imported."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
+FULLY_SHARD = "torch.distributed.fsdp.fully_shard"
+SAMPLER = "torch.utils.data.DistributedSampler"
+LOADER = "torch.utils.data.DataLoader"
+ACCELERATOR = "accelerate.Accelerator"
+FABRIC = "lightning.fabric.Fabric"
+ENGINE = "deepspeed.DeepSpeedEngine"
+PL_MODULE = "lightning.pytorch.LightningModule"
+PL_TRAINER = "lightning.pytorch.Trainer"
+HF_TRAINER = "transformers.Trainer"
+GROUP = "torch.distributed.ProcessGroup"
+WORK = "torch.distributed.Work"
+
+#: Longest prefix wins.
+_PREFIXES = {
+    "torch.distributed.distributed_c10d.": "torch.distributed.",
+    "torch.distributed.nn.functional.": "torch.distributed.nn.",
+    "torch.utils.data.distributed.": "torch.utils.data.",
+    "torch.utils.data.dataloader.": "torch.utils.data.",
+    "torch.utils.data.dataset.": "torch.utils.data.",
+    "torch.utils.data.sampler.": "torch.utils.data.",
+    "torch.nn.parallel.distributed.": "torch.nn.parallel.",
+    "torch.nn.modules.": "torch.nn.",
+    "torch.nn.functional.": "torch.nn.functional.",
+    "torch.multiprocessing.spawn.": "torch.multiprocessing.",
+    "torch.optim.adamw.": "torch.optim.",
+    "torch.optim.sgd.": "torch.optim.",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.": "torch.distributed.fsdp.",
+    "torch.distributed._composable.fsdp.": "torch.distributed.fsdp.",
+    "torch.distributed.algorithms.join.": "torch.distributed.algorithms.",
+    "torch.distributed.algorithms.": "torch.distributed.algorithms.",
+    "pytorch_lightning.": "lightning.pytorch.",
+    "lightning_fabric.": "lightning.fabric.",
+    "accelerate.accelerator.": "accelerate.",
+    "accelerate.utils.": "accelerate.utils.",
+    "transformers.trainer.": "transformers.",
+    "transformers.trainer_callback.": "transformers.",
+    "transformers.training_args.": "transformers.",
+    "deepspeed.comm.": "torch.distributed.",
+    "deepspeed.runtime.engine.": "deepspeed.",
+}
+_WHOLE = {
+    "torch.distributed.fsdp.FSDP": FSDP,
+    "apex.parallel.DistributedDataParallel": DDP,
+    "lightning.Fabric": FABRIC,
+    "lightning.fabric.fabric.Fabric": FABRIC,
+    "lightning.Trainer": PL_TRAINER,
+    "lightning.pytorch.trainer.Trainer": PL_TRAINER,
+    "lightning.LightningModule": PL_MODULE,
+    "lightning.pytorch.core.LightningModule": PL_MODULE,
+    "lightning.pytorch.core.module.LightningModule": PL_MODULE,
+    "lightning.Callback": "lightning.pytorch.Callback",
+    "lightning.pytorch.callbacks.Callback": "lightning.pytorch.Callback",
+    "lightning.LightningDataModule": "lightning.pytorch.LightningDataModule",
+    "deepspeed.comm": "torch.distributed",
+    "torch.distributed.distributed_c10d": "torch.distributed",
+    "torch.utils.data.distributed": "torch.utils.data",
+    "torch.multiprocessing.spawn.spawn": "torch.multiprocessing.spawn",
+    "torch.cuda.amp.GradScaler": "torch.amp.GradScaler",
+    "torch.distributed.checkpoint.state_dict_saver.save": "torch.distributed.checkpoint.save",
+    "torch.distributed.checkpoint.state_dict_loader.load": "torch.distributed.checkpoint.load",
+    "torch.distributed.nn": "torch.distributed.nn",
+    "torch.distributed.group.WORLD": "torch.distributed.GroupMember.WORLD",
+    "numpy.random": "numpy.random",
+    "posix.environ": "os.environ",
+}
+
+
+@lru_cache(maxsize=4096)
+def canonical(name: str) -> str:
+    """The one name that tables and rules use."""
+    if name in _WHOLE:
+        return _WHOLE[name]
+    for old, new in _PREFIXES.items():
+        if name.startswith(old):
+            name = new + name[len(old) :]
+            break
+    return _WHOLE.get(name, name)

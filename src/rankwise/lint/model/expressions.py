@@ -1,0 +1,454 @@
+"""Expressions of the run on paper: constants are computed, names and attributes looked up, the rest is mixed."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from typing import TYPE_CHECKING, Any
+
+from rankwise.lint.model.attributes import attribute, guess
+from rankwise.lint.model.branches import asks_who
+from rankwise.lint.model.calls import Guard
+from rankwise.lint.model.defining import function_of
+from rankwise.lint.model.history import Arm, Fork, Loop
+from rankwise.lint.model.looping import element_of, plain_list
+from rankwise.lint.model.notes import note_comparison
+from rankwise.lint.model.run import Scope
+from rankwise.lint.model.values import ANY, UNKNOWN, Items, Library, Object, Value, joined, known, mixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.lint.model.run import Run
+
+
+def evaluate(run: Run, scope: Scope, node: ast.AST | None) -> Value:
+    """The value of an expression."""
+    if node is None:
+        return ANY
+    run.budget -= 1
+    doing = _EXPRESSIONS.get(type(node))
+    return doing(run, scope, node) if doing is not None else _parts(run, scope, node)
+
+
+def _parts(run: Run, scope: Scope, node: ast.AST) -> Value:
+    return mixed(
+        [evaluate(run, scope, part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+    )
+
+
+def _constant(_run: Run, _scope: Scope, node: ast.Constant) -> Value:
+    return known(node.value)
+
+
+def _name(run: Run, scope: Scope, node: ast.Name) -> Value:
+    value = scope.find(node.id)
+    if value is not None:
+        return value
+    if node.id in _BUILTINS:
+        return Value(thing=Library(f"builtins.{node.id}"))
+    return guess(run, node.id)
+
+
+def _attribute(run: Run, scope: Scope, node: ast.Attribute) -> Value:
+    return attribute(run, evaluate(run, scope, node.value), node.attr, node)
+
+
+def _call(run: Run, scope: Scope, node: ast.Call) -> Value:
+    func = evaluate(run, scope, node.func)
+    args: list[Value] = []
+    has_star = False
+    for one in node.args:
+        if isinstance(one, ast.Starred):
+            value = evaluate(run, scope, one.value)
+            whole = isinstance(value.thing, Items) and value.thing.is_whole
+            args.extend(value.thing.values if whole else [])
+            has_star = has_star or not whole
+        else:
+            args.append(evaluate(run, scope, one))
+    kwargs = {}
+    for keyword in node.keywords:
+        value = evaluate(run, scope, keyword.value)
+        if keyword.arg is not None:
+            kwargs[keyword.arg] = value
+        else:
+            has_star = not _add_table(kwargs, value) or has_star
+    return run.call(run, func, tuple(args), kwargs, node, scope=scope, has_star=has_star)
+
+
+def _add_table(kwargs: dict[str, Value], value: Value) -> bool:
+    thing = value.thing
+    if not isinstance(thing, Items) or thing.keys is None:
+        return False
+    for key, one in zip(thing.keys, thing.values, strict=False):
+        if isinstance(key.const, str):
+            kwargs[key.const] = one
+    return thing.is_whole
+
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_BIGGEST = 1_000_000
+
+
+def _compute(doing: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    value = mixed((left, right))
+    if not left.is_known or not right.is_known or _is_big(left.const) or _is_big(right.const):
+        return value
+    try:
+        const = doing(left.const, right.const)
+    except Exception:  # noqa: BLE001 - whatever the user's constants raise, the result is not known
+        return value
+    return Value(spread=value.spread, origin=value.origin, const=const, via=value.via)
+
+
+def _is_big(const: Any) -> bool:
+    return (isinstance(const, int) and abs(const) > _BIGGEST) or (
+        isinstance(const, (str, bytes)) and len(const) > 999
+    )
+
+
+def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
+    left, right = evaluate(run, scope, node.left), evaluate(run, scope, node.right)
+    if isinstance(left.thing, Items) and isinstance(node.op, ast.Add) and isinstance(right.thing, Items):
+        whole = left.thing.is_whole and right.thing.is_whole and left.thing.keys is right.thing.keys is None
+        return Value(
+            thing=Items([*left.thing.values, *right.thing.values], kind=left.thing.kind, is_whole=whole)
+        )
+    doing = _BINARY.get(type(node.op))
+    return _compute(doing, left, right) if doing is not None else mixed((left, right))
+
+
+def _unary(run: Run, scope: Scope, node: ast.UnaryOp) -> Value:
+    value = evaluate(run, scope, node.operand)
+    const: Any = UNKNOWN
+    if isinstance(node.op, ast.Not):
+        truth = value.truth()
+        const = UNKNOWN if truth is None else not truth
+    elif value.is_known and isinstance(value.const, (int, float)):
+        const = -value.const if isinstance(node.op, ast.USub) else value.const
+    return Value(spread=value.spread, origin=value.origin, const=const, via=value.via)
+
+
+def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
+    left = evaluate(run, scope, node.left)
+    results = []
+    for op, right_node in zip(node.ops, node.comparators, strict=True):
+        right = evaluate(run, scope, right_node)
+        note_comparison(run, scope, node, left, right)
+        results.append(_compare_two(op, left, right))
+        left = right
+    if len(results) == 1:
+        return results[0]
+    value = mixed(results)
+    truths = [result.truth() for result in results]
+    const = False if False in truths else UNKNOWN if None in truths else True
+    return Value(spread=value.spread, origin=value.origin, const=const)
+
+
+def _compare_two(op: ast.cmpop, left: Value, right: Value) -> Value:
+    if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and right.is_known and right.const is None:
+        is_not = isinstance(op, (ast.IsNot, ast.NotEq))
+        if left.thing is not None:
+            return Value(const=is_not)
+        if not left.is_known:
+            # Whether there is one at all is a matter of configuration.
+            # ... but not of a batch that the collate function may have left out.
+            is_config = (
+                not left.spread
+                or (left.origin <= {"data"} and left.path != "(batch)")
+                or "scattered" in left.origin
+            )
+            return ANY if is_config else mixed((left,))
+    if (
+        isinstance(right.thing, Library)
+        and right.thing.name == "os.environ"
+        and isinstance(op, (ast.In, ast.NotIn))
+    ):
+        return _in_environ(left, is_in=isinstance(op, ast.In))
+    if isinstance(op, (ast.In, ast.NotIn)):
+        return _membership(op, left, right)
+    return _compute(_COMPARE[type(op)], left, right)
+
+
+#: What one process sees, and another may not.
+_SEEN_ALONE = frozenset(
+    {"files", "exists", "exception", "queue", "input", "time", "signal", "memory", "host", "env", "own"}
+)
+
+
+def _membership(op: ast.cmpop, left: Value, right: Value) -> Value:
+    """`rank in members`: decided where the list is known, else a test for membership of a group."""
+    plain = plain_list(right)
+    value = mixed((left, right))
+    if plain is not None and left.is_known:
+        found = left.const in plain
+        return Value(value.spread, value.origin, found if isinstance(op, ast.In) else not found)
+    if isinstance(left.const, str) and right.origin.isdisjoint(_SEEN_ALONE) and not right.is_known:
+        # `"labels" in batch`: which columns there are is the same everywhere.
+        return ANY
+    return Value(value.spread, value.origin | {"member"}) if asks_who(left) else value
+
+
+def _in_environ(name: Value, *, is_in: bool) -> Value:
+    if name.const in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"}:
+        return Value(const=is_in)
+    return ANY
+
+
+def _boolean(run: Run, scope: Scope, node: ast.BoolOp) -> Value:
+    """Operands that are decided by who the rank is guard those to their right."""
+    is_and, before, open_values, seen = isinstance(node.op, ast.And), run.guards, [], []
+    result: Value | None = None
+    for operand in node.values:
+        value = evaluate(run, scope, operand)
+        seen.append(value)
+        truth = value.truth()
+        if truth is None:
+            open_values.append(value)
+            continue
+        if truth is not is_and:
+            result = value
+            break
+        if asks_who(value):
+            run.guards = (*run.guards, Guard(operand, scope.module, value.origin, truth, len(run.stack)))
+    if len(run.guards) > len(before):
+        run.implied[node] = run.guards[len(before) :]
+    run.guards = before
+    everything = mixed(seen)
+    if result is not None:
+        decided = result.truth() if not open_values else UNKNOWN
+        if open_values and truth_is_final(result, is_and=is_and):
+            decided = not is_and
+        thing = result.thing if not open_values else None
+        const = result.const if result.is_known and not open_values and thing is None else decided
+        return Value(spread=everything.spread, origin=everything.origin, const=const, thing=thing)
+    if not open_values:
+        last = seen[-1]
+        return Value(everything.spread, everything.origin, last.const, last.thing, last.path, everything.via)
+    rest = mixed(open_values)
+    thing = next((value.thing for value in open_values if value.thing is not None), None)
+    return Value(rest.spread, rest.origin, thing=thing, path=open_values[-1].path, via=rest.via)
+
+
+def truth_is_final(value: Value, *, is_and: bool) -> bool:
+    """Whether one operand decides the whole, whatever those before it are."""
+    truth = value.truth()
+    return truth is not None and truth is not is_and
+
+
+def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:
+    test = evaluate(run, scope, node.test)
+    truth = test.truth()
+    if truth is not None:
+        taken = node.body if truth else node.orelse
+        if not asks_who(test):
+            return evaluate(run, scope, taken)
+        with run.within("guards", Guard(node.test, scope.module, test.origin, truth, len(run.stack))):
+            return run.colour(evaluate(run, scope, taken))
+    arms, values = [], []
+    for label, part in (("if", node.body), ("else", node.orelse)):
+        with run.gathering() as items, run.within("tests", (node.test, test, label == "if")):
+            values.append(evaluate(run, scope, part))
+        arms.append(Arm(label, items))
+    if not run.dry and any(arm.items for arm in arms):
+        run.items.append(Fork(node, scope.module, test, tuple(arms), "if", run.guards))
+    return joined(values[0], values[1], test)
+
+
+def _display(run: Run, scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Value:
+    values, is_whole = [], True
+    for one in node.elts:
+        if isinstance(one, ast.Starred):
+            inner = evaluate(run, scope, one.value)
+            if isinstance(inner.thing, Items) and inner.thing.is_whole and inner.thing.keys is None:
+                values.extend(inner.thing.values)
+            else:
+                is_whole = False
+                values.append(mixed((inner,)))
+        else:
+            values.append(evaluate(run, scope, one))
+    kind = {ast.List: "list", ast.Tuple: "tuple", ast.Set: "set"}[type(node)]
+    # The spread of the parts is found by `mixed`; a display is as different as its parts are.
+    return Value(thing=Items(values, kind=kind, is_whole=is_whole))
+
+
+def _dict(run: Run, scope: Scope, node: ast.Dict) -> Value:
+    keys, values, is_whole = [], [], True
+    for key, one in zip(node.keys, node.values, strict=True):
+        value = evaluate(run, scope, one)
+        if key is None:
+            is_whole = (
+                isinstance(value.thing, Items)
+                and value.thing.keys is not None
+                and value.thing.is_whole
+                and is_whole
+            )
+            if isinstance(value.thing, Items) and value.thing.keys is not None:
+                keys.extend(value.thing.keys)
+                values.extend(value.thing.values)
+        else:
+            keys.append(evaluate(run, scope, key))
+            values.append(value)
+    return Value(thing=Items(values, keys=keys, kind="dict", is_whole=is_whole))
+
+
+def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
+    owner, key = evaluate(run, scope, node.value), evaluate(run, scope, node.slice)
+    thing = owner.thing
+    if isinstance(thing, Library) and thing.name == "os.environ":
+        return run.call(run, Value(thing=Library("os.environ.__getitem__")), (key,), {}, node, scope=scope)
+    part = _part(thing, key)
+    if part is not None:
+        return part
+    if isinstance(node.slice, ast.Slice) and asks_who(key):
+        # `files[rank::world_size]`: a share of this rank's, perhaps longer than others'.
+        return Value(key.spread, mixed((owner, key)).origin | {"share"}, path=owner.path)
+    if owner.is_known and key.is_known:
+        return _compute(operator.getitem, owner, key)
+    if isinstance(thing, Object) and "parts" in thing.attrs and isinstance(key.const, int):
+        parts = thing.attrs["parts"].thing.values
+        return parts[key.const] if -len(parts) <= key.const < len(parts) else ANY
+    value = mixed((owner, key))
+    hinted = guess(run, f"{owner.path}.{key.const}") if isinstance(key.const, str) and thing is None else None
+    if hinted is not None and hinted.origin:
+        return hinted
+    return Value(value.spread, value.origin, path=f"{owner.path}[]" if owner.path else "", via=value.via)
+
+
+def _part(thing: Any, key: Value) -> Value | None:
+    """A part of a display, where it and the key are known."""
+    if not isinstance(thing, Items) or not key.is_known:
+        return None
+    if thing.keys is not None:
+        for one, value in zip(thing.keys, thing.values, strict=False):
+            if one.is_known and type(one.const) is type(key.const) and one.const == key.const:
+                return value
+    elif (
+        isinstance(key.const, int) and thing.is_whole and -len(thing.values) <= key.const < len(thing.values)
+    ):
+        return thing.values[key.const]
+    return None
+
+
+def _text(run: Run, scope: Scope, node: ast.JoinedStr) -> Value:
+    values = [evaluate(run, scope, part) for part in node.values]
+    value = mixed(values)
+    if all(one.is_known for one in values):
+        return Value(value.spread, value.origin, "".join(str(one.const) for one in values))
+    return Value(value.spread, value.origin)
+
+
+def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
+    value = evaluate(run, scope, node.value)
+    return Value(
+        value.spread,
+        value.origin,
+        str(value.const) if value.is_known and node.format_spec is None else UNKNOWN,
+    )
+
+
+def _lambda(run: Run, scope: Scope, node: ast.Lambda) -> Value:
+    return Value(thing=function_of(run, scope, node))
+
+
+def _walrus(run: Run, scope: Scope, node: ast.NamedExpr) -> Value:
+    value = evaluate(run, scope, node.value)
+    run.bind(run, scope, node.target, value)
+    return value
+
+
+def _yield(run: Run, scope: Scope, node: ast.Yield) -> Value:
+    value = evaluate(run, scope, node.value)
+    if scope.on_yield is not None:
+        scope.on_yield(run.colour(value))
+    return ANY
+
+
+def _yield_from(run: Run, scope: Scope, node: ast.YieldFrom) -> Value:
+    value = evaluate(run, scope, node.value)
+    if scope.on_yield is not None:
+        scope.on_yield(element_of(value))
+    return ANY
+
+
+def _comprehension(
+    run: Run, scope: Scope, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+) -> Value:
+    inner = Scope(module=scope.module, parent=scope, function=scope.function)
+    inner.names = {}
+    sources: list[Value] = []
+    with run.within("loops", node), run.gathering() as items:
+        for generator in node.generators:
+            source = evaluate(run, inner, generator.iter)
+            sources.append(source)
+            run.bind(run, inner, generator.target, element_of(source))
+            sources.extend(evaluate(run, inner, test) for test in generator.ifs)
+        parts: Sequence[ast.expr] = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        element = mixed([evaluate(run, inner, part) for part in parts])
+    if items and not run.dry:
+        run.items.append(Loop(node, scope.module, mixed(sources), items, None, run.guards))
+    # How long it is depends on its sources and tests; what is in it, on the element.
+    length = mixed(sources)
+    kind = "set" if isinstance(node, ast.SetComp) else "list"
+    if isinstance(node, ast.DictComp):
+        return mixed((element, length))
+    return Value(
+        length.spread, length.origin, thing=Items([element], kind=kind, is_whole=False), via=element.via
+    )
+
+
+def _await(run: Run, scope: Scope, node: ast.Await) -> Value:
+    return evaluate(run, scope, node.value)
+
+
+_BUILTINS = frozenset(dir(builtins))
+_EXPRESSIONS: dict[type, Callable[[Run, Scope, Any], Value]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.Call: _call,
+    ast.BinOp: _binary,
+    ast.UnaryOp: _unary,
+    ast.Compare: _compare,
+    ast.BoolOp: _boolean,
+    ast.IfExp: _conditional,
+    ast.List: _display,
+    ast.Tuple: _display,
+    ast.Set: _display,
+    ast.Dict: _dict,
+    ast.Subscript: _subscript,
+    ast.JoinedStr: _text,
+    ast.FormattedValue: _formatted,
+    ast.Lambda: _lambda,
+    ast.NamedExpr: _walrus,
+    ast.Yield: _yield,
+    ast.YieldFrom: _yield_from,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.DictComp: _comprehension,
+    ast.Await: _await,
+}

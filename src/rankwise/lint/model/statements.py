@@ -1,0 +1,242 @@
+"""Statements of the run on paper: assignments, branches, loops, `with`, `try`, definitions."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.branches import run_if, run_match, run_try
+from rankwise.lint.model.calls import Call
+from rankwise.lint.model.defining import define_class, define_function, import_from, import_names
+from rankwise.lint.model.history import Exit
+from rankwise.lint.model.looping import run_for, run_while
+from rankwise.lint.model.values import NONE, Function, Items, Library, Object, Value, known, mixed
+from rankwise.lint.model.withs import run_with
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.lint.model.run import Run, Scope
+
+
+def execute(run: Run, scope: Scope, body: Sequence[ast.stmt]) -> Exit | None:
+    """Run statements in order; the Exit if they do not reach their end."""
+    before = run.guards
+    try:
+        for statement in body:
+            if not run.spend():
+                return None
+            doing = _STATEMENTS.get(type(statement))
+            left = doing(run, scope, statement) if doing is not None else None
+            if left is not None:
+                return left
+        return None
+    finally:
+        run.guards = before
+
+
+def _expression(run: Run, scope: Scope, node: ast.Expr) -> Exit | None:
+    run.evaluate(run, scope, node.value)
+    value = node.value
+    if isinstance(value, ast.Call) and _is_exit(run, scope, value.func):
+        left = Exit("exit", node, scope.module, run.guards)
+        if not run.dry:
+            run.items.append(left)
+        return left
+    return None
+
+
+def _is_exit(run: Run, scope: Scope, func: ast.expr) -> bool:
+    if isinstance(func, ast.Name):
+        return func.id in {"exit", "quit"} and scope.find(func.id) is None
+    if isinstance(func, ast.Attribute) and func.attr in {"exit", "_exit", "abort"}:
+        thing = run.evaluate(run, scope, func.value).thing
+        return isinstance(thing, Library) and thing.name in {"sys", "os"}
+    return False
+
+
+def _assign(run: Run, scope: Scope, node: ast.Assign) -> None:
+    value = run.evaluate(run, scope, node.value)
+    for target in node.targets:
+        run.bind(run, scope, target, value)
+
+
+def _annotated(run: Run, scope: Scope, node: ast.AnnAssign) -> None:
+    if node.value is not None:
+        run.bind(run, scope, node.target, run.evaluate(run, scope, node.value))
+
+
+def _augmented(run: Run, scope: Scope, node: ast.AugAssign) -> None:
+    target = ast.copy_location(_as_load(node.target), node.target)
+    old, new = run.evaluate(run, scope, target), run.evaluate(run, scope, node.value)
+    value = mixed((old, new))
+    if isinstance(old.thing, Items):
+        old.thing.is_whole = False
+        value = replace(value, thing=old.thing)
+    run.bind(run, scope, node.target, value)
+
+
+def _as_load(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Name):
+        return ast.Name(id=target.id, ctx=ast.Load())
+    if isinstance(target, ast.Attribute):
+        return ast.Attribute(value=target.value, attr=target.attr, ctx=ast.Load())
+    if isinstance(target, ast.Subscript):
+        return ast.Subscript(value=target.value, slice=target.slice, ctx=ast.Load())
+    return target
+
+
+def _return(run: Run, scope: Scope, node: ast.Return) -> Exit:
+    value = run.evaluate(run, scope, node.value) if node.value is not None else NONE
+    scope.returns.append(run.colour(value))
+    return _leave(run, scope, Exit("return", node, scope.module, run.guards))
+
+
+def _leave(run: Run, _scope: Scope, left: Exit) -> Exit:
+    if not run.dry:
+        run.items.append(left)
+    return left
+
+
+def _raise(run: Run, scope: Scope, node: ast.Raise) -> Exit:
+    run.evaluate(run, scope, node.exc)
+    return _leave(run, scope, Exit("raise", node, scope.module, run.guards))
+
+
+def _break(run: Run, scope: Scope, node: ast.Break) -> Exit:
+    return _leave(run, scope, Exit("break", node, scope.module, run.guards))
+
+
+def _continue(run: Run, scope: Scope, node: ast.Continue) -> Exit:
+    return _leave(run, scope, Exit("continue", node, scope.module, run.guards))
+
+
+def _delete(run: Run, scope: Scope, node: ast.Delete) -> None:
+    for target in node.targets:
+        if isinstance(target, ast.Name):
+            scope.holder(target.id).names.pop(target.id, None)
+
+
+def _assert(run: Run, scope: Scope, node: ast.Assert) -> None:
+    run.evaluate(run, scope, node.test)
+
+
+def _global(run: Run, scope: Scope, node: ast.Global) -> None:
+    scope.globals.update(node.names)
+
+
+def _nonlocal(run: Run, scope: Scope, node: ast.Nonlocal) -> None:
+    scope.nonlocals.update(node.names)
+
+
+_STATEMENTS: dict[type, Callable[..., Exit | None]] = {
+    ast.Expr: _expression,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: _augmented,
+    ast.Return: _return,
+    ast.Raise: _raise,
+    ast.Break: _break,
+    ast.Continue: _continue,
+    ast.Delete: _delete,
+    ast.Assert: _assert,
+    ast.Global: _global,
+    ast.Nonlocal: _nonlocal,
+    ast.If: run_if,
+    ast.For: run_for,
+    ast.AsyncFor: run_for,
+    ast.While: run_while,
+    ast.With: run_with,
+    ast.AsyncWith: run_with,
+    ast.Try: run_try,
+    ast.Match: run_match,
+    ast.FunctionDef: define_function,
+    ast.AsyncFunctionDef: define_function,
+    ast.ClassDef: define_class,
+    ast.Import: import_names,
+    ast.ImportFrom: import_from,
+}
+if hasattr(ast, "TryStar"):
+    _STATEMENTS[ast.TryStar] = run_try
+
+
+def bind(run: Run, scope: Scope, target: ast.AST, value: Value) -> None:
+    """Assign a value to a target: a name, an attribute, an item, several at once."""
+    match target:
+        case ast.Name(id=name):
+            scope.holder(name).names[name] = run.colour(value)
+        case ast.Starred(value=inner):
+            bind(run, scope, inner, replace(mixed((value,)), thing=None))
+        case ast.Tuple(elts=targets) | ast.List(elts=targets):
+            for one, part in zip(targets, parts_of(value, targets), strict=True):
+                bind(run, scope, one, part)
+        case ast.Attribute(value=holder, attr=name):
+            owner = run.evaluate(run, scope, holder)
+            attrs = getattr(owner.thing, "attrs", None)
+            if isinstance(attrs, dict):
+                attrs[name] = run.colour(value)
+            _record_setting(run, scope, target, owner, known(name), value)
+        case ast.Subscript(value=holder, slice=index):
+            owner, key = run.evaluate(run, scope, holder), run.evaluate(run, scope, index)
+            _set_item(run, owner, key, value)
+            _record_setting(run, scope, target, owner, key, value)
+            if (
+                isinstance(holder, ast.Name)
+                and value.spread
+                and not isinstance(owner.thing, (Items, Object, Library))
+            ):
+                bind(run, scope, holder, mixed((owner, value)))
+        case _:
+            pass
+
+
+def parts_of(value: Value, targets: Sequence[ast.AST]) -> list[Value]:
+    """The parts that several targets get from one value."""
+    thing = value.thing
+    if isinstance(thing, Items) and thing.is_whole and len(thing.values) == len(targets):
+        return thing.values if thing.keys is None else thing.keys
+    rest = replace(mixed((value,)), thing=None)
+    if isinstance(thing, Object) and "parts" in thing.attrs:
+        parts = thing.attrs["parts"].thing
+        if isinstance(parts, Items):
+            return [*parts.values, *[rest] * len(targets)][: len(targets)]
+    return [rest] * len(targets)
+
+
+def _set_item(run: Run, owner: Value, key: Value, value: Value) -> None:
+    thing = owner.thing
+    if isinstance(thing, Items):
+        if thing.keys is not None and key.is_known:
+            for number, old in enumerate(thing.keys):
+                if old.is_known and old.const == key.const:
+                    thing.values[number] = run.colour(value)
+                    return
+            thing.keys.append(key)
+            thing.values.append(run.colour(value))
+        else:
+            thing.is_whole = False
+            thing.values.append(run.colour(value))
+    elif isinstance(thing, Library) and thing.name == "os.environ" and isinstance(key.const, str):
+        run.environ[key.const] = run.colour(value)
+
+
+def _record_setting(run: Run, scope: Scope, node: ast.AST, owner: Value, key: Value, value: Value) -> None:
+    if isinstance(owner.thing, Library):
+        name = owner.thing.name
+    elif isinstance(owner.thing, Object):
+        name = owner.thing.kind
+    elif isinstance(node, ast.Attribute) and node.attr.startswith("should_"):
+        name = "?"
+    else:
+        return
+    ending = "__setattr__" if isinstance(node, ast.Attribute) else "__setitem__"
+    run.record(
+        Call(name=f"{name}.{ending}", node=node, module=scope.module, args=(key, value), receiver=owner)
+    )
+
+
+def parameter_names(function: Function) -> list[str]:
+    """Positional parameters of a function, in order."""
+    args = function.node.args
+    return [one.arg for one in (*args.posonlyargs, *args.args)]

@@ -1,0 +1,103 @@
+"""`with` in the run on paper: contexts that change what is legal inside, and the user's own context managers."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Arm, Fork
+from rankwise.lint.model.values import (
+    ANY,
+    Bound,
+    Function,
+    Instance,
+    Library,
+    Object,
+    Spread,
+    Suspended,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.lint.model.history import Exit
+    from rankwise.lint.model.run import Run, Scope
+
+
+def run_with(run: Run, scope: Scope, node: ast.With) -> Exit | None:
+    """Enter the items one after the other, then run the body."""
+    return _enter(run, scope, node.items, node.body)
+
+
+def _enter(run: Run, scope: Scope, items: Sequence[ast.withitem], body: Sequence[ast.stmt]) -> Exit | None:
+    if not items:
+        return run.execute(run, scope, body)
+    item, *rest = items
+    value = run.evaluate(run, scope, item.context_expr)
+    thing = value.thing
+    left: list[Exit | None] = [None]
+    if isinstance(thing, Suspended):
+
+        def go_on(yielded: Value) -> None:
+            if item.optional_vars is not None:
+                run.bind(run, scope, item.optional_vars, yielded)
+            left[0] = _enter(run, scope, rest, body)
+
+        thing.resume(go_on)
+        return left[0]
+    if item.optional_vars is not None:
+        run.bind(run, scope, item.optional_vars, _entered(run, item, value))
+    name = _name(run, scope, item.context_expr, value)
+    if name == "suppress":
+        return _suppress(run, scope, item, lambda: _enter(run, scope, rest, body))
+    with run.within("contexts", name):
+        left[0] = _enter(run, scope, rest, body)
+    if isinstance(thing, Instance):
+        _leave(run, scope, item, value)
+    return left[0]
+
+
+def _suppress(run: Run, scope: Scope, item: ast.withitem, body: Callable[[], Exit | None]) -> Exit | None:
+    """`with suppress(Error)` goes on behind its body, as an `except` that does nothing."""
+    local = Value(spread=Spread.LOCAL, origin=frozenset({"exception"}))
+    with run.gathering() as items:
+        left = body()
+    if items and not run.dry:
+        arms = (Arm("try", items, left), Arm("except"))
+        run.items.append(Fork(item.context_expr, scope.module, local, arms, "except", run.guards))
+    return None
+
+
+def _leave(run: Run, scope: Scope, item: ast.withitem, value: Value) -> None:
+    """`__exit__` runs whatever happens inside, as `finally` does."""
+    with run.gathering() as items:
+        _call_method(run, item, value, "__exit__", (ANY, ANY, ANY))
+    if items and not run.dry:
+        run.items.append(
+            Fork(item.context_expr, scope.module, ANY, (Arm("finally", items),), "finally", run.guards)
+        )
+
+
+def _entered(run: Run, item: ast.withitem, value: Value) -> Value:
+    if isinstance(value.thing, Instance):
+        return _call_method(run, item, value, "__enter__", ())
+    return value
+
+
+def _call_method(run: Run, item: ast.withitem, value: Value, name: str, args: tuple[Value, ...]) -> Value:
+    method = value.thing.cls.find(name)
+    if method is None or not isinstance(method.thing, Function):
+        return value
+    return run.call(run, Value(thing=Bound(value, method.thing)), args, {}, item.context_expr)
+
+
+def _name(run: Run, scope: Scope, node: ast.expr, value: Value) -> str:
+    """What stands in `Call.contexts`: the canonical name of what was called, and a word for what rules ask for."""
+    func = node.func if isinstance(node, ast.Call) else node
+    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    if last in {"join", "Join", "join_uneven_inputs"}:
+        return "join"
+    if not last and isinstance(value.thing, Library):
+        return value.thing.name
+    return value.thing.kind if not last and isinstance(value.thing, Object) else last

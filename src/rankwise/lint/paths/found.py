@@ -1,0 +1,76 @@
+"""All partings and local branches of a script, each once: what the rules about paths share out among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Op
+from rankwise.lint.paths.local import local_paths
+from rankwise.lint.paths.partings import partings
+from rankwise.lint.paths.tokens import ops_of
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Iterable
+
+    from rankwise.lint.paths.local import LocalPath
+    from rankwise.lint.paths.partings import Parting
+    from rankwise.lint.script import Script
+
+
+def all_partings(script: Script) -> list[Parting]:
+    """Where ranks part by who they are, each place once."""
+    found = script.memo.get("partings")
+    if found is None:
+        seen: dict[int, Parting] = {}
+        for entry in script.entries:
+            for one in partings(entry.histories):
+                node: ast.AST = one.item.call.node if isinstance(one.item, Op) else one.item.node
+                seen.setdefault(id(node), one)
+        found = script.memo["partings"] = _first_of_each_test(seen.values())
+    return list(found)
+
+
+def _first_of_each_test(found: Iterable[Parting]) -> list[Parting]:
+    """A block under one test is one mistake, however many collectives of a kind stand in it."""
+    seen, result = set(), []
+    for one in found:
+        family = one.item.family if isinstance(one.item, Op) else type(one.item).__name__
+        key = (
+            (id(one.guard.node), one.guard.outcome, family)
+            if one.guard is not None
+            else (id(one), True, family)
+        )
+        if key not in seen:
+            seen.add(key)
+            result.append(one)
+    return result
+
+
+def _is_membership(path: LocalPath) -> bool:
+    """Whether it asks for membership in a group: what members do is their own matter, but the making of groups."""
+    return "member" in path.item.value.origin and path.op.family != "group"
+
+
+def all_local_paths(script: Script) -> list[LocalPath]:
+    """Branches on what only one rank knows, behind which ranks do not do the same; each place once."""
+    found = script.memo.get("local paths")
+    if found is None:
+        seen: dict[tuple[str, int], LocalPath] = {}
+        for entry in script.entries:
+            for history in entry.histories:
+                for one in local_paths(history.items):
+                    if one.item.module is script.module and not _is_membership(one):
+                        seen.setdefault((one.kind, id(one.item.node)), one)
+        found = script.memo["local paths"] = list(seen.values())
+    return list(found)
+
+
+def all_ops(script: Script) -> list[Op]:
+    """Everything that ranks do together, each place once."""
+    seen: dict[int, Op] = {}
+    for entry in script.entries:
+        for history in entry.histories:
+            for op in ops_of(history.items):
+                seen.setdefault(id(op.call.node), op)
+    return list(seen.values())

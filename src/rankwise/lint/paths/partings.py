@@ -1,0 +1,151 @@
+"""Where the imagined ranks part: something that some do together, and others never come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Exit, Loop, Op
+from rankwise.lint.paths.tokens import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankwise.lint.model.calls import Guard
+    from rankwise.lint.model.history import History
+    from rankwise.lint.paths.tokens import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Ranks that do one thing more than others.
+
+    Attributes:
+        item: The op that only some come to, the loop that only some (or unequally often) make, the way out that only some take.
+        guard: The test on the rank that parts them; None for a loop whose number of turns differs.
+        doers: Ranks that come to it.
+        others: Ranks that do not.
+        instead: What the others do in its place, if anything.
+    """
+
+    item: Op | Loop | Exit
+    guard: Guard | None
+    doers: tuple[int, ...]
+    others: tuple[int, ...]
+    instead: Op | None = None
+
+
+def partings(histories: Sequence[History]) -> Iterator[Parting]:
+    """All places where one rank's history has what another's has not, each once."""
+    if len(histories) < 2 or any(history.is_cut for history in histories):
+        return
+    tokens = {history.rank: flatten(history.items) for history in histories}
+    outcomes = _outcomes(histories)
+    seen: set[int] = set()
+    groups = _alike(tokens)
+    if len(groups) < 2:
+        return
+    lead = groups[0][0]
+    for others in groups[1:]:
+        for token, instead in _unmatched(tokens[lead], tokens[others[0]]):
+            for one in _really_odd(token, tokens):
+                yield from _parting(one, instead, tokens, outcomes, seen)
+
+
+def _really_odd(token: Token, tokens: dict[int, list[Token]]) -> list[Token]:
+    """The token itself, or those of its kind that stand in other places and not on all ranks.
+
+    Of two barriers in a row that meet one, the comparison may take either for the odd one.
+    """
+    if _differs(token, tokens):
+        return [token]
+    alike: dict[object, Token] = {}
+    for own in tokens.values():
+        for one in own:
+            if one.key == token.key and one.guards:
+                alike.setdefault(_node(one), one)
+    return [one for one in alike.values() if _differs(one, tokens)]
+
+
+def _differs(token: Token, tokens: dict[int, list[Token]]) -> bool:
+    node = _node(token)
+    return (
+        len({sum(_node(one) is node and one.key == token.key for one in own) for own in tokens.values()}) > 1
+    )
+
+
+def _alike(tokens: dict[int, list[Token]]) -> list[list[int]]:
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, own in tokens.items():
+        groups.setdefault(tuple(token.key for token in own), []).append(rank)
+    return list(groups.values())
+
+
+def _unmatched(one: list[Token], other: list[Token]) -> Iterator[tuple[Token, Token | None]]:
+    matcher = SequenceMatcher(
+        None, [token.key for token in one], [token.key for token in other], autojunk=False
+    )
+    for tag, start, end, other_start, other_end in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        mine, theirs = one[start:end], other[other_start:other_end]
+        for token in mine:
+            yield token, theirs[0] if theirs else None
+        for token in theirs:
+            yield token, mine[0] if mine else None
+
+
+def _parting(
+    token: Token,
+    instead: Token | None,
+    tokens: dict[int, list[Token]],
+    outcomes: dict[int, dict[object, set[bool]]],
+    seen: set[int],
+) -> Iterator[Parting]:
+    item = token.item
+    node = item.call.node if isinstance(item, Op) else item.node
+    if id(node) in seen or token.key == ("end",):
+        return
+    counted = {
+        rank: sum(_node(one) is node and one.key == token.key for one in own) for rank, own in tokens.items()
+    }
+    most = max(counted.values())
+    doers = tuple(rank for rank, number in counted.items() if number == most)
+    others = tuple(rank for rank, number in counted.items() if number < most)
+    if not others:
+        return
+    guard = _guard_that_parts(token.guards, doers, others, outcomes)
+    if guard is None and not (isinstance(item, Loop) and item.turns is not None):
+        return
+    seen.add(id(node))
+    other_op = instead.item if instead is not None and isinstance(instead.item, Op) else None
+    yield Parting(item, guard, doers, others, other_op)
+
+
+def _node(token: Token) -> object:
+    return token.item.call.node if isinstance(token.item, Op) else token.item.node
+
+
+def _guard_that_parts(
+    guards: Sequence[Guard],
+    doers: Sequence[int],
+    others: Sequence[int],
+    outcomes: dict[int, dict[object, set[bool]]],
+) -> Guard | None:
+    """The innermost test that gave something else, or was never met, on the others."""
+    for guard in reversed(guards):
+        if any(guard.outcome not in outcomes[rank].get(guard.node, set()) for rank in others):
+            return guard
+    return guards[-1] if guards and doers else None
+
+
+def _outcomes(histories: Sequence[History]) -> dict[int, dict[object, set[bool]]]:
+    """For each rank what each test on the rank gave there."""
+    result: dict[int, dict[object, set[bool]]] = {}
+    for history in histories:
+        own = result.setdefault(history.rank, {})
+        for call in history.calls:
+            for guard in call.guards:
+                own.setdefault(guard.node, set()).add(guard.outcome)
+    return result

@@ -1,0 +1,48 @@
+"""Why a value may differ between ranks, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ast
+
+    from rankwise.lint.model.values import Value
+
+_WHY = (
+    ("exception", "and an exception strikes one rank"),
+    ("signal", "and signals come to each rank at a moment of its own"),
+    ("time", "and clocks differ"),
+    ("input", "and input differs"),
+    ("queue", "and each process has a queue of its own"),
+    ("random", "and each process draws its own random numbers"),
+    ("memory", "and memory in use differs"),
+    ("own", "which each process makes for itself"),
+    ("host", "which differs between hosts"),
+    ("exists", "and a file may be there for one rank and not for another"),
+    ("files", "and folders may differ, or be read at different moments"),
+    ("data", "which comes from this rank's own data"),
+    ("item", "which comes from this rank's own data"),
+    ("rank", "which differs between ranks"),
+)
+
+
+def why(value: Value) -> str:
+    """The strongest reason."""
+    return next((words for origin, words in _WHY if origin in value.origin), "which may differ between ranks")
+
+
+def is_perhaps_shared(value: Value) -> bool:
+    """Whether the ranks may well see the same: one file system for all."""
+    return not value.origin.isdisjoint({"exists", "files"}) and value.origin.isdisjoint(
+        {"time", "data", "item"}
+    )
+
+
+def test_of(node: ast.AST) -> ast.AST:
+    """The test of a branch or loop, which is what a finding marks."""
+    for name in ("test", "subject", "iter"):
+        test = getattr(node, name, None)
+        if test is not None:
+            return test  # type: ignore[no-any-return]
+    return node

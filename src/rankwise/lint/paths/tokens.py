@@ -1,0 +1,127 @@
+"""A history as a flat list of what must be the same on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Exit, Fork, Inline, Loop, Op
+from rankwise.lint.model.values import AGREED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.lint.model.calls import Guard
+    from rankwise.lint.model.history import Item
+
+#: Ops that ranks may make in their own number and order: to one peer, or inside `join`.
+_FREE = frozenset({"point"})
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One thing that ranks must do alike: an op, a loop of so many turns, a way out.
+
+    Attributes:
+        key: What must be equal.
+        item: What it stands for.
+        guards: Tests on the rank that enclose it.
+    """
+
+    key: tuple[object, ...]
+    item: Op | Loop | Exit
+    guards: tuple[Guard, ...]
+
+
+def counts(op: Op) -> bool:
+    """Whether all ranks must come to an op alike."""
+    return op.family not in _FREE and not op.in_group and not op.is_joined
+
+
+def ops_of(items: Sequence[Item]) -> list[Op]:
+    """All ops in there that all ranks must come to, in order."""
+    result: list[Op] = []
+    for item in items:
+        if isinstance(item, Op):
+            if counts(item):
+                result.append(item)
+        elif isinstance(item, (Loop, Inline)):
+            result.extend(ops_of(item.items))
+        elif isinstance(item, Fork):
+            for arm in item.arms:
+                result.extend(ops_of(arm.items))
+    return result
+
+
+def key_of(op: Op) -> tuple[object, ...]:
+    """What an op must have in common with those it meets."""
+    return ("op", op.family, op.name if op.family in {"collective", "save", "state"} else "")
+
+
+def flatten(items: Sequence[Item], *, in_busy_loop: bool = False, is_busy_after: bool = False) -> list[Token]:
+    """Tokens of a list of items.
+
+    Args:
+        items: Of one function, loop or branch.
+        in_busy_loop: Whether the loop they are in has ops, so that leaving it early matters.
+        is_busy_after: Whether ops follow in the same function.
+    """
+    tokens: list[Token] = []
+    for number, item in enumerate(items):
+        if isinstance(item, Op):
+            if counts(item):
+                tokens.append(Token(key_of(item), item, item.call.guards))
+        elif isinstance(item, Inline):
+            tokens.extend(flatten(item.items))
+        elif isinstance(item, Loop):
+            tokens.extend(_loop(item))
+        elif isinstance(item, Fork):
+            after = is_busy_after or any(op.is_sure for op in ops_of(items[number + 1 :]))
+            tokens.extend(_fork(item, in_busy_loop=in_busy_loop, is_busy_after=after))
+    return tokens
+
+
+def _loop(loop: Loop) -> list[Token]:
+    is_busy = any(op.is_sure for op in ops_of(loop.items))
+    inner = flatten(loop.items, in_busy_loop=is_busy, is_busy_after=is_busy)
+    if not inner:
+        return []
+    return [Token(("loop", loop.turns), loop, loop.guards), *inner, Token(("end",), loop, loop.guards)]
+
+
+def _common(one: list[Token], other: list[Token]) -> int:
+    """How much two arms begin alike: that much is made in any case."""
+    number = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine.key != theirs.key or mine.key[0] != "op":
+            break
+        number += 1
+    return number
+
+
+def _fork(fork: Fork, *, in_busy_loop: bool, is_busy_after: bool) -> list[Token]:
+    tokens: list[Token] = []
+    arms = [flatten(arm.items, in_busy_loop=in_busy_loop, is_busy_after=is_busy_after) for arm in fork.arms]
+    if (
+        fork.kind == "if"
+        and len(arms) == 2
+        and [token.key for token in arms[0]] == [token.key for token in arms[1]]
+    ):
+        # Whichever it is, the same comes of it.
+        arms[1] = []
+    elif fork.kind == "if" and len(arms) == 2:
+        arms[1] = arms[1][_common(*arms) :]
+    for arm, inner in zip(fork.arms, arms, strict=True):
+        tokens.extend(inner)
+        left = arm.exit
+        if left is None or fork.kind != "if":
+            continue
+        if not fork.value.spread and fork.value.origin >= AGREED:
+            # The ranks have told each other: they leave together, or none does.
+            continue
+        matters = (
+            in_busy_loop if left.kind in {"break", "continue"} else is_busy_after and left.kind == "return"
+        )
+        if matters:
+            tokens.append(Token(("leave", left.kind), left, left.guards))
+    return tokens

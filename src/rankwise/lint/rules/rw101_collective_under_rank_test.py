@@ -1,0 +1,86 @@
+"""Only some ranks come to a collective.
+
+**Why it breaks.** A collective waits until every rank of its group has called it. Under `if rank == 0` the others go on
+without: rank 0 waits until the timeout (10 or 30 minutes), or meets the others' *next* collective and gets its numbers.
+The collective may be hidden in a helper, a property, a decorated function or behind `and`.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+if dist.get_rank() == 0:
+    dist.all_reduce(total)
+    print(total.item())
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    print(total.item())
+dist.destroy_process_group()
+```
+
+**When it says nothing.** Both arms make the same collectives (also "rank 0 first": `if rank != 0: barrier()`, work,
+`if rank == 0: barrier()`); the collective is for a group of its own; sends and receives to one peer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Op
+from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Collectives that some of the imagined ranks never come to."""
+    for one in all_partings(script):
+        op = one.item
+        if (
+            not isinstance(op, Op)
+            or op.family != "collective"
+            or one.instead is not None
+            or one.guard is None
+        ):
+            continue
+        at = anchor(op, one.guard, script)
+        if at is None:
+            continue
+        yield script.finding(
+            RULE,
+            at[0],
+            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`): it waits for the others,"
+            " or meets their next collective",
+            f"call {called(op)} on every rank, and keep only the use of its result under the test",
+            severity="error" if op.is_sure else "warning",
+            also=also(op, at[0], one.guard),
+        )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW101",
+    name="collective-under-rank-test",
+    severity="error",
+    classes=("C1", "C27"),
+    summary="only some ranks come to a collective",
+    check=check,
+)

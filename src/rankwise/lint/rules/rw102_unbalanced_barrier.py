@@ -1,0 +1,94 @@
+"""Some ranks make one barrier more than others.
+
+**Why it breaks.** A barrier lets ranks go when all have come. If rank 0 calls one more (or one fewer), each later barrier
+or collective meets the wrong one, and the last waits for ever. "Rank 0 first" needs *both* halves.
+
+Bad:
+
+```python
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() != 0:
+    dist.barrier()
+data = open("data.txt").read()
+dist.barrier()
+```
+
+Good:
+
+```python
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() != 0:
+    dist.barrier()
+data = open("data.txt").read()
+if dist.get_rank() == 0:
+    dist.barrier()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** Both halves are there, in any spelling and over any number of helper functions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Op
+from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.paths.partings import Parting
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Barriers that some of the imagined ranks never come to."""
+    for one in all_partings(script):
+        op = one.item
+        if not isinstance(op, Op) or op.family != "barrier" or one.instead is not None or one.guard is None:
+            continue
+        at = anchor(op, one.guard, script)
+        if at is None:
+            continue
+        yield script.finding(
+            RULE,
+            at[0],
+            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`): it waits until the others make"
+            " one barrier more, from there on all are off by one",
+            _fix(one, op),
+            severity="error" if op.is_sure else "warning",
+            failure_class="C2" if _is_half(script, one) else "C1",
+            also=also(op, at[0], one.guard),
+        )
+
+
+def _is_half(script: Script, one: Parting) -> bool:
+    """Whether it looks like one half of "rank 0 first": a barrier for the others, and more barriers in the text."""
+    barriers = [call for call in script.calls if call.name.endswith((".barrier", ".wait_for_everyone"))]
+    return len(barriers) > 1 and 0 in one.others
+
+
+def _fix(one: Parting, op: Op) -> str:
+    if 0 in one.others:
+        return (
+            f"let rank 0 call {called(op)} as well, behind what it does first: `if rank == 0: {called(op)}`"
+        )
+    return f"move {called(op)} out of the test: every rank must call it"
+
+
+RULE: Rule[Script] = Rule(
+    id="RW102",
+    name="unbalanced-barrier",
+    severity="error",
+    classes=("C2", "C1"),
+    summary="some ranks make one barrier more than others",
+    check=check,
+)

@@ -1,0 +1,99 @@
+"""Only some ranks run a wrapped model.
+
+**Why it breaks.** A forward pass of DistributedDataParallel sends the model's buffers (BatchNorm) from rank 0 to all, one of
+a sharded model gathers its parameters: both are collectives. Evaluation on rank 0 alone hangs, or works by accident until
+the next barrier, metric or last epoch.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+if dist.get_rank() == 0:
+    with torch.no_grad():
+        print(model(torch.ones(2, 4)))
+dist.barrier()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+if dist.get_rank() == 0:
+    with torch.no_grad():
+        print(model.module(torch.ones(2, 4)))
+dist.barrier()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** `model.module(...)`, a model known to have no buffers, `broadcast_buffers=False`. Where the model's
+text is not at hand it is a warning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.library.names import DDP
+from rankwise.lint.model.history import Op
+from rankwise.lint.model.values import Object
+from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Forward passes that some of the imagined ranks do not make."""
+    for one in all_partings(script):
+        op = one.item
+        if not isinstance(op, Op) or op.family != "forward" or one.instead is not None or one.guard is None:
+            continue
+        at = anchor(op, one.guard, script)
+        if at is None:
+            continue
+        model = called(op).removesuffix("()")
+        thing = op.call.receiver.thing
+        is_ddp = isinstance(thing, Object) and thing.kind == DDP
+        why = (
+            "its buffers are sent to all at each forward pass"
+            if is_ddp
+            else "its shards are gathered from all"
+        )
+        fix = (
+            f"evaluate with {model}.module on this rank, or let every rank evaluate"
+            if is_ddp
+            else f"let every rank run {model}"
+        )
+        yield script.finding(
+            RULE,
+            at[0],
+            f"{who(one.doers, one.others)} runs {model} (`{written(one.guard.node)}`), which is spread over the ranks: {why}",
+            fix,
+            severity="error" if op.is_sure else "warning",
+            also=also(op, at[0], one.guard),
+        )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW104",
+    name="forward-on-some-ranks",
+    severity="error",
+    classes=("D17", "D18", "C1"),
+    summary="only some ranks run a model that is spread over all",
+    check=check,
+)

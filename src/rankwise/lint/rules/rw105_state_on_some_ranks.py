@@ -1,0 +1,90 @@
+"""Only some ranks ask for the state of a model that is spread over all, or save it.
+
+**Why it breaks.** The full state of a sharded model is gathered from every rank, and `accelerator.save_state`,
+DeepSpeed's `save_checkpoint` or `dcp.save` write together. On rank 0 alone they wait for ever.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+fully_shard(model)
+if dist.get_rank() == 0:
+    torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), "model.pt")
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+fully_shard(model)
+state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+if dist.get_rank() == 0:
+    torch.save(state, "model.pt")
+dist.destroy_process_group()
+```
+
+**When it says nothing.** The state of DistributedDataParallel, which every rank has whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Op
+from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """State and save calls that some of the imagined ranks do not make."""
+    for one in all_partings(script):
+        op = one.item
+        if (
+            not isinstance(op, Op)
+            or op.family not in {"state", "save"}
+            or one.instead is not None
+            or one.guard is None
+        ):
+            continue
+        at = anchor(op, one.guard, script)
+        if at is None:
+            continue
+        yield script.finding(
+            RULE,
+            at[0],
+            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), which gathers or writes together"
+            " with all ranks: it waits for the others",
+            f"call {called(op)} on every rank, and let rank 0 alone write what it returns",
+            severity="error" if op.is_sure else "warning",
+            failure_class="K6" if op.family == "save" else "D28",
+            also=also(op, at[0], one.guard),
+        )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW105",
+    name="state-on-some-ranks",
+    severity="error",
+    classes=("D28", "K6"),
+    summary="only some ranks ask for, or save, a state that is spread over all",
+    check=check,
+)

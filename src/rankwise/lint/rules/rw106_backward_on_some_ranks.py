@@ -1,0 +1,82 @@
+"""Only some ranks make the backward pass of a wrapped model.
+
+**Why it breaks.** The backward pass averages gradients over all ranks. A rank that leaves it out lets the others wait, or
+they meet its next collective.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(2, 1))
+for step in range(10):
+    loss = model(torch.ones(1, 2)).sum()
+    if dist.get_rank() != 0:
+        loss.backward()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(2, 1))
+for step in range(10):
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** A loss that does not come from a wrapped model; inside `no_sync()`; inside `join()`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Op
+from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Backward passes that some of the imagined ranks do not make."""
+    for one in all_partings(script):
+        op = one.item
+        if not isinstance(op, Op) or op.family != "backward" or one.instead is not None or one.guard is None:
+            continue
+        at = anchor(op, one.guard, script)
+        if at is None:
+            continue
+        yield script.finding(
+            RULE,
+            at[0],
+            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), where gradients are averaged over"
+            " all ranks: it waits for the others",
+            "let every rank make the same number of backward passes",
+            severity="error" if op.is_sure else "warning",
+            also=also(op, at[0], one.guard),
+        )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW106",
+    name="backward-on-some-ranks",
+    severity="error",
+    classes=("C27", "D14", "C1"),
+    summary="only some ranks make the backward pass of a wrapped model",
+    check=check,
+)

@@ -1,0 +1,100 @@
+"""Only some ranks wrap the model, or make a group.
+
+**Why it breaks.** `DistributedDataParallel(model)` compares and sends parameters, and `new_group` must be called by *every*
+rank, also by those that are no members of it. If some leave it out, the rest wait there, or at the next one.
+
+Bad:
+
+```python
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() < 2:
+    group = dist.new_group([0, 1])
+    dist.barrier(group=group)
+```
+
+Good:
+
+```python
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+group = dist.new_group([0, 1])
+if dist.get_rank() < 2:
+    dist.barrier(group=group)
+dist.destroy_process_group()
+```
+
+**When it says nothing.** Every rank makes all groups, in the same order; only members use them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.history import Op
+from rankwise.lint.paths.found import all_local_paths, all_partings
+from rankwise.lint.paths.reasons import test_of
+from rankwise.lint.paths.words import also, anchor, called, place, who, written
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Wrappings and groups that some of the imagined ranks do not make."""
+    for one in all_partings(script):
+        op = one.item
+        if (
+            not isinstance(op, Op)
+            or op.family not in {"wrap", "group"}
+            or one.instead is not None
+            or one.guard is None
+        ):
+            continue
+        at = anchor(op, one.guard, script)
+        if at is None:
+            continue
+        is_group = op.family == "group"
+        yield script.finding(
+            RULE,
+            at[0],
+            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), which every rank must call"
+            + (", members or not" if is_group else ""),
+            f"call {called(op)} on every rank"
+            + (", and use the group on its members only" if is_group else ""),
+            failure_class="C10" if is_group else "D13",
+            also=also(op, at[0], one.guard),
+        )
+    yield from _skipped(script)
+
+
+def _skipped(script: Script) -> Iterator[Finding]:
+    """`if rank not in ranks: continue` before new_group."""
+    for path in all_local_paths(script):
+        if path.op.family == "group" and path.kind in {"leave", "arm"} and "member" in path.item.value.origin:
+            test = test_of(path.item.node)
+            yield script.finding(
+                RULE,
+                test,
+                f"ranks for which `{written(test)}` differs do not all come to {called(path.op)}, which every rank must call,"
+                " members or not",
+                f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
+                failure_class="C10",
+                also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+            )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW107",
+    name="made-on-some-ranks",
+    severity="error",
+    classes=("C10", "D13"),
+    summary="only some ranks wrap the model or make a group",
+    check=check,
+)

@@ -1,0 +1,92 @@
+"""A collective in `except` or `finally`.
+
+**Why it breaks.** An exception strikes one rank. That rank comes to the handler's collective, the others are in another one:
+both wait, and the traceback that would explain it is never printed.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(1)
+try:
+    value = float(open("value.txt").read())
+    dist.all_reduce(x)
+except ValueError:
+    dist.barrier()
+    raise
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(1)
+try:
+    value = float(open("value.txt").read())
+    dist.all_reduce(x)
+finally:
+    dist.destroy_process_group()
+```
+
+**When it says nothing.** A handler that makes just the collectives that the body would have made. A collective in `finally` is
+a warning: it is harmless until something fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.paths.found import all_local_paths
+from rankwise.lint.paths.words import called
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Ops that a rank comes to because it has met an exception."""
+    for path in all_local_paths(script):
+        if path.kind not in {"handler", "finally"}:
+            continue
+        op = path.op
+        node = op.call.node if op.call.module is script.module else path.item.node
+        is_handler = path.kind == "handler"
+        if not op.is_sure:
+            continue
+        if "signal" in path.item.value.origin:
+            yield script.finding(
+                RULE,
+                node,
+                f"{called(op)} in a signal handler: each rank gets the signal at a moment of its own, in the middle of whatever it does",
+                "only set a flag in the handler; let all ranks agree on it at the end of a step (all_reduce with MAX)",
+                failure_class="K9",
+            )
+            continue
+        yield script.finding(
+            RULE,
+            node,
+            f"a rank that meets an exception comes to {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
+            " are in another collective: both wait, and the traceback is never seen",
+            f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
+            severity="error" if is_handler else "warning",
+        )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW113",
+    name="collective-in-handler",
+    severity="error",
+    classes=("C25", "K9"),
+    summary="a collective in `except` or `finally`",
+    check=check,
+)

@@ -1,0 +1,93 @@
+"""A rank swallows an exception and goes on, although it left out collectives.
+
+**Why it breaks.** The exception strikes one rank: it skips the rest of the `try`, the others make it. From there on their
+collectives belong to different steps: a hang, or numbers of two batches added up. Out-of-memory handlers that `continue`
+are the common case.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(2, 1))
+for step in range(100):
+    try:
+        loss = model(torch.ones(8, 2)).sum()
+        loss.backward()
+    except RuntimeError as error:
+        print("skipped", error)
+        continue
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(2, 1))
+for step in range(100):
+    loss = model(torch.ones(8, 2)).sum()
+    loss.backward()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** The handler raises or ends the program; the `try` holds nothing that ranks do together; exceptions that
+strike all ranks alike (`ImportError`, `KeyboardInterrupt`). Outside a loop it is a warning.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.paths.found import all_local_paths
+from rankwise.lint.paths.local import may_fail_alone
+from rankwise.lint.paths.words import called, place
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Handlers behind which a rank goes on with fewer ops than the others."""
+    for path in all_local_paths(script):
+        if path.kind != "swallow":
+            continue
+        handler = _handler(path.item.node)
+        yield script.finding(
+            RULE,
+            handler,
+            f"a rank that comes to this `except` goes on without {called(path.op)}, which the others make: from there on they wait"
+            " for each other, or mix up steps",
+            "let the exception end the rank, or let all ranks agree on skipping (all_reduce a flag) before the collective",
+            severity="error"
+            if path.in_loop and path.op.is_sure and may_fail_alone(path.item.node)
+            else "warning",
+            failure_class="D15" if path.exit is not None and path.exit.kind == "continue" else "R1",
+            also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+        )
+
+
+def _handler(node: ast.AST) -> ast.AST:
+    """The `except` itself: its type if it has one, for a short mark; or `suppress(...)`."""
+    return node.handlers[0].type or node.handlers[0] if isinstance(node, ast.Try) else node
+
+
+RULE: Rule[Script] = Rule(
+    id="RW114",
+    name="exception-swallowed",
+    severity="error",
+    classes=("R1", "D15", "C24"),
+    summary="a rank swallows an exception and goes on, although it left out collectives",
+    check=check,
+)

@@ -1,0 +1,173 @@
+"""Each process chooses a port of its own, so that no two meet.
+
+**Why it breaks.** A free or a random port is another one in each process: rank 0 listens at its own, and each other rank
+looks for it elsewhere. All wait in ``init_process_group`` until the timeout.
+
+Bad:
+
+```python
+import random
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def work(rank, world_size):
+    port = random.randint(20000, 60000)
+    dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=world_size)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+```
+
+Good:
+
+```python
+import random
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def work(rank, world_size, port):
+    dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=world_size)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2, random.randint(20000, 60000)), nprocs=2)
+```
+
+**When it says nothing.** When the parent chooses and hands the port on, when it is computed from a job's id, and where the
+process is alone (``RANK`` is not in the environment).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import (
+    INIT,
+    is_parameter,
+    once,
+    places,
+    settings,
+    spawns,
+    starts_group,
+    statement_of,
+    text_of,
+)
+from rankwise.lint.option_text import parts_of_sources
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.job_view import Place
+    from rankwise.lint.script import Script
+
+_STORE = "torch.distributed.TCPStore"
+_DRAWS = frozenset(
+    {
+        "getsockname",
+        "randint",
+        "randrange",
+        "choice",
+        "find_free_port",
+        "get_free_port",
+        "free_port",
+        "random",
+    }
+)
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Ports for the meeting that are drawn in the process that uses them."""
+    for place, node in _ports(script):
+        drawn = _drawn_here(script, place, node)
+        if drawn is None or _is_alone(place):
+            continue
+        yield script.finding(
+            RULE,
+            node,
+            f"each process draws its own port with {drawn}(): rank 0 listens where no other rank looks for it",
+            "draw the port once in the parent and hand it on, or leave it to the launcher",
+        )
+
+
+def _ports(script: Script) -> Iterator[tuple[Place, ast.AST]]:
+    for setting in settings(script):
+        if setting.key == "MASTER_PORT":
+            statement = statement_of(script.tree, setting.node)
+            yield setting.place, statement.value if isinstance(statement, ast.Assign) else setting.node
+    for place in once(places(script, INIT, _STORE)):
+        node = place.last.arg_node(1, "init_method" if place.last.name == INIT else "port")
+        if node is not None:
+            yield place, node
+
+
+def _drawn_here(script: Script, place: Place, node: ast.AST) -> str | None:
+    """The function that draws the port in this very process; None if it comes from elsewhere."""
+    words = {
+        getattr(part, "attr", getattr(part, "id", ""))
+        for part in parts_of_sources(script.tree, node)
+        if isinstance(part, (ast.Attribute, ast.Name))
+    }
+    if "seed" in script.piece.code and "randint" in words and "getsockname" not in words:
+        return None
+    call = place.last
+    is_spawned = "spawned" in call.contexts
+    if not is_spawned and (spawns(script) or not place.is_made_by_all or not _starts_here(place)):
+        return None
+    for earlier in place.entry.histories[-1].calls[: call.index]:
+        last = earlier.name.rpartition(".")[2].lstrip("?_")
+        if (
+            last in _DRAWS
+            and last in words
+            and ("spawned" in earlier.contexts) == is_spawned
+            and not earlier.guards
+        ):
+            return last
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    is_given = any(is_parameter(call, name) for name in names)
+    return (
+        "getsockname"
+        if not is_spawned and not is_given and {"getsockname", "bind"} & words == {"getsockname"}
+        else None
+    )
+
+
+def _starts_here(place: Place) -> bool:
+    """Whether the same process makes a group: a test's set-up may do so for processes that it starts."""
+    return any(starts_group(call) for call in place.entry.histories[-1].calls[place.last.index :])
+
+
+def _is_alone(place: Place) -> bool:
+    call = place.last
+    tests = " ".join(text_of(node) for node, _, _ in call.tests)
+    if "environ" in tests or "getenv" in tests:
+        return True
+    return any(
+        other.name in {"os.environ.__setitem__", "os.environ.update"}
+        and "WORLD_SIZE" in ast.unparse(other.node)
+        and ("1" in _consts(other.node) or (len(other.args) > 1 and other.args[1].const == "1"))
+        for other in place.entry.histories[-1].calls
+    )
+
+
+def _consts(node: ast.AST) -> set[str]:
+    return {str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)}
+
+
+RULE: Rule[Script] = Rule(
+    id="RW208",
+    name="own-free-port",
+    severity="error",
+    classes=("I27",),
+    summary="each process chooses its own port to meet at",
+    check=check,
+)

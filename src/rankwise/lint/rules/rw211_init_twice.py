@@ -1,0 +1,135 @@
+"""The process group is made a second time while the first one is still there.
+
+**Why it breaks.** ``ValueError: trying to initialize the default process group twice!`` The second call is often in another
+function, in a class, or in the next turn of a loop.
+
+Bad:
+
+```python
+import torch.distributed as dist
+
+for fold in range(5):
+    dist.init_process_group("gloo")
+    dist.barrier()
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for fold in range(5):
+    dist.barrier()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** When the group is destroyed in between, or the call stands under ``if not dist.is_initialized()``.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import DESTROY, INIT, is_sequence, line_of, node_in
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Entry, Script
+
+_MAKES = frozenset({INIT, "accelerate.Accelerator", "lightning.fabric.Fabric"})
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Second calls of init_process_group in one process."""
+    seen: set[ast.AST] = set()
+    for entry in script.entries:
+        for call, message in _again(entry):
+            node = node_in(script, call)
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield script.finding(
+                    RULE, node, message, "make the group once, or ask `if not dist.is_initialized()` first"
+                )
+
+
+def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
+    calls = [
+        call for call in entry.histories[0].calls if call.name in {*_MAKES, DESTROY, "?destroy_process_group"}
+    ]
+    held: Call | None = None
+    for call in calls:
+        if call.name.endswith("destroy_process_group"):
+            held = None
+        elif call.name == INIT:
+            if _asks(call) or _is_made_once(call):
+                held = held or call
+                continue
+            if (
+                held is not None
+                and ("spawned" in held.contexts) == ("spawned" in call.contexts)
+                and not _other_arm(held, call)
+                and is_sequence(entry, held, call)
+            ):
+                yield (
+                    call,
+                    f"the process group was made already (line {line_of(held)}): this raises ValueError",
+                )
+            elif call.loops and not _destroyed_in_loop(calls, call):
+                yield (
+                    call,
+                    "the process group is made anew in each turn of the loop and never destroyed: the second turn raises ValueError",
+                )
+            held = call
+        elif held is None and not call.args:
+            held = call
+
+
+def _asks(call: Call) -> bool:
+    tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
+    node = getattr(call.function, "node", None)
+    # A decided test leaves no trace in the call; its function's text does.
+    return any("initialized" in ast.unparse(test) for test in tests) or (
+        node is not None and "is_initialized" in ast.unparse(node)
+    )
+
+
+def _is_made_once(call: Call) -> bool:
+    """Whether it stands in the constructor of a class that keeps its one object, or remembers that it was there."""
+    function = call.function
+    owner = getattr(function, "owner", None)
+    if owner is None:
+        return False
+    return (
+        "__new__" in owner.attrs
+        or any(base.path.endswith("Singleton") for base in owner.bases)
+        or (
+            getattr(function.node, "name", "") == "__init__" and "instance" in ast.unparse(owner.node).lower()
+        )
+    )
+
+
+def _other_arm(one: Call, other: Call) -> bool:
+    # Whatever made the first one under a test may have left with it, or exclude the second.
+    arms = {(id(node), arm) for node, _, arm in other.tests}
+    return not {(id(node), arm) for node, _, arm in one.tests} <= arms
+
+
+def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
+    return any(one.name.endswith("destroy_process_group") and call.loops[-1] in one.loops for one in calls)
+
+
+RULE: Rule[Script] = Rule(
+    id="RW211",
+    name="init-twice",
+    severity="error",
+    classes=("I16",),
+    summary="the process group is made twice",
+    check=check,
+)

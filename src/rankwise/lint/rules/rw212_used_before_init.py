@@ -1,0 +1,220 @@
+"""Something that needs the process group comes before it is made, or on a path where it is never made.
+
+**Why it breaks.** ``ValueError: Default process group has not been initialized, please make sure to call
+init_process_group``. ``DistributedSampler``, ``DistributedDataParallel`` and ``get_rank`` need the group as much as a
+collective does.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(2, 1))
+dist.init_process_group("gloo")
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(2, 1))
+dist.destroy_process_group()
+```
+
+**When it says nothing.** About a sampler that gets ``num_replicas`` and ``rank``, about code that asks
+``dist.is_initialized()`` first, and about files that are parts of a larger program.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import INIT, above, is_sequence, line_of, starts_group, text_of
+from rankwise.lint.library.names import DDP, FSDP, SAMPLER
+from rankwise.lint.program import LIBRARIES
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Entry, Script
+
+_COLLECTIVES = frozenset(
+    "torch.distributed." + name
+    for name in ("all_reduce", "all_gather", "broadcast", "barrier", "reduce", "gather", "scatter", "reduce_scatter", "all_gather_object",
+                 "broadcast_object_list", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "new_group", "send", "recv",
+                 "get_rank", "get_world_size")
+)  # fmt: skip
+_MAY_START = re.compile(
+    r"init|[Tt]rainer|ccelerat|lightning|[Ff]abric|deepspeed|horovod|launch|setup|run_ranks|spawn"
+)
+_ASKS = ("is_initialized", "is_available", "is_dist", "world_size", "distributed", "is_torchelastic")
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """What needs the group before, or without, the call that makes it."""
+    seen: set[ast.AST] = set()
+    for entry in script.entries:
+        for call, message in _entry(script, entry):
+            if call.module is script.module and call.node not in seen:
+                seen.add(call.node)
+                yield script.finding(RULE, call.node, message, "call dist.init_process_group before it")
+
+
+def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
+    calls = entry.histories[0].calls
+    inits = [call for call in calls if starts_group(call)]
+    if not inits:
+        yield from _never(script, entry)
+        return
+    first = inits[0]
+    if first.name != INIT or _may_have_group(calls[: first.index]):
+        return
+    for call in calls:
+        what = _needs_group(call)
+        if (
+            what is None
+            or not is_sequence(entry, call, first)
+            or _is_guarded(call, first)
+            or ("spawned" in call.contexts) != ("spawned" in first.contexts)
+        ):
+            continue
+        if call.index < first.index and not _in_own_loop(call, first):
+            yield (
+                call,
+                f"{what} needs the process group, which is made only later, in line {line_of(first)}: it raises ValueError",
+            )
+        elif call.index > first.index and len(inits) == 1 and _is_optional(call, first) and entry.is_program:
+            test = text_of(first.tests[-1][0])
+            yield (
+                call,
+                f"{what} runs also where `{test}` is false, and then there is no process group: it raises ValueError",
+            )
+
+
+def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
+    """A whole program that nowhere makes a group, and starts nothing that may."""
+    if (
+        not entry.is_program
+        or script.piece.is_fragment
+        or _MAY_START.search(script.piece.code)
+        or _imports_own(script)
+    ):
+        return
+    for call in entry.histories[0].calls:
+        what = _needs_group(call)
+        if what is not None and not call.tests and not call.guards and not _is_guarded(call, call):
+            yield (
+                call,
+                f"{what} needs the process group, and this program never makes one: it raises ValueError",
+            )
+            return
+
+
+def _imports_own(script: Script) -> bool:
+    """Whether modules that are not known are imported; one of them may make the group."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").partition(".")[0] not in LIBRARIES
+        ):
+            return True
+        if isinstance(node, ast.Import) and any(
+            alias.name.partition(".")[0] not in LIBRARIES for alias in node.names
+        ):
+            return True
+    return False
+
+
+def _needs_group(call: Call) -> str | None:
+    last = call.name.rpartition(".")[2]
+    if call.name in _COLLECTIVES:
+        return f"dist.{last}"
+    if call.name in {DDP, FSDP}:
+        return last
+    if (
+        call.name == SAMPLER
+        and not call.has_star
+        and (call.arg(1, "num_replicas") is None or call.arg(2, "rank") is None)
+    ):
+        return last
+    return None
+
+
+def _may_have_group(calls: list[Call]) -> bool:
+    """Whether a function that is not known may have made the group before."""
+    return any(
+        call.name.startswith("?")
+        and any(word in call.name.lower() for word in ("init", "setup", "dist", "launch"))
+        for call in calls
+    )
+
+
+def _is_guarded(call: Call, init: Call) -> bool:
+    """Whether the text around it asks whether there is a group."""
+    shared = {id(site.node) for site in init.stack}
+    functions = (
+        [getattr(call.function, "node", None)] if call.stack and id(call.stack[-1].node) not in shared else []
+    )
+    functions += [None]
+    tests = [ast.unparse(node) for node, _, _ in call.tests] + [
+        ast.unparse(guard.node) for guard in call.guards
+    ]
+    tests += [
+        ast.unparse(one)
+        for one in above(call.module.tree, call.node)
+        if isinstance(one, (ast.IfExp, ast.BoolOp))
+    ]
+    text = " ".join([*tests, *(_tests_in(node) for node in functions if node is not None)])
+    return any(word in text for word in _ASKS) or "except" in call.contexts or _in_try(call)
+
+
+def _tests_in(function: ast.AST) -> str:
+    return " ".join(
+        ast.unparse(node.test)
+        for node in ast.walk(function)
+        if isinstance(node, (ast.If, ast.IfExp, ast.Assert))
+    ) + " ".join(ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.BoolOp))
+
+
+def _in_try(call: Call) -> bool:
+    line = getattr(call.node, "lineno", 0)
+    return any(
+        isinstance(node, ast.Try)
+        and node.handlers
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+        for node in ast.walk(call.module.tree)
+    )
+
+
+def _in_own_loop(call: Call, init: Call) -> bool:
+    return bool(call.loops) and bool(init.loops) and call.loops[0] is init.loops[0]
+
+
+def _is_optional(call: Call, init: Call) -> bool:
+    """Whether the group is made under a test that does not enclose the call, nor any other test does."""
+    if not init.tests or init.tests[-1][2] is not True or call.tests or call.guards:
+        return False
+    word = ast.unparse(init.tests[-1][0])
+    is_option = isinstance(init.tests[-1][0], (ast.Name, ast.Attribute))
+    return is_option and not any(word in ast.unparse(site.node) for site in call.stack)
+
+
+RULE: Rule[Script] = Rule(
+    id="RW212",
+    name="used-before-init",
+    severity="error",
+    classes=("I15",),
+    summary="something needs the process group before it is made",
+    check=check,
+)

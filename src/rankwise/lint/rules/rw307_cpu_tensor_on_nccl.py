@@ -1,0 +1,108 @@
+"""A tensor on the CPU is given to a group of NCCL.
+
+**Why it breaks.** NCCL moves data between GPUs only: `RuntimeError: No backend type associated with device type cpu` (older:
+`Tensors must be CUDA and dense`). `torch.tensor(x)`, `torch.zeros(n)` and all that came through `.cpu()` or numpy are on the CPU.
+
+Bad:
+
+```python
+import os
+
+import torch
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl")
+total = torch.tensor([3.0])
+dist.all_reduce(total)
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import os
+
+import torch
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl")
+total = torch.tensor([3.0], device="cuda")
+dist.all_reduce(total)
+dist.destroy_process_group()
+```
+
+**When it says nothing.** The backend is not written down as "nccl", the call names a group of its own, a default device is set,
+or the tensor cannot be followed to where it was made.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
+from rankwise.lint.job_view import text_of
+from rankwise.lint.rule import Rule
+from rankwise.lint.tensor_places import is_on_cpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Script
+
+_DEFAULTS = frozenset({"torch.set_default_device", "torch.set_default_tensor_type"})
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Collectives of the default group, NCCL, on tensors that were made on the CPU."""
+    if backends(script) != {"nccl"} or any(call.name in _DEFAULTS for call in script.all_calls):
+        return
+    for place in collectives(script, *(set(FILLED) - OBJECTS), "send", "isend"):
+        call = place.last
+        if has_group(call) or {"device"} & set(call.contexts):
+            continue
+        node = next((one for one in _tensors(call) if is_on_cpu(script.tree, one, call.node)), None)
+        if node is None:
+            continue
+        shown = text_of(node)
+        yield script.finding(
+            RULE,
+            call.node,
+            f"`{shown}` is on the CPU and {word_of(call)} goes over NCCL, which moves data between GPUs only: every rank fails here",
+            f'make it on this rank\'s GPU, `device="cuda"`, move `{shown}.cuda()` before, or start the group with "cpu:gloo,cuda:nccl"',
+        )
+
+
+def _tensors(call: Call) -> list[ast.AST]:
+    names = (
+        "tensor",
+        "input_tensor",
+        "input",
+        "output_tensor",
+        "output",
+        "tensor_list",
+        "gather_list",
+        "scatter_list",
+    )
+    given = [call.arg_node(None, name) for name in names]
+    return [
+        one
+        for one in (*getattr(call.node, "args", ())[:2], *given)
+        if one is not None and not isinstance(one, ast.Constant)
+    ]
+
+
+RULE: Rule[Script] = Rule(
+    id="RW307",
+    name="cpu-tensor-on-nccl",
+    severity="error",
+    classes=("C17",),
+    summary="a CPU tensor is given to NCCL",
+    check=check,
+)

@@ -1,0 +1,192 @@
+"""Nobody tells the DistributedSampler which epoch it is, so each epoch goes over the samples in the same order.
+
+**Why it breaks.** ``DistributedSampler`` shuffles with ``seed + epoch``, and its epoch stays 0 until ``set_epoch`` changes it.
+The batches of all epochs are the same ones, in the same order, on the same ranks. Nothing fails; the model generalizes worse.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+dataset = TensorDataset(torch.arange(6400.0).unsqueeze(1))
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+model = DDP(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for epoch in range(10):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+dataset = TensorDataset(torch.arange(6400.0).unsqueeze(1))
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+model = DDP(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for epoch in range(10):
+    sampler.set_epoch(epoch)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** When ``set_epoch`` is reached by any way (``loader.sampler``, a helper, an attribute), with ``shuffle=False``,
+with one epoch, where no model learns from the loader, and where Accelerate, Lightning or the Trainer of transformers set the epoch.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.data_flow import here, is_prepared, sampler_of, shown
+from rankwise.lint.epochs import is_reached, loops_of, reshuffled, shuffles
+from rankwise.lint.job_view import parents_of, text_of
+from rankwise.lint.library.names import LOADER
+from rankwise.lint.model.values import Object
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.data_flow import Pass
+    from rankwise.lint.epochs import Shuffled
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Samplers that shuffle, over several epochs, and never hear of the epoch."""
+    for one in reshuffled(script):
+        silent = [each for each in one.passes if not is_reached(each, one)]
+        if not silent:
+            continue
+        node = here(script, one.sampler.call) if one.sampler.call is not None else None
+        if node is None:
+            node = silent[0].over if silent[0].module is script.module else None
+        if node is None:
+            continue
+        yield script.finding(RULE, node, _message(one, silent), _fix(silent[0], one))
+    yield from _endless(script)
+
+
+def _endless(script: Script) -> Iterator[Finding]:
+    """Loaders that a helper begins again and again: ``batches = cycle(loader)``, ``next(batches)``."""
+    if any("set_epoch" in module.text for module in {call.module for call in script.all_calls}):
+        return
+    told: set[int] = set()
+    for entry in script.entries:
+        calls = entry.histories[0].calls
+        if not any(call.name.endswith("backward") and call.loops for call in calls):
+            continue
+        for call in calls:
+            loader = call.result.thing
+            if call.name != LOADER or call.module is not script.module or not isinstance(loader, Object):
+                continue
+            sampler = sampler_of(loader)
+            if sampler is None or sampler.call is None or not shuffles(sampler.call) or is_prepared(loader):
+                continue
+            again, node = _begun_again(script.tree, call.node), here(script, sampler.call)
+            if again is not None and node is not None and id(node) not in told:
+                told.add(id(node))
+                line = getattr(again, "lineno", 0)
+                yield script.finding(
+                    RULE,
+                    node,
+                    f"nobody calls set_epoch on this sampler, so each time that the loader begins again (line {line}) its samples come in the same order",
+                    "count the passes where the loader begins again, and call set_epoch(count) on the sampler there, on all ranks",
+                )
+
+
+def _begun_again(tree: ast.Module, made: ast.AST) -> ast.AST | None:
+    """Where a loader goes into a generator that never ends, or gets a new iterator when the old one has ended."""
+    above = parents_of(tree).get(made)
+    names = {ast.unparse(one) for one in above.targets} if isinstance(above, ast.Assign) else set[str]()
+    endless = {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and _is_endless(one)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in endless:
+            if any(one is made or ast.unparse(one) in names for one in node.args):
+                return node
+        elif (
+            isinstance(node, ast.ExceptHandler)
+            and node.type is not None
+            and "StopIteration" in ast.unparse(node.type)
+        ):
+            again = (one for part in node.body for one in ast.walk(part) if isinstance(one, ast.Call))
+            found = next(
+                (
+                    one
+                    for one in again
+                    if text_of(one.func) == "iter" and one.args and ast.unparse(one.args[0]) in names
+                ),
+                None,
+            )
+            if found is not None:
+                return found
+    return None
+
+
+def _is_endless(function: ast.FunctionDef) -> bool:
+    """``while True: for batch in loader: yield batch``."""
+    parameters = {one.arg for one in function.args.args}
+    return any(
+        isinstance(turn, ast.For)
+        and getattr(turn.iter, "id", "") in parameters
+        and any(isinstance(part, ast.Yield) for part in ast.walk(turn))
+        for loop in ast.walk(function)
+        if isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
+        for turn in loop.body
+    ) or any(
+        isinstance(loop, ast.While)
+        and isinstance(loop.test, ast.Constant)
+        and loop.test.value
+        and any(
+            isinstance(part, ast.YieldFrom) and getattr(part.value, "id", "") in parameters
+            for part in ast.walk(loop)
+        )
+        for loop in ast.walk(function)
+    )
+
+
+def _message(one: Shuffled, silent: list[Pass]) -> str:
+    what = f"`{shown(silent[0])}`"
+    told = len(one.passes) - len(silent)
+    if told:
+        return f"only some ranks call set_epoch on the sampler of {what}: the others shuffle for another epoch, so ranks share samples and miss some"
+    return f"nobody calls set_epoch on this sampler, so each epoch goes over {what} in the same order"
+
+
+def _fix(one: Pass, shuffled: Shuffled) -> str:
+    loop = loops_of(one, shuffled)[-1]
+    target = getattr(loop, "target", None)
+    name = text_of(target) if target is not None else "epoch"
+    name = "epoch" if name == "_" else name
+    return f"call set_epoch({name}) on the sampler at the start of each epoch, on all ranks, before the loop over `{shown(one)}`"
+
+
+RULE: Rule[Script] = Rule(
+    id="RW501",
+    name="set-epoch-forgotten",
+    severity="error",
+    classes=("X1",),
+    summary="a DistributedSampler shuffles each epoch in the same way, as nobody calls set_epoch",
+    check=check,
+)

@@ -1,0 +1,99 @@
+"""Every rank writes the same file at the same time.
+
+**Why it breaks.** The writes mix: the file is damaged now and then (``invalid header or archive is corrupted``, ``storage has
+wrong size``), and it shows when a run is resumed, days later.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+torch.save(model.module.state_dict(), "model.pt")
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), "model.pt")
+dist.destroy_process_group()
+```
+
+**When it says nothing.** When a test of the rank encloses it, when the path holds the rank, and about
+``accelerator.save``, ``torch.distributed.checkpoint.save`` and others that see to it themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import is_distributed, node_in, starts_group, text_of
+from rankwise.lint.rule import Rule
+from rankwise.lint.saved_files import is_chosen, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.script import Entry, Script
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Files that all ranks write."""
+    for use in writes(script, anywhere=True):
+        call, entry, at = use.call, use.place.entry, node_in(script, use.call)
+        if (
+            at is None
+            or not use.place.is_made_by_all
+            or not is_distributed(entry)
+            or is_chosen(call)
+            or not use.is_shared()
+        ):
+            continue
+        if any("exists" in value.origin for _, value, _ in call.tests):
+            continue  # one after the other, each asking whether it is there
+        if {"save_function", "is_main_process"} & call.kwargs.keys() or not _is_in_ranks(
+            use.place.calls[0].contexts, entry
+        ):
+            continue
+        is_sure = (
+            entry.is_program
+            and any(starts_group(one) for one in entry.histories[0].calls)
+            and call.name != "builtins.open"
+        )
+        path = text_of(use.node)
+        yield script.finding(
+            RULE,
+            at,
+            f"every rank writes `{path}` at the same time: the file is damaged when their writes mix",
+            "let one rank write it: `if dist.get_rank() == 0:`, or put the rank into the path",
+            severity="error" if is_sure else "warning",
+        )
+
+
+def _is_in_ranks(contexts: tuple[str, ...], entry: Entry) -> bool:
+    """Whether the call is made in the ranks: the parent of spawned processes is one process."""
+    calls = entry.histories[0].calls
+    is_spawning = any("spawned" in one.contexts for one in calls)
+    return not is_spawning or "spawned" in contexts
+
+
+RULE: Rule[Script] = Rule(
+    id="RW601",
+    name="every-rank-saves",
+    severity="error",
+    classes=("K1",),
+    summary="every rank writes the same file",
+    check=check,
+)

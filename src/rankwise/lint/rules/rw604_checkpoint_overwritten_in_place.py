@@ -1,0 +1,116 @@
+"""A checkpoint is written straight onto the file that a resume will read.
+
+**Why it breaks.** A job that is stopped in the midst of ``torch.save`` leaves half a file, and the whole one before it is gone: the
+resume fails with ``failed finding central directory``, and there is nothing to go back to.
+
+Bad:
+
+```python
+import os
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+state = torch.load("last.pt", map_location="cpu")
+model.load_state_dict(state)
+for epoch in range(10):
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), "last.pt")
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import os
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+state = torch.load("last.pt", map_location="cpu")
+model.load_state_dict(state)
+for epoch in range(10):
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), "last.pt.tmp")
+        os.replace("last.pt.tmp", "last.pt")
+dist.destroy_process_group()
+```
+
+**When it says nothing.** When the file is written beside and moved into place, when the name holds the epoch or step, and when
+the script never reads the file back.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import called_names, line_of, text_of
+from rankwise.lint.rule import Rule
+from rankwise.lint.saved_files import reads, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.saved_files import FileUse
+    from rankwise.lint.script import Script
+
+_MOVES = frozenset({"replace", "rename", "renames", "move"})
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Saves in loops onto a file that the script resumes from."""
+    if script.piece.code.count(".load(") == 0:
+        return
+    read = list(reads(script))
+    for use in writes(script):
+        if (
+            use.call.name != "torch.save"
+            or not use.call.loops
+            or use.changes_with_loop()
+            or _is_moved(script, use)
+        ):
+            continue
+        resumed = next((one for one in read if one.same_file(use) and _is_resume(one, use)), None)
+        if resumed is not None:
+            path, line = text_of(use.node), line_of(resumed.call)
+            yield script.finding(
+                RULE,
+                use.call.node,
+                f"`{path}` is written over in place, and line {line} resumes from it: a stop in the midst of it leaves neither old nor new",
+                f"write to {path} + '.tmp' first, then os.replace(...) it",
+            )
+
+
+def _is_resume(read: FileUse, write: FileUse) -> bool:
+    """Whether the read comes before the loop: what is read behind it is the best model, not a resume."""
+    if read.place.entry is not write.place.entry:
+        return True
+    return read.place.calls[0].index < write.place.calls[0].index
+
+
+def _is_moved(script: Script, use: FileUse) -> bool:
+    function = getattr(use.call.function, "node", None) or script.tree
+    if not _MOVES & called_names(function):
+        return False
+    return any(
+        isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") in _MOVES
+        and "os" in ast.unparse(node.func) + "os"
+        for node in ast.walk(function)
+    )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW604",
+    name="checkpoint-overwritten-in-place",
+    severity="warning",
+    classes=("K2",),
+    summary="a checkpoint is written straight onto the file that a resume reads",
+    check=check,
+)

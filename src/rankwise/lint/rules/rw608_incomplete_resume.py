@@ -1,0 +1,211 @@
+"""A resumed run does not get back all that the stopped one had.
+
+**Why it breaks.** Without the optimizer's state the loss jumps at each resume; without the scheduler's the learning rate starts
+again; without the scaler's the first steps overflow; and an epoch that was done already is done again. Nothing fails: the
+curve is only worse.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+state = torch.load("last.pt", map_location="cpu")
+model.module.load_state_dict(state["model"])
+for epoch in range(state["epoch"] + 1, 10):
+    model(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+state = torch.load("last.pt", map_location="cpu")
+model.module.load_state_dict(state["model"])
+optimizer.load_state_dict(state["optimizer"])
+for epoch in range(state["epoch"] + 1, 10):
+    model(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+```
+
+**When it says nothing.** When weights are loaded to start from (no epoch or step comes with them), and about an optimizer without
+state (SGD without momentum).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import above, is_distributed, kind_of, once, places
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Entry, Script
+
+_COUNTERS = frozenset(
+    {
+        "epoch",
+        "step",
+        "iter",
+        "iteration",
+        "global_step",
+        "epochs_run",
+        "EPOCHS_RUN",
+        "start_epoch",
+        "epoch_idx",
+        "EPOCH",
+    }
+)
+_WORDS = {"optimizer": "optimizer", "scheduler": "learning-rate scheduler", "scaler": "gradient scaler"}
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """States that a resume leaves out, and epochs that it does again."""
+    if ".load(" not in script.piece.code:
+        return
+    for entry in script.entries:
+        if is_distributed(entry):
+            yield from _left_out(script, entry)
+    yield from _done_again(script)
+
+
+def _left_out(script: Script, entry: Entry) -> Iterator[Finding]:
+    calls = [place.calls[0] for place in once(one for one in places(script) if one.entry is entry)]
+    load = next((call for call in calls if call.name == "torch.load" and "resume" not in _taken(call)), None)
+    if (
+        load is None
+        or not _counters_read(script)
+        or not any(call.name.endswith(".load_state_dict") for call in calls)
+    ):
+        return
+    made = {part: call for call in calls if (part := _part(call.name)) and _has_state(call)}
+    given = {
+        _part(kind_of(call.receiver)) or _by_name(call)
+        for call in calls
+        if call.name.endswith(".load_state_dict")
+    }
+    stepped = any(call.name.endswith((".step", ".backward")) and call.loops for call in calls)
+    missing = [part for part in _WORDS if part in made and part not in given]
+    if missing and stepped and None not in given:
+        names = " and ".join(_WORDS[part] for part in missing)
+        message = f"the run resumes from here, but the state of the {names} is not loaded: it starts anew"
+        fix = f"save and load {' and '.join(part + '.state_dict()' for part in missing)} too"
+        yield script.finding(RULE, load.node, message, fix)
+
+
+def _taken(call: Call) -> str:
+    return ast.unparse(call.node) if call.guards else ""
+
+
+def _part(kind: str) -> str | None:
+    if kind.startswith(("torch.optim.lr_scheduler.", "transformers.get_")):
+        return None if kind.count(".") > 3 else "scheduler"
+    if kind.startswith("torch.optim."):
+        return None if kind.count(".") > 2 else "optimizer"
+    return "scaler" if kind in {"torch.amp.GradScaler", "torch.cuda.amp.GradScaler"} else None
+
+
+def _has_state(call: Call) -> bool:
+    """Plain SGD has nothing to lose."""
+    momentum = call.arg(2, "momentum")
+    return call.name != "torch.optim.SGD" or (momentum is not None and momentum.const != 0)
+
+
+def _by_name(call: Call) -> str | None:
+    """What an object that is not known is, by its name; ``model`` for those that are; None if anything is possible."""
+    name = call.receiver.path.lower()
+    for word, part in (("opt", "optimizer"), ("sched", "scheduler"), ("scal", "scaler")):
+        if word in name:
+            return part
+    return "model"
+
+
+def _counters_read(script: Script) -> bool:
+    """Whether an epoch or step is read from what was loaded."""
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value in _COUNTERS
+        and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(script.tree)
+    )
+
+
+def _done_again(script: Script) -> Iterator[Finding]:
+    """``"epoch": epoch`` saved in the loop over epochs, and the loop begun at that very number."""
+    saved = _saved_counters(script)
+    if not saved:
+        return
+    for node in ast.walk(script.tree):
+        if not (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Subscript)
+            and isinstance(node.value.slice, ast.Constant)
+        ):
+            continue
+        key = node.value.slice.value
+        if key in saved and _starts_range(script, node.targets[0]):
+            name = ast.unparse(node.targets[0])
+            message = f"{key!r} was saved in the epoch of that number, which was done by then: `{name}` begins with it again"
+            yield script.finding(RULE, node.value, message, f"{name} = {ast.unparse(node.value)} + 1")
+
+
+def _saved_counters(script: Script) -> set[str]:
+    found = set()
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if (
+                    isinstance(key, ast.Constant)
+                    and isinstance(value, ast.Name)
+                    and _is_loop_variable(script, node, value.id)
+                ):
+                    found.add(str(key.value))
+    return found
+
+
+def _is_loop_variable(script: Script, node: ast.AST, name: str) -> bool:
+    """Whether the loop around it counts by that name, with the saving at the end of the turn."""
+    for one in above(script.tree, node):
+        if isinstance(one, ast.For) and isinstance(one.target, ast.Name) and one.target.id == name:
+            return one.body[0].lineno < getattr(node, "lineno", 0)
+    return False
+
+
+def _starts_range(script: Script, target: ast.expr) -> bool:
+    name = ast.unparse(target)
+    return any(
+        isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "range"
+        and len(node.args) > 1
+        and ast.unparse(node.args[0]) == name
+        for node in ast.walk(script.tree)
+    )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW608",
+    name="incomplete-resume",
+    severity="warning",
+    classes=("K7",),
+    summary="a resumed run does not get back all that the stopped one had",
+    check=check,
+)

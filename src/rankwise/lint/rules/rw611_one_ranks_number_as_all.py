@@ -1,0 +1,156 @@
+"""Rank 0 reports the loss or the accuracy of its own share of the data as if it were that of all.
+
+**Why it breaks.** Each rank sees one part of the data. What rank 0 prints or logs is the number of its part: noisier than the true one,
+and another one for each number of ranks. Nothing fails.
+
+Bad:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+for step in range(8):
+    loss = model(torch.randn(8, 4)).mean()
+    loss.backward()
+    if dist.get_rank() == 0:
+        print("loss", loss.item())
+dist.destroy_process_group()
+```
+
+Good:
+
+```python
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+for step in range(8):
+    loss = model(torch.randn(8, 4)).mean()
+    loss.backward()
+    shown = loss.detach().clone()
+    dist.all_reduce(shown)
+    shown /= dist.get_world_size()
+    if dist.get_rank() == 0:
+        print("loss", shown.item())
+dist.destroy_process_group()
+```
+
+**When it says nothing.** When the number was reduced or gathered, and when the text says that it is local (``local loss``, ``rank``).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.job_view import above, is_distributed, once, places, text_of
+from rankwise.lint.model.values import Items, Spread
+from rankwise.lint.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+
+_TELLS = frozenset(
+    {
+        "print",
+        "log",
+        "add_scalar",
+        "info",
+        "log_metric",
+        "log_metrics",
+        "log_dict",
+        "write",
+        "set_postfix",
+        "add_scalars",
+    }
+)
+_METRIC = re.compile(
+    r"loss|acc|metric|score|error|auc|recall|precision|perplexity|ppl|bleu|f1|iou|\bmap\b|psnr", re.IGNORECASE
+)
+_JUDGED = re.compile(r"val|test|eval|acc|score|auc|recall|f1|iou|bleu", re.IGNORECASE)
+#: `ACC_STEPS` is no accuracy.
+_CONSTANTS = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
+_LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
+
+
+def check(script: Script) -> Iterator[Finding]:
+    """Numbers of one rank's data that rank 0 alone tells; one finding for each function."""
+    seen: set[int] = set()
+    for place in once(places(script)):
+        call = place.calls[0]
+        if (
+            call.name.rpartition(".")[2] not in _TELLS
+            or place.ranks != {0}
+            or id(call.function) in seen
+            or not is_distributed(place.entry)
+        ):
+            continue
+        text = ast.unparse(call.node)
+        if not _METRIC.search(text) or _LOCAL.search(text) or call.name.startswith("torch.distributed"):
+            continue
+        if any(_is_own(value) for value in _told(call)) and not _is_computed_here(script, call):
+            seen.add(id(call.function))
+            is_judged = _JUDGED.search(_CONSTANTS.sub("", text)) is not None
+            what = "validation number" if is_judged else "loss"
+            yield script.finding(
+                RULE,
+                call.node,
+                f"`{text_of(call.node)}` tells the {what} of rank 0's share of the data, as if it were that of all ranks",
+                "all_reduce sums and counts over the ranks first, or say in the text that it is rank 0's",
+                severity="warning" if is_judged else "hint",
+            )
+
+
+def _told(call: Call) -> Iterator[Value]:
+    for value in (*call.args, *call.kwargs.values()):
+        yield value
+        if isinstance(value.thing, Items):
+            yield from value.thing.values
+
+
+def _is_computed_here(script: Script, call: Call) -> bool:
+    """Whether rank 0 alone has computed the number, over whatever data it chose."""
+    blocks = [
+        one
+        for one in above(script.tree, call.node)
+        if isinstance(one, ast.If) and any(one.test is guard.node for guard in call.guards)
+    ]
+    made = {
+        name.id
+        for block in blocks
+        for one in ast.walk(block)
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+    told = {name.id for name in ast.walk(call.node) if isinstance(name, ast.Name)}
+    functions = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef)}
+    return bool(made & told) or bool(told & functions)
+
+
+def _is_own(value: Value) -> bool:
+    return (
+        value.spread is Spread.LOCAL and bool({"item", "data"} & value.origin) and "time" not in value.origin
+    )
+
+
+RULE: Rule[Script] = Rule(
+    id="RW611",
+    name="one-ranks-number-as-all",
+    severity="hint",
+    classes=("M1",),
+    summary="rank 0's own loss or accuracy is reported as that of all ranks",
+    check=check,
+)

@@ -1,0 +1,87 @@
+"""A launcher is given a flag that it does not have.
+
+**Why it breaks.** The launcher ends with `error: unrecognized arguments` before any rank starts; in a batch job that is seen
+only when the job has waited its turn. Mostly the flag is misspelt, or it is another launcher's.
+
+Bad:
+
+```bash
+torchrun --proc_per_node=4 train.py
+```
+
+Good:
+
+```bash
+torchrun --nproc_per_node=4 train.py
+```
+
+Bad:
+
+```bash
+accelerate launch --nproc_per_node 4 train.py
+```
+
+Good:
+
+```bash
+accelerate launch --num_processes 4 train.py
+```
+
+**When it says nothing.** Abbreviations that argparse takes (`--nnode=2`), flags behind the script, and words that come from
+variables which are set elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.rule import Rule
+from rankwise.lint.shell.flags import TABLES, meant_flag
+from rankwise.lint.shell.study import Shell, one_each, typed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.shell.model import Flag, Launch
+
+
+@one_each
+def _check(shell: Shell) -> Iterator[Finding]:
+    for launch in shell.launches:
+        for flag in launch.flags:
+            if launch.launcher in TABLES and not flag.is_known:
+                yield from _tell(shell, launch, flag)
+
+
+def _tell(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
+    table = TABLES[launch.launcher]
+    takers = [one for one in launch.flags if one.is_known and one.name in table.values]
+    if any(one.value is None or one.value.head.endswith(".py") for one in takers):
+        return  # a value is missing, and that is told; this may be the script's flag
+    meant = meant_flag(launch.launcher, flag.spelled)
+    if meant is None and not table.is_complete:
+        return
+    _, near = table.find(flag.spelled)
+    message = f"{launch.label} has no flag {flag.spelled}"
+    if near:
+        message = f"{flag.spelled} is short for several flags of {launch.label}: {', '.join(near[:4])}"
+    fix = (
+        f"write {meant}"
+        if meant
+        else f"take it out, or put it behind the script if it is the script's; see `{launch.label} --help`"
+    )
+    edits = typed(flag.word, flag.spelled, meant) if meant else ()
+    yield shell.finding(RULE, flag.word.span, message, fix, edits=edits)
+
+
+RULE: Rule[Shell] = Rule(
+    id="RW701",
+    name="unknown-launcher-flag",
+    severity="error",
+    classes=("L2",),
+    summary="the launcher has no such flag",
+    looks_at="shell",
+    check=_check,
+    fixable=True,
+)

@@ -1,0 +1,188 @@
+"""A launcher's flag has no value, or one that can't be right.
+
+**Why it breaks.** The launcher ends before any rank starts (`Unsupported nproc_per_node value`, `expected one argument`, `invalid
+int value`), or takes the script's name for the value and finds no script.
+
+Bad:
+
+```bash
+torchrun --nproc_per_node --work-dir out train.py
+```
+
+Good:
+
+```bash
+torchrun --nproc_per_node 8 train.py --work-dir out
+```
+
+Bad:
+
+```bash
+torchrun --nproc_per_node=4 --master_port=295000 train.py
+```
+
+Good:
+
+```bash
+torchrun --nproc_per_node=4 --master_port=29617 train.py
+```
+
+**When it says nothing.** Values from variables that are set elsewhere; `gpu`, `cpu`, `auto` and other kinds of device.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.rule import Rule
+from rankwise.lint.shell.flags import TABLES
+from rankwise.lint.shell.study import Shell, one_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.shell.model import Flag, Launch
+
+_CHOICES = {
+    "start_method": ("spawn", "fork", "forkserver"),
+    "numa_binding": ("node", "socket", "exclusive", "core-complex"),
+}
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+@one_each
+def _check(shell: Shell) -> Iterator[Finding]:
+    for launch in shell.launches:
+        if launch.is_elastic:
+            for flag in launch.flags:
+                yield from _flag(shell, launch, flag)
+            yield from _no_script(shell, launch)
+    for setting in shell.reading.settings:
+        if setting.name == "MASTER_PORT" and (wrong := _port(setting.value.text or "0")):
+            yield shell.finding(
+                RULE,
+                setting.span,
+                f"MASTER_PORT={setting.value.text}: {wrong}",
+                "a free port from 1024 to 65535",
+            )
+
+
+def _flag(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
+    table = TABLES[launch.launcher]
+    if not flag.is_known:
+        return
+    if flag.name in table.switches:
+        if flag.value is not None:
+            yield shell.finding(
+                RULE,
+                flag.word.span,
+                f"{flag.spelled} takes no value, and gets {flag.value.raw!r}",
+                f"write {flag.spelled} alone",
+            )
+        return
+    if flag.value is None:
+        yield shell.finding(
+            RULE, flag.word.span, f"{flag.spelled} has no value", f"write {flag.spelled}=VALUE"
+        )
+        return
+    text = flag.value.text
+    if text is None or _NAME.fullmatch(text):
+        return
+    if text.endswith(".py") and launch.script is None:
+        message = f"{flag.spelled} takes {text} as its value, so no script is left"
+        yield shell.finding(RULE, flag.word.span, message, f"give {flag.spelled} a value")
+    elif wrong := _wrong(flag.name, text):
+        severity: Severity | None = "warning" if wrong.startswith("below") else None
+        message = f"{flag.spelled} {text!r}: {wrong}"
+        yield shell.finding(RULE, flag.value.span, message, _meant(flag.name), severity=severity)
+
+
+def _wrong(name: str, text: str) -> str:
+    """Why a value can't be right; empty if it can."""
+    if test := _TESTS.get(name):
+        return test(text)
+    if pattern := _PATTERNS.get(name):
+        return "" if re.fullmatch(pattern[0], text) else pattern[1]
+    choices = _CHOICES.get(name)
+    return "" if not choices or text in choices else f"none of {', '.join(choices)}"
+
+
+def _nproc(text: str) -> str:
+    is_fine = int(text) > 0 if text.isdecimal() else _is_device(text)
+    return "" if is_fine else "no number of ranks, and no kind of device"
+
+
+def _is_device(text: str) -> bool:
+    """Whether it may be a kind of device: torch's own, or that of a vendor's plug-in."""
+    return bool(re.fullmatch(r"[a-z][a-z0-9_]*", text)) and text not in {"gpus", "all", "max", "cuda"}
+
+
+def _nnodes(text: str) -> str:
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    is_fine = found is not None and 0 < int(found[1]) <= int(found[2] or found[1])
+    return "" if is_fine else "no number of nodes, and no range MIN:MAX"
+
+
+def _endpoint(text: str) -> str:
+    port = text.rpartition(":")[2] if ":" in text else ""
+    return _port(port) if port.isdecimal() else ""
+
+
+def _port(text: str) -> str:
+    if _NAME.fullmatch(text):
+        return ""
+    if not text.isdecimal() or int(text) > 65535:
+        return "no port"
+    return "below 1024, which only root may open" if 0 < int(text) < 1024 else ""
+
+
+_TESTS = {"nproc_per_node": _nproc, "nnodes": _nnodes, "master_port": _port, "rdzv_endpoint": _endpoint}
+_PATTERNS = {
+    "node_rank": (r"\d+", "no number from 0 up"),
+    "max_restarts": (r"\d+", "no number from 0 up"),
+    "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "no number of seconds"),
+}
+
+
+def _meant(name: str) -> str:
+    return {
+        "nproc_per_node": "a number above 0, gpu, cpu, xpu or auto",
+        "nnodes": "a number, or MIN:MAX as in 1:4",
+        "node_rank": "0 on the first node, 1 on the next, …",
+        "master_port": "a port from 1024 to 65535",
+        "rdzv_endpoint": "HOST:PORT with a port from 1024 to 65535",
+    }.get(name, "see the launcher's --help")
+
+
+def _no_script(shell: Shell, launch: Launch) -> Iterator[Finding]:
+    is_asking = launch.flag("help") or not launch.flags
+    switches = TABLES[launch.launcher].switches
+    is_told = any(
+        not flag.is_known
+        or (flag.value is None and flag.name not in switches)
+        or (flag.value is not None and flag.value.head.endswith(".py"))
+        for flag in launch.flags
+    )
+    is_page = shell.piece.is_fragment and shell.piece.path != "<command>"
+    if launch.script or launch.is_partial or is_asking or is_page:
+        return
+    if is_told or shell.is_cut(launch):
+        return
+    message = f"{launch.label} is given no script"
+    yield shell.finding(
+        RULE, launch.word.span, message, f"{launch.label} [flags] train.py [the script's own arguments]"
+    )
+
+
+RULE: Rule[Shell] = Rule(
+    id="RW703",
+    name="launcher-flag-value",
+    severity="error",
+    classes=("L4",),
+    summary="a launcher's flag has no value, or one that can't be right",
+    looks_at="shell",
+    check=_check,
+)

@@ -1,0 +1,119 @@
+"""A Python text as the rules see it: its tree, and what a run of it would do on each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rankwise.lint.finding import Edit, Finding, Span, span_of
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Iterable
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.history import History
+    from rankwise.lint.piece import Piece
+    from rankwise.lint.program import Module
+    from rankwise.lint.rule import Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One way into the text: the program itself, or a function that it does not call.
+
+    Attributes:
+        name: ``the program``, or the function's or class's name.
+        histories: What each of the imagined ranks did; only rank 0's where nothing asked for the rank.
+    """
+
+    name: str
+    histories: tuple[History, ...]
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is the text run as a program."""
+        return self.name == "the program"
+
+
+@dataclass(kw_only=True)
+class Script:
+    """One piece of Python and what was learned of it.
+
+    Attributes:
+        piece: The text.
+        tree: Its syntax tree.
+        module: The same as a module of the project.
+        entries: What a run of it does, on each rank.
+        notes: What was noticed by the way (`model.notes`).
+        has_init: Whether the program makes a process group (or a framework does).
+        memo: What rules have worked out and others may ask for.
+    """
+
+    piece: Piece
+    tree: ast.Module
+    module: Module | None = None
+    entries: list[Entry] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
+    has_init: bool = False
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def all_calls(self) -> list[Call]:
+        """Library calls of all entries, in order, each place once (as the first rank that comes there makes it)."""
+        seen: set[tuple[int, str, str]] = set()
+        calls = []
+        for entry in self.entries:
+            for history in entry.histories:
+                for call in history.calls:
+                    key = (id(call.node), call.name, entry.name)
+                    if key not in seen:
+                        seen.add(key)
+                        calls.append(call)
+        return calls
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """As `all_calls`, only those that stand in this text, each place once."""
+        seen: dict[tuple[int, str], Call] = {}
+        for call in self.all_calls:
+            if call.module is self.module:
+                seen.setdefault((id(call.node), call.name), call)
+        return list(seen.values())
+
+    def calls_of(self, *names: str) -> list[Call]:
+        """Calls in this text of one of these canonical names."""
+        return [call for call in self.calls if call.name in names]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The code's lines, from 0."""
+        return self.piece.lines
+
+    def finding(
+        self,
+        rule: Rule[Any],
+        node: ast.AST | Span,
+        message: str,
+        fix: str,
+        *,
+        severity: Severity | None = None,
+        failure_class: str | None = None,
+        also: Iterable[tuple[str, str, Span]] = (),
+        edits: Iterable[Edit] = (),
+    ) -> Finding:
+        """A finding of ``rule`` at ``node``; class and severity are the rule's (first) unless given."""
+        span = node if isinstance(node, Span) else span_of(node, self.lines)
+        return Finding(
+            rule=rule.id,
+            failure_class=failure_class if failure_class is not None else next(iter(rule.classes), ""),
+            severity=severity or rule.severity,
+            message=message,
+            fix=fix,
+            path=self.piece.path,
+            span=span,
+            also=tuple(also),
+            edits=tuple(edits),
+        )

@@ -1,0 +1,199 @@
+"""From a piece of shell text to what is known of it: `study_shell`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import cache, cached_property, wraps
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import UsageError
+from rankwise.lint.finding import Edit, Finding, Span
+from rankwise.lint.piece import Piece
+from rankwise.lint.shell.launches import read_launch
+from rankwise.lint.shell.model import Reading
+from rankwise.lint.shell.slurm import Batch, read_batch
+from rankwise.lint.shell.source import whole_source
+from rankwise.lint.shell.walk import Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tree_sitter import Parser
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.rule import Rule
+    from rankwise.lint.shell.model import Launch
+    from rankwise.lint.shell.words import Word
+
+#: ``<NUM_GPUS>`` in a page is a gap to fill, and no redirection.
+_GAP = re.compile(r"(?<![<\w\d&])<([A-Za-z][\w .:/|-]{0,60}?)>(?![>&(])")
+_NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
+
+
+@dataclass(kw_only=True)
+class Shell:
+    """One piece of shell text and what was learned of it.
+
+    Attributes:
+        piece: The text.
+        reading: Its commands and its variables, in the order in which they run.
+        batch: Its `#SBATCH` lines.
+        has_errors: Whether the parser stumbled.
+    """
+
+    piece: Piece
+    reading: Reading
+    batch: Batch
+    has_errors: bool
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text's lines, from 0."""
+        return self.piece.lines
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """The commands that start ranks, or Python scripts, in order; a loop that is known gives one each turn."""
+        found = (read_launch(command) for command in self.reading.commands if not command.is_doubtful)
+        return tuple(launch for launch in found if launch is not None)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a whole script, whose commands run one after the other on one host."""
+        return not self.piece.is_fragment and self.piece.path != "<command>"
+
+    def is_cut(self, launch: Launch) -> bool:
+        """Whether the line behind a launch looks like the rest of it."""
+        line = launch.command.span.end_line
+        then = self.lines[line].split() if line < len(self.lines) else []
+        return bool(then) and (then[0].startswith("--") or then[0].endswith(".py"))
+
+    def is_named(self, name: str) -> bool:
+        """Whether the text itself has a variable of this name."""
+        return name in self.reading.assigned or any(name == one.name for one in self.reading.references)
+
+    def knows(self, launch: Launch, name: str) -> bool | None:
+        """Whether the script that a launch names speaks of an option; None if it is not found beside this text."""
+        text = launch.script.text if launch.script else None
+        if text is None or launch.flag("module") or not text.endswith(".py"):
+            return None
+        folder = Path(self.piece.path).parent
+        for file in (folder / text, folder.parent / text, Path(text)):
+            try:
+                return name in file.read_text(errors="replace").replace("-", "_")
+            except OSError:
+                continue
+        return None
+
+    def scripts(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Python files that its launches name, each with the known arguments that it gets."""
+        found: dict[str, tuple[str, ...]] = {}
+        for launch in self.launches:
+            text = launch.script.text if launch.script else None
+            if text and text.endswith(".py") and not launch.flag("module"):
+                found.setdefault(text, tuple(word.text for word in launch.args if word.text is not None))
+        return list(found.items())
+
+    def finding(
+        self,
+        rule: Rule[Any],
+        span: Span,
+        message: str,
+        fix: str,
+        *,
+        severity: Severity | None = None,
+        failure_class: str | None = None,
+        also: Iterable[tuple[str, str, Span]] = (),
+        edits: Iterable[Edit] = (),
+    ) -> Finding:
+        """A finding of ``rule`` at ``span``; class and severity are the rule's (first) unless given."""
+        return Finding(
+            rule=rule.id,
+            failure_class=failure_class if failure_class is not None else next(iter(rule.classes), ""),
+            severity=severity or rule.severity,
+            message=message,
+            fix=fix,
+            path=self.piece.path,
+            span=span,
+            also=tuple(also),
+            edits=tuple(edits),
+        )
+
+
+def one_each(check: Callable[[Shell], Iterable[Finding]]) -> Callable[[Shell], Iterable[Finding]]:
+    """Make a check say each thing once, also of a command that a loop runs several times."""
+
+    @wraps(check)
+    def checked(shell: Shell) -> Iterator[Finding]:
+        seen: set[tuple[Span, str]] = set()
+        for finding in check(shell):
+            key = (finding.span, finding.fix)
+            if key not in seen:
+                seen.add(key)
+                yield finding
+
+    return checked
+
+
+def typed(word: Word, old: str, new: str) -> tuple[Edit, ...]:
+    """The edit that puts ``new`` in the place of the beginning ``old`` of a word, where that is what is typed."""
+    if not word.is_typed or not word.raw.startswith(old) or "\n" in word.raw:
+        return ()
+    span = word.span
+    return (Edit(span=Span(span.line, span.col, span.line, span.col + len(old)), text=new),)
+
+
+def study_shell(piece: Piece) -> Shell:
+    """Read a piece of shell text.
+
+    Raises:
+        UsageError: The parser is not installed.
+    """
+    parser = _parser()
+    text = _GAP.sub(_filled, "\n".join(piece.lines))
+    source = whole_source(text)
+    root = parser.parse(source.data).root_node
+    batch = read_batch(piece.lines)
+    reading = Reading()
+    walk = Walk(source=source, parser=parser, reading=reading)
+    for name, number in (
+        ("SLURM_NNODES", batch.num_nodes),
+        ("SLURM_JOB_NUM_NODES", batch.num_nodes),
+        (
+            "SLURM_NTASKS",
+            batch.num_tasks if "ntasks" in batch.options or "ntasks-per-node" in batch.options else None,
+        ),
+        ("SLURM_NTASKS_PER_NODE", batch.number("ntasks-per-node")),
+    ):
+        if number is not None:
+            walk.variables[name] = (str(number),)
+    walk.run(root)
+    return Shell(piece=piece, reading=reading, batch=batch, has_errors=root.has_error)
+
+
+def piece_of_command(argv: Sequence[str]) -> Piece:
+    """A command as the user typed it, split by their shell, as a piece to check."""
+    return Piece(path="<command>", language="shell", code=shlex.join(argv), is_fragment=True)
+
+
+def _filled(found: re.Match[str]) -> str:
+    """A variable in the place of a gap, as long as the gap."""
+    return f"${_NOT_IN_A_NAME.sub('_', found[1])}_"
+
+
+@cache
+def _parser() -> Parser:
+    try:
+        tree_sitter = import_module("tree_sitter")
+        grammar = import_module("tree_sitter_bash")
+    except ImportError as error:
+        raise UsageError(
+            f"shell scripts and commands can't be checked: {error.name} is not installed",
+            hint="pip install 'rankwise[check]'",
+        ) from error
+    parser: Parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
+    return parser

@@ -1,0 +1,181 @@
+"""Run a piece of Python on paper, as a program and function by function, as each of four ranks."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.lint.library.names import PL_MODULE, PL_TRAINER
+from rankwise.lint.model.calling import call, call_function, instantiate
+from rankwise.lint.model.defining import module_scope
+from rankwise.lint.model.expressions import evaluate
+from rankwise.lint.model.history import History
+from rankwise.lint.model.run import BUDGET, PERSONAS, Persona, Run, Scope
+from rankwise.lint.model.statements import bind, execute
+from rankwise.lint.model.values import Bound, Function, Instance, Object, UserClass, Value, known
+from rankwise.lint.program import Module, Project, matters, parse
+from rankwise.lint.script import Entry, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rankwise.lint.piece import Piece
+
+#: Who runs a function of a library: the first, the second, and the first of the next node.
+_ENTRY_PERSONAS = (PERSONAS[0], PERSONAS[1], PERSONAS[3])
+_METHODS_FIRST = ("setup", "configure_model", "prepare", "build")
+
+
+def study(piece: Piece, project: Project) -> Script:
+    """Learn what a piece does.
+
+    Raises:
+        SyntaxError: It is no Python.
+    """
+    tree = parse(piece.code)
+    module = Module(
+        path=Path(piece.path), tree=tree, text=piece.code, shown=piece.path, is_fragment=piece.is_fragment
+    )
+    script = Script(piece=piece, tree=tree, module=module)
+    if matters(piece.code):
+        _Theatre(module, project, script).play()
+    return script
+
+
+@dataclass(eq=False, slots=True)
+class _Theatre:
+    """The runs of one module: one for each rank, made when it is needed."""
+
+    module: Module
+    project: Project
+    script: Script
+    runs: dict[Persona, Run] = field(default_factory=dict)
+
+    def play(self) -> None:
+        if not self.module.is_program and not self.module.relevant:
+            return
+        first = self._run(PERSONAS[0])
+        if first.has_seen_rank:
+            for persona in PERSONAS[1:]:
+                self._run(persona)
+        self.script.entries.append(
+            self._entry("the program", {run.persona: run.history for run in self.runs.values()})
+        )
+        for name, doing in _functions_left(self.module, first):
+            self._play_entry(name, doing)
+        self.script.notes.extend(note for run in self.runs.values() for note in run.notes)
+        self.script.has_init = any(run.initialized for run in self.runs.values())
+
+    def _entry(self, name: str, histories: dict[Persona, History]) -> Entry:
+        return Entry(name=name, histories=tuple(histories[one] for one in PERSONAS if one in histories))
+
+    def _run(self, persona: Persona) -> Run:
+        run = self.runs.get(persona)
+        if run is None:
+            run = self.runs[persona] = _new_run(persona, self.project, "the program")
+            scope = Scope(module=self.module) if self.module.is_program else module_scope(run, self.module)
+            scope.names["__name__"] = known("__main__")
+            scope.names["__file__"] = Value()
+            run.memo["top"] = run.scopes[self.module] = scope
+            run.items = run.history.items
+            if self.module.is_program:
+                run.is_program = True
+                run.execute(run, scope, self.module.tree.body)
+                run.is_program = False
+        return run
+
+    def _play_entry(self, name: str, doing: Callable[[Run], None]) -> None:
+        histories: dict[Persona, History] = {}
+        has_ops = False
+        for number, persona in enumerate(_ENTRY_PERSONAS):
+            run = self._run(persona)
+            _restart(run, name)
+            doing(run)
+            histories[persona] = run.history
+            has_ops = has_ops or run.num_ops > 0
+            if not run.has_seen_rank or (number == 1 and not has_ops):
+                break
+        self.script.entries.append(self._entry(name, histories))
+
+
+def _new_run(persona: Persona, project: Project, name: str) -> Run:
+    history = History(persona.rank, name)
+    return Run(persona, project, history, execute=execute, evaluate=evaluate, call=call, bind=bind)
+
+
+def _restart(run: Run, name: str) -> None:
+    run.history = History(run.persona.rank, name)
+    run.items = run.history.items
+    run.guards = run.tests = run.loops = run.stack = run.contexts = run.functions = run.selves = ()
+    run.barren = {}
+    run.budget, run.dry, run.has_seen_rank, run.num_ops = BUDGET // 2, 0, False, 0
+
+
+def _functions_left(module: Module, run: Run) -> Iterator[tuple[str, Callable[[Run], None]]]:
+    """What the program itself did not call, as entries of their own: it may be a library of the project."""
+    for node in module.tree.body:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node not in run.executed
+            and node.name in module.relevant
+        ):
+            yield node.name, _function_entry(module, node)
+        elif isinstance(node, ast.ClassDef):
+            left = [
+                one
+                for one in node.body
+                if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and one not in run.executed
+                and (one.name if one.name != "__init__" else node.name) in module.relevant
+            ]
+            if left:
+                yield node.name, _class_entry(module, node, left)
+
+
+def _function_entry(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Callable[[Run], None]:
+    def play(run: Run) -> None:
+        if node in run.executed:
+            return
+        value = run.scopes[module].find(node.name)
+        if value is not None and isinstance(value.thing, Function):
+            result = call_function(run, value.thing, (), {}, node, module)
+            _exhaust(result)
+
+    return play
+
+
+def _exhaust(result: Value) -> None:
+    resume = getattr(result.thing, "resume", None)
+    if resume is not None:
+        resume(lambda _value: None)
+
+
+def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callable[[Run], None]:
+    def play(run: Run) -> None:
+        value = run.scopes[module].find(node.name)
+        if value is None or not isinstance(value.thing, UserClass):
+            return
+        made = instantiate(run, value.thing, (), {}, node, module)
+        if not isinstance(made.thing, Instance):
+            return
+        for method in sorted(left, key=lambda one: not one.name.startswith(_METHODS_FIRST)):
+            found = value.thing.attrs.get(method.name)
+            if method in run.executed or found is None or not isinstance(found.thing, Function):
+                continue
+            function = found.thing
+            is_static = "staticmethod" in function.marks
+            bound = function if is_static else Bound(made, function)
+            given = _framework_arguments(value.thing, method)
+            _exhaust(call(run, Value(thing=bound), (), given, method, scope=run.scopes[module]))
+
+    return play
+
+
+def _framework_arguments(cls: UserClass, method: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Value]:
+    """What Lightning gives the methods of a callback: its trainer, the user's module."""
+    if "lightning.pytorch.Callback" not in cls.library_bases():
+        return {}
+    kinds = {"trainer": PL_TRAINER, "pl_module": PL_MODULE}
+    return {one.arg: Value(thing=Object(kinds[one.arg])) for one in method.args.args if one.arg in kinds}

@@ -1,0 +1,22 @@
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def masked_loss(pred, target, mask):
+    if mask.sum() == 0:
+        return pred.sum() * 0.0
+    return (pred[mask] - target[mask]).abs().mean()
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DDP(nn.Linear(6, 1))
+opt = torch.optim.Adam(model.parameters())
+for _ in range(30):
+    loss = masked_loss(model(torch.randn(4, 6)), torch.randn(4, 1), torch.rand(4, 1) > 0.8)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+dist.destroy_process_group()

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /work/project
+torchrun train.py --nproc_per_node=8 --lr 0.01

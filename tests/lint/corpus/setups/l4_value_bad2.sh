@@ -1,0 +1,2 @@
+GPUS=""
+python -m torch.distributed.run --nproc_per_node --work-dir out train.py

@@ -1,0 +1,17 @@
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+acc = Accelerator(cpu=True)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+net, opt, loader = acc.prepare(net, opt, loader)
+sched = torch.optim.lr_scheduler.LinearLR(opt, total_iters=2 * len(loader))
+for epoch in range(2):
+    for (x,) in loader:
+        acc.backward(net(x).pow(2).mean())
+        opt.step()
+        sched.step()
+        opt.zero_grad()
+acc.end_training()

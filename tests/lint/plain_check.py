@@ -1,0 +1,49 @@
+"""Runs one rule over a short text."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import textwrap
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import rankwise.lint.rules
+from rankwise.lint.piece import Piece
+from rankwise.lint.script import Script
+
+if TYPE_CHECKING:
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.rule import Rule
+
+
+@cache
+def rule_of(rule_id: str) -> Rule[Any]:
+    """The rule with an id."""
+    for module in pkgutil.iter_modules(rankwise.lint.rules.__path__):
+        if module.name.startswith(rule_id.lower() + "_"):
+            rule: Rule[Any] = importlib.import_module(f"rankwise.lint.rules.{module.name}").RULE
+            return rule
+    raise KeyError(rule_id)
+
+
+def script_of(code: str, **piece: Any) -> Script:
+    """A text as rules see it."""
+    code = textwrap.dedent(code)
+    return Script(piece=Piece(path="train.py", language="python", code=code, **piece), tree=ast.parse(code))
+
+
+def found(rule_id: str, code: str, **piece: Any) -> list[Finding]:
+    """What one rule finds in a text."""
+    return list(rule_of(rule_id).check(script_of(code, **piece)))
+
+
+def mended(rule_id: str, code: str) -> str:
+    """The text with all edits of one rule made; each is on one line."""
+    lines = textwrap.dedent(code).split("\n")
+    edits = [edit for finding in found(rule_id, code) for edit in finding.edits]
+    for edit in sorted(edits, key=lambda e: e.span, reverse=True):
+        text = lines[edit.span.line - 1]
+        lines[edit.span.line - 1] = text[: edit.span.col - 1] + edit.text + text[edit.span.end_col - 1 :]
+    return "\n".join(lines)

@@ -1,0 +1,229 @@
+"""The check of pieces and of many files: places, comments, rules that break, processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankwise.lint import check as check_module, registry
+from rankwise.lint.check import check_piece
+from rankwise.lint.files import Outcome, Plan, check_files, check_text
+from rankwise.lint.finding import Edit, Finding, Span
+from rankwise.lint.mending import mend_files
+from rankwise.lint.piece import Piece
+from rankwise.lint.program import Project
+from rankwise.lint.rule import Rule
+from rankwise.lint.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.script import Script
+
+
+def _mark(script: Script) -> Iterator[Finding]:
+    """One finding on each line that calls `mark`, which is mended to `done`."""
+    for number, line in enumerate(script.lines, start=1):
+        if (at := line.find("mark(")) >= 0:
+            span = Span(number, at + 1, number, at + 5)
+            yield script.finding(MARK, span, "marked", "drop it", edits=[Edit(span=span, text="done")])
+
+
+def _break(script: Script) -> Iterator[Finding]:
+    if "fragile" in script.piece.code:
+        raise ValueError("too bad")
+    return iter(())
+
+
+MARK: Rule[Script] = Rule(
+    id="RW101", name="marked", severity="error", classes=("C1",), summary="", check=_mark, needs_ranks=False
+)
+FRAGILE: Rule[Script] = Rule(
+    id="RW102", name="fragile", severity="hint", classes=(), summary="", check=_break, needs_ranks=False
+)
+
+
+@pytest.fixture
+def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the two rules above are there, so that a test's text has the findings that it means."""
+    monkeypatch.setattr(registry, "all_rules", lambda: (MARK, FRAGILE, check_module.unreadable.RULE))
+
+
+def _places(findings: Any) -> list[tuple[int, int, int | None]]:
+    return [(one.span.line, one.span.col, one.cell) for one in findings]
+
+
+def test_findings_stand_at_their_place_in_the_file() -> None:
+    """Spans, other places and edits are those of the page, after the cut indent."""
+    piece = Piece(
+        path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True
+    )
+    (found,) = check_piece(piece, Project(), (MARK,))
+    assert (found.span, found.edits[0].span) == (Span(3, 5, 3, 9), Span(3, 5, 3, 9))
+
+
+def test_a_comment_silences_before_the_place_is_changed() -> None:
+    """Comments are read in the code that was analysed, whatever the file looks like."""
+    piece = Piece(
+        path="a.ipynb",
+        language="python",
+        code="import torch\nmark()  # noqa: RW101\nmark()\n",
+        cells=((1, 1), (2, 1), (2, 2)),
+    )
+    assert _places(check_piece(piece, Project(), (MARK,))) == [(2, 1, 2)]
+
+
+def test_text_without_ranks_has_findings_only_if_broken() -> None:
+    """A text that has nothing to do with several processes is parsed, and that is all."""
+    assert check_piece(Piece(path="a.py", language="python", code="mark()"), Project(), (MARK,)) == []
+    (found,) = check_piece(Piece(path="a.py", language="python", code="x =\n"), Project(), ())
+    assert (found.rule, found.severity, found.span.line) == ("RW901", "error", 1)
+
+
+def test_a_broken_text_has_one_finding() -> None:
+    """Python 2 gives its one finding with the place, which a comment may silence."""
+    code = "import torch\nprint 'rank'\nmark()\n"
+    assert [
+        one.rule for one in check_piece(Piece(path="a.py", language="python", code=code), Project(), (MARK,))
+    ] == ["RW901"]
+    silenced = code.replace("'rank'", "'rank'  # noqa: RW901")
+    assert check_piece(Piece(path="a.py", language="python", code=silenced), Project(), (MARK,)) == []
+
+
+def test_a_rule_that_breaks_takes_no_other_with_it() -> None:
+    """The other rules' findings stay, and the failure is a line with rule, file and cause; without a list it is raised."""
+    piece = Piece(path="a.py", language="python", code="import torch\nmark('fragile')\n")
+    failures: list[str] = []
+    assert len(check_piece(piece, Project(), (FRAGILE, MARK), failures)) == 1
+    assert failures == ["RW999 internal: rule RW102 failed on a.py: ValueError: too bad; please report it"]
+    with pytest.raises(ValueError, match="too bad"):
+        check_piece(piece, Project(), (FRAGILE, MARK))
+
+
+def test_exit_codes() -> None:
+    """1 for an error or a warning, 2 if something could not be checked, 0 for hints and nothing."""
+
+    def one(severity: Any) -> Finding:
+        return Finding(
+            rule="RW1",
+            failure_class="",
+            severity=severity,
+            message="",
+            fix="",
+            path="a",
+            span=Span(1, 1, 1, 1),
+        )
+
+    assert Outcome().exit_code == 0
+    assert Outcome(findings=(one("hint"),)).exit_code == 0
+    assert Outcome(findings=(one("warning"),), failures=("x",)).exit_code == 1
+    assert Outcome(failures=("x",)).exit_code == 2
+
+
+@pytest.mark.usefixtures("few_rules")
+def test_many_files(tmp_path: Path) -> None:
+    """Findings of all files come in order, what is missing and what is no text is told, the settings choose."""
+    (tmp_path / "b.py").write_text("import torch\nmark()\n")
+    (tmp_path / "a.py").write_text("import torch\nmark()\nmark()\n")
+    (tmp_path / "c.py").write_bytes(b"\0")
+    outcome = check_files([str(tmp_path), "nowhere"], Settings())
+    assert [(Path(one.path).name, one.span.line) for one in outcome.findings] == [
+        ("a.py", 2),
+        ("a.py", 3),
+        ("b.py", 2),
+    ]
+    assert outcome.failures == ("nowhere: there is no such file or folder",)
+    assert "NUL" in outcome.notes[0]
+    assert (outcome.num_files, outcome.num_lines) == (3, 5)
+    assert check_files([str(tmp_path)], Settings(ignore=("RW101",))).findings == ()
+
+
+@pytest.mark.usefixtures("few_rules")
+def test_a_text_from_standard_input() -> None:
+    """The name decides what the text is read as."""
+    assert _places(check_text("x.md", b"```python\nimport torch\nmark()\n```\n", Settings()).findings) == [
+        (3, 1, None)
+    ]
+
+
+@pytest.mark.usefixtures("few_rules")
+def test_mending_keeps_the_file_as_it_is(tmp_path: Path) -> None:
+    """A mended text has its line ends, and nothing that is not shown is mended."""
+    path = tmp_path / "a.py"
+    path.write_bytes(b"import torch\r\nmark()\r\n")
+    findings = check_files([str(path)], Settings()).findings
+    (mended,) = mend_files(findings, Settings())
+    assert mended.after == "import torch\r\ndone()\r\n"
+    assert list(mend_files(findings, Settings(ignore=("RW101",)))) == []
+
+
+def _write_many(folder: Path) -> None:
+    for number in range(12):
+        text = "import torch\n" + f"x_{number} = 1\n" * 6000
+        (folder / f"f{number}.py").write_text(text + ("self.gpu_id = (\n" if number == 7 else ""))
+
+
+def test_several_processes_find_the_same(tmp_path: Path) -> None:
+    """How many processes look changes nothing but the time."""
+    _write_many(tmp_path)
+    settings = Settings(select=("RW901",), folder=tmp_path)
+    one, two = (check_files([str(tmp_path)], settings, Plan(jobs=jobs)) for jobs in (1, 2))
+    assert [Path(finding.path).name for finding in one.findings] == ["f7.py"]
+    assert (one.findings, one.failures, one.num_lines) == (two.findings, two.failures, two.num_lines)
+
+
+_MANY = """
+import sys
+from pathlib import Path
+from rankwise.lint import pool
+if __name__ == "__main__":
+    try:
+        for result in pool.check_chunks([[path] for path in sys.argv[1:]] * 50, (Path.cwd(),), 2, []):
+            print(result.path, flush=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are counted in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_stays_when_the_parent_ends(number: signal.Signals, tmp_path: Path) -> None:
+    """Workers end with the process that started them, if that is killed at once or by Ctrl-C, and say nothing."""
+    _write_many(tmp_path)
+    files = [str(path) for path in sorted(tmp_path.glob("f*.py"))]
+    (tmp_path / "many.py").write_text(_MANY)
+    command = [sys.executable, str(tmp_path / "many.py"), *files]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    if number == signal.SIGKILL:
+        parent.kill()
+    else:
+        os.killpg(parent.pid, number)
+    _, told = parent.communicate(timeout=60)
+    assert parent.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert number == signal.SIGKILL or told == b""
+    deadline = time.monotonic() + 30
+    while (left := _members(parent.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+def _members(session: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found

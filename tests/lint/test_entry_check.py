@@ -1,0 +1,95 @@
+"""The script's check beside a launch: who has one, what it tells, and that it never stands in the way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankwise.base.errors import LaunchError
+from rankwise.launcher.command import parse
+from rankwise.launcher.entry_check import EntryCheck, may_check
+
+if TYPE_CHECKING:
+    from rankwise.launcher.console import Console
+
+
+class _Heard:
+    """A console that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def _begin(words: list[str]) -> tuple[EntryCheck, list[str]]:
+    console = _Heard()
+    as_console: Console = console  # type: ignore[assignment]
+    return EntryCheck(parse(words, {}), as_console), console.said
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "is_checked"),
+    [
+        (["train.py"], {}, True),
+        (["--no-check", "train.py"], {}, False),
+        (["train.py"], {"RANKWISE_CHECK": "0"}, False),
+        (["--check", "train.py"], {"RANKWISE_CHECK": "0"}, True),
+        (["gone.py"], {}, False),
+        (["-m", "train"], {}, False),
+        (["--no-python", "train.py"], {}, False),
+        (["--nnodes", "2", "--node-rank", "1", "train.py"], {}, False),
+    ],
+)
+def test_who_is_checked(
+    words: list[str], env: dict[str, str], is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that can be read, on the first node, unless it is switched off; a flag stands over the variable."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    assert may_check(parse(words, env)) is is_checked
+
+
+def test_errors_are_told_and_refused_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's modules are not imported, errors are shown with the way to leave them out, and --strict refuses."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ast", "json", "torch", "rankwise"):
+        Path(f"{name}.py").write_text("open('was_imported', 'w')\n")
+    Path("train.py").write_text("import torch\nprint 'a'\n")
+    check, said = _begin(["train.py"])
+    with pytest.raises(LaunchError, match=r"train\.py"):
+        check.refuse_errors()
+    (told,) = said
+    assert "train.py:2:1" in told
+    assert "--no-check" in told
+    assert not Path("was_imported").exists()
+    check.close()
+
+
+def test_a_clean_script_is_passed_over_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said, and nothing is left in the folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    check, said = _begin(["train.py"])
+    check.refuse_errors()
+    check.close()
+    assert said == []
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_check_that_cant_start_or_end_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a Python there is no check; one that is still at work when the job is over is ended."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\nprint 'a'\n")
+    check, said = _begin(["train.py"])
+    check.close()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    other, more = _begin(["train.py"])
+    other.refuse_errors()
+    other.close()
+    assert more == []
+    assert len(said) <= 1

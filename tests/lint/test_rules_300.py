@@ -1,0 +1,203 @@
+"""Rules about arguments and results of collectives (RW301 to RW318): found in several spellings, silent on what is legal."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from lint.plain_check import rule_of
+from rankwise.lint.piece import Piece
+from rankwise.lint.program import Project
+from rankwise.lint.study import study
+
+HEAD = """\
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+"""
+NCCL = HEAD.replace("gloo", "nccl")
+BAD = {
+    ("RW301", "quotient"): "x = torch.rand(2)\ndist.all_reduce(x / world)",
+    ("RW301", "chain"): "x = torch.rand(2)\ndist.all_reduce(x.detach().float().sum())",
+    ("RW301", "list of new tensors"): "x = torch.rand(2)\ndist.all_gather([torch.zeros(2) for _ in range(world)], x)",
+    ("RW301", "mask"): "x = torch.rand(2)\ndist.all_reduce(x[x > 0.5])",
+    ("RW302", "returned and used"): """
+        def mean(v):
+            dist.reduce(v, dst=0)
+            return v / world
+        loss = mean(torch.rand(1))
+        if loss < 0.1:
+            raise SystemExit
+    """,
+    ("RW302", "second destination"): "x = torch.rand(1)\ndist.reduce(x, dst=3)\nprint(x)",
+    ("RW303", "by name of another"): """
+        net = DDP(torch.nn.Linear(2, 1))
+        out = net(torch.rand(1, 2)).sum()
+        dist.all_reduce(out)
+        total = out * 2
+        total.backward()
+    """,
+    ("RW304", "named"): "net = torch.nn.Linear(2, 1)\nfor n, w in net.named_parameters():\n    dist.all_reduce(w)",
+    ("RW305", "stacked"): """
+        net = DDP(torch.nn.Linear(2, 2))
+        z = net(torch.rand(3, 2))
+        bag = [torch.empty_like(z) for _ in range(world)]
+        dist.all_gather(bag, z)
+        torch.stack(bag).var().backward()
+    """,
+    ("RW306", "list nobody reads"): "x = torch.rand(1)\nwork = []\nfor _ in range(2):\n    work.append(dist.all_reduce(x, async_op=True))",
+    ("RW306", "gather, read early"): """
+        x, parts = torch.rand(1), [torch.zeros(1) for _ in range(world)]
+        h = dist.all_gather(parts, x, async_op=True)
+        print(torch.cat(parts))
+        h.wait()
+    """,
+    ("RW308", "length"): "data = [1, 2]\nn = len(data)\ndist.all_reduce(n)",
+    ("RW308", "item"): "x = torch.rand(1)\ndist.broadcast(x.item(), 0)",
+    ("RW309", "named list"): "x = torch.rand(1)\nbag = [torch.zeros(1)] * world\ndist.gather(x, gather_list=bag)",
+    ("RW310", "none and two"): "box = ['a', 'b'] if rank == 0 else [None]\ndist.broadcast_object_list(box, 0)",
+    ("RW311", "by arithmetic"): "x = torch.rand(1)\ndist.reduce(x, dst=(rank + 1) % world)",
+    ("RW312", "list from a range"): """
+        g = dist.new_group(list(range(1, 3)))
+        x = torch.rand(1)
+        if rank in (1, 2):
+            dist.reduce(x, 0, group=g)
+    """,
+    ("RW313", "ring"): "x, y = torch.rand(9), torch.rand(9)\ndist.send(x, (rank + 1) % world)\ndist.recv(y, (rank - 1) % world)",
+    ("RW314", "computed"): "g = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])",
+    ("RW315", "comprehension"): "m = {'a': torch.rand(1)}\nnames = {k for k in m}\n[dist.all_reduce(m[k]) for k in names]",
+    ("RW316", "while"): """
+        tries = 0
+        while tries < 3:
+            try:
+                x = torch.tensor([float(open('f').read())])
+                dist.all_reduce(x)
+                break
+            except OSError:
+                tries += 1
+    """,
+    ("RW317", "arange"): "dist.all_reduce(x := torch.ones(rank + 1))",
+}  # fmt: skip
+LEGAL = {
+    ("RW301", "kept views"): "x = torch.rand(4)\ndist.all_reduce(x.view(-1))\ndist.all_reduce(x[0])\ndist.all_reduce(x.data)",
+    ("RW301", "warm-up"): "dist.all_reduce(torch.zeros(1).to('cpu'))",
+    ("RW301", "the source needs no result"): """
+        if rank == 0:
+            dist.broadcast(torch.tensor([world]), src=0)
+        else:
+            x = torch.empty(1)
+            dist.broadcast(x, src=0)
+    """,
+    ("RW302", "early return"): """
+        def show(v):
+            dist.reduce(v, 0)
+            if rank != 0:
+                return
+            print(v.item())
+        show(torch.rand(1))
+    """,
+    ("RW302", "broadcast"): "x = torch.rand(1)\ndist.reduce(x, 0)\ndist.broadcast(x, 0)\nprint(x)",
+    ("RW303", "count"): """
+        net = DDP(torch.nn.Linear(2, 1))
+        count = torch.tensor(3.0)
+        dist.all_reduce(count)
+        loss = net(torch.rand(1, 2)).sum() / count
+        loss.backward()
+    """,
+    ("RW303", "data"): "net = DDP(torch.nn.Linear(2, 1))\nloss = net(torch.rand(1, 2)).sum()\nlog = loss.detach().clone()\ndist.all_reduce(log)\nloss.backward()",
+    ("RW304", "mean"): "net = torch.nn.Linear(2, 1)\nfor w in net.parameters():\n    dist.all_reduce(w.data)\n    w.data /= world",
+    ("RW305", "no_grad"): """
+        net = DDP(torch.nn.Linear(2, 2))
+        z = net(torch.rand(3, 2))
+        with torch.no_grad():
+            bag = [torch.empty_like(z) for _ in range(world)]
+            dist.all_gather(bag, z)
+        (z @ torch.cat(bag).t()).mean().backward()
+    """,
+    ("RW306", "waited in a loop"): "x = torch.rand(1)\nwork = [dist.all_reduce(x, async_op=True)]\nfor w in work:\n    w.wait()\nprint(x)",
+    ("RW306", "chained"): "x = torch.rand(1)\ndist.all_reduce(x, async_op=True).wait()",
+    ("RW308", "tensor later"): "n = 0\nfor _ in range(2):\n    n += torch.rand(1)\ndist.all_reduce(n)",
+    ("RW309", "none elsewhere"): "x = torch.rand(1)\nbag = [torch.zeros(1)] * world if rank == 0 else None\ndist.gather(x, bag, dst=0)",
+    ("RW310", "same length"): "box = ['a', 'b'] if rank == 0 else [None, None]\ndist.broadcast_object_list(box, 0)",
+    ("RW311", "loop"): "x = torch.rand(1)\nfor r in range(world):\n    dist.broadcast(x, src=r)",
+    ("RW312", "member"): "g = dist.new_group([1, 2])\nx = torch.rand(1)\nif rank in (1, 2):\n    dist.broadcast(x, 1, group=g)",
+    ("RW313", "parity"): """
+        x, y, peer = torch.rand(9), torch.rand(9), rank ^ 1
+        if rank % 2:
+            dist.recv(y, peer)
+            dist.send(x, peer)
+        else:
+            dist.send(x, peer)
+            dist.recv(y, peer)
+    """,
+    ("RW314", "all groups"): "gs = [dist.new_group([i, i + 1]) for i in range(0, world, 2)]\nmine = gs[rank // 2]",
+    ("RW315", "sorted"): "m = {'a': torch.rand(1)}\nfor k in sorted(set(m)):\n    dist.all_reduce(m[k])",
+    ("RW315", "dict"): "m = {'a': torch.rand(1)}\nfor k in m:\n    dist.all_reduce(m[k])",
+    ("RW316", "raises"): """
+        for attempt in range(3):
+            try:
+                dist.barrier()
+                break
+            except OSError:
+                raise
+    """,
+    ("RW317", "same size"): "x = torch.ones(world)\ndist.all_reduce(x)",
+}  # fmt: skip
+BAD_NCCL = {
+    ("RW307", "numpy"): "import numpy as np\nx = torch.from_numpy(np.zeros(2))\ndist.all_reduce(x)",
+    (
+        "RW307",
+        "gathered",
+    ): "x = torch.rand(2, device='cuda').sum().cpu()\nparts = [torch.zeros_like(x) for _ in range(world)]\ndist.all_gather(parts, x)",
+    ("RW318", "property"): "x = torch.rand(2, 3, device='cuda').T\ndist.all_reduce(x)",
+}
+LEGAL_NCCL = {
+    ("RW307", "moved"): "x = torch.tensor(1.0)\nx = x.cuda()\ndist.all_reduce(x)",
+    (
+        "RW307",
+        "group of its own",
+    ): "g = dist.new_group(backend='gloo')\nx = torch.tensor(1.0)\ndist.all_reduce(x, group=g)",
+    ("RW318", "contiguous"): "x = torch.rand(2, 3, device='cuda').T.contiguous()\ndist.all_reduce(x)",
+}
+
+
+def found(rule: str, code: str) -> list[str]:
+    """Messages of one rule for a program."""
+    script = study(Piece(path="train.py", language="python", code=code), Project())
+    return [one.message for one in rule_of(rule).check(script)]
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), BAD.items(), ids=lambda one: " ".join(one) if isinstance(one, tuple) else "code"
+)
+def test_mistake_is_found(case: tuple[str, str], code: str) -> None:
+    """The mistake is found in this spelling."""
+    assert found(case[0], HEAD + textwrap.dedent(code))
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), LEGAL.items(), ids=lambda one: " ".join(one) if isinstance(one, tuple) else "code"
+)
+def test_legal_form_is_left_alone(case: tuple[str, str], code: str) -> None:
+    """What looks alike and is right has no finding."""
+    assert found(case[0], HEAD + textwrap.dedent(code)) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), BAD_NCCL.items(), ids=lambda one: " ".join(one) if isinstance(one, tuple) else "code"
+)
+def test_mistake_on_nccl_is_found(case: tuple[str, str], code: str) -> None:
+    """What breaks on NCCL alone is found where NCCL is written down."""
+    assert found(case[0], NCCL + code)
+    assert found(case[0], HEAD + code) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), LEGAL_NCCL.items(), ids=lambda one: " ".join(one) if isinstance(one, tuple) else "code"
+)
+def test_legal_form_on_nccl_is_left_alone(case: tuple[str, str], code: str) -> None:
+    """What is right on NCCL has no finding."""
+    assert found(case[0], NCCL + code) == []
