@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import sys
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 # queries, glibc would wait 5 s for each. Inherited by all processes that tests start.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
+_SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
 _REAL_PROCESSES = ("launch", "nodes", "warm")
 
 
@@ -23,6 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register our markers."""
     config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
     config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
+    config.addinivalue_line("markers", "checked: its launchers check their scripts, as they do by default")
+    if not hasattr(config, "workerinput"):
+        # Hundreds of launchers and ranks start below. Where PYTHONDONTWRITEBYTECODE is set, each of them would compile
+        # the package anew, which takes a launcher longer than all else that it does.
+        compileall.compile_dir(_SOURCE, quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +51,7 @@ def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
 
     marker = uuid.uuid4().hex
     support.set_marker(marker)
+    support.set_checked(request.node.get_closest_marker("checked") is not None)
     yield
     if request.node.get_closest_marker("leaves_processes"):
         support.kill_leftovers(marker)

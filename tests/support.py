@@ -37,6 +37,7 @@ TORCHRUN: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
 _NOT_OURS = ("PET_", "RANKWISE_", "TORCHELASTIC_", "PYTHONPATH", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
              "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR", "PYTEST_")  # fmt: skip
 _markers: list[str] = ["none"]
+_is_checked: list[bool] = [False]
 
 
 def find_torch() -> tuple[int, int]:
@@ -57,9 +58,19 @@ def set_marker(marker: str) -> None:
     _markers[0] = marker
 
 
+def set_checked(is_checked: bool) -> None:
+    """Say whether launchers started from now on check their script, as they do for a user who says nothing.
+
+    Elsewhere they don't: the check costs more of the CPU than the launcher itself, and hundreds are started.
+    """
+    _is_checked[0] = is_checked
+
+
 def make_env(env: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """Return a clean environment with the marker; None in ``env`` takes a variable out."""
     base = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+    if not _is_checked[0]:
+        base["RANKWISE_CHECK"] = "0"
     wanted = {**base, MARK: _markers[0], **(env or {})}
     return {name: value for name, value in wanted.items() if value is not None}
 

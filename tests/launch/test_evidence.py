@@ -64,15 +64,21 @@ def finish_all(ranks: list[RecordedRank]) -> list[Evidence]:
     return [rank.read() for rank in ranks]
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Evidence]]:
+    """Run the script above on three ranks, once; give it and what each rank has recorded."""
+    script = write_script(tmp_path_factory.mktemp("mixed"), _MIXED)
+    with recorded_ranks(script, 3) as ranks:
+        return script, finish_all(ranks)
+
+
 def list_collectives(evidence: Evidence, group: str = "0") -> list[Op]:
     return [op for op in evidence.ops if op.group == group and not op.is_message]
 
 
-def test_all_ranks_tell_the_same_numbers(tmp_path: Path) -> None:
+def test_all_ranks_tell_the_same_numbers(mixed: tuple[Path, list[Evidence]]) -> None:
     """Collectives of Python and of C++ have one number each, the same on all ranks, whatever messages some of them exchange between."""
-    script = write_script(tmp_path, _MIXED)
-    with recorded_ranks(script, 3) as ranks:
-        zero, one, two = finish_all(ranks)
+    zero, one, two = mixed[1]
     told = [[(op.seq, op.name, op.shapes, op.dtypes, op.site, op.source) for op in list_collectives(evidence)]
             for evidence in (zero, one, two)]  # fmt: skip
     assert told[0] == told[1] == told[2]
@@ -86,11 +92,9 @@ def test_all_ranks_tell_the_same_numbers(tmp_path: Path) -> None:
     assert not zero.missing
 
 
-def test_a_collective_tells_what_it_is(tmp_path: Path) -> None:
+def test_a_collective_tells_what_it_is(mixed: tuple[Path, list[Evidence]]) -> None:
     """Name, root, reduce op, peer, line and the functions between are told in torch.distributed's words and global ranks."""
-    script = write_script(tmp_path, _MIXED)
-    with recorded_ranks(script, 3) as ranks:
-        zero, one, _ = finish_all(ranks)
+    script, (zero, one, _) = mixed
     first, *_ = list_collectives(zero)
     assert (first.name, first.reduce_op, first.shapes, first.dtypes) == (
         "all_reduce",

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from support import Result
 
-pytestmark = [pytest.mark.linux, pytest.mark.slow]
+pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.checked]
 
 #: How many kills in all, how many at a time, and the seed of their moments.
-KILLS = int(os.environ.get("RANKWISE_KILLS", "100"))
+KILLS = int(os.environ.get("RANKWISE_KILLS", "48"))
 AT_A_TIME = 2
 SEED = int(os.environ.get("RANKWISE_KILL_SEED", "0")) or int(time.time())
 BOUND_S = 20.0

@@ -15,7 +15,7 @@ from support import RANKWISE, TORCHRUN, Running, Terminal, make_env, run_rankwis
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.linux
+pytestmark = [pytest.mark.linux, pytest.mark.checked]
 
 DUMP = """
     import faulthandler, json, os, signal, sys, threading

@@ -28,7 +28,7 @@ from support import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.linux
+pytestmark = [pytest.mark.linux, pytest.mark.checked]
 
 WAIT = """
     import os, pathlib, signal, time

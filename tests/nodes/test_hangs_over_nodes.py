@@ -104,14 +104,27 @@ def assert_same_verdict(told: list[Told]) -> dict[str, Any]:
     return first
 
 
-def test_another_collective_on_another_node_is_proved(tmp_path: Path) -> None:
-    """Rank 2, first of host1, is in barrier, the others in broadcast: proved without a bound, and told alike by both nodes."""
-    told = run_nodes(tmp_path, HEAD + OTHER, ranks=(2, 2))
+def test_another_collective_on_another_node_is_proved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2, first of host1, is in barrier, the others in broadcast: proved without a bound, and told alike by both nodes.
+
+    The folder of node 0 holds the ranks of both nodes, and gives the same verdict again; so does node 1's, which holds its own.
+    """
+    told = run_nodes(tmp_path, HEAD + OTHER, "--log-dir", str(tmp_path / "logs"), ranks=(2, 2))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
     assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("mismatch", [2], "C1")
     assert "rank 2 (host host1, local rank 0) is in barrier" in verdict["message"]
     assert {one["rank"] for one in verdict["waiting"]} == {0, 1, 3}
+    seen, keys = [], ("kind", "culprits", "class", "message")
+    for _, _, report in told:
+        scene = json.loads(Path(report["evidence"], "scene.json").read_text())
+        seen.append([rank["rank"] for rank in scene["ranks"]])
+        assert main(["report", report["evidence"], "--json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        assert [again[key] for key in keys] == [verdict[key] for key in keys]
+    assert seen == [[0, 1, 2, 3], [2, 3]]
 
 
 @pytest.mark.parametrize("odd", [0, 2])
@@ -136,22 +149,6 @@ def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, tmp_path: Pat
     assert (
         f"rank {odd} (host {host}, local rank {local_rank}) has ended with exit code 0" in verdict["message"]
     )
-
-
-def test_the_evidence_of_the_judge_is_the_whole_jobs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The folder of node 0 holds the ranks of both nodes, and gives the same verdict again; so does node 1's, which holds its own."""
-    told = run_nodes(tmp_path, HEAD + OTHER, "--log-dir", str(tmp_path / "logs"), ranks=(1, 2))
-    verdict = assert_same_verdict(told)
-    seen, keys = [], ("kind", "culprits", "class", "message")
-    for _, _, report in told:
-        scene = json.loads(Path(report["evidence"], "scene.json").read_text())
-        seen.append([rank["rank"] for rank in scene["ranks"]])
-        assert main(["report", report["evidence"], "--json"]) == 0
-        again = json.loads(capsys.readouterr().out)
-        assert [again[key] for key in keys] == [verdict[key] for key in keys]
-    assert seen == [[0, 1, 2], [1, 2]]
 
 
 def test_a_stopped_rank_of_another_node_is_named(tmp_path: Path) -> None:

@@ -533,6 +533,26 @@ def test_workers_end_with_a_script_that_fails(tmp_path: Path) -> None:
     assert "ValueError: disk full" in err
 
 
+#: As a busy machine does it: the first worker is gone, and the rank has heard of that, before the second one is told to end.
+ENDS_SLOWLY = """
+from multiprocessing import popen_fork
+
+def end_slowly(popen, end=popen_fork.Popen.terminate):
+    end(popen)
+    time.sleep(0.3)
+
+popen_fork.Popen.terminate = end_slowly
+ctx.leave_for_requeue()
+"""
+
+
+def test_the_end_of_a_worker_is_no_accident(tmp_path: Path) -> None:
+    """A rank that leaves ends its workers one after the other: torch raises for none, and so the last is told to end, too."""
+    code, _, err = run_loader(tmp_path, persistent=True, end=ENDS_SLOWLY)
+    assert code == REQUEUE, err
+    assert "Traceback" not in err, err
+
+
 def test_children_can_be_ended_by_their_parent() -> None:
     """terminate() ends a child at any time, before, amid and after a notice; a notice to the child alone does not."""
     import multiprocessing

@@ -27,7 +27,7 @@ from support import RANKWISE, TORCHRUN, Running, Terminal, make_env, run_rankwis
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-pytestmark = pytest.mark.linux
+pytestmark = [pytest.mark.linux, pytest.mark.checked]
 
 PROBES = Path(__file__).parent / "probes"
 LAUNCHERS: dict[str, tuple[str, ...]] = {

@@ -59,22 +59,32 @@ class ChildShield:
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers, self._row = numbers, _DeathRow()
         self._parent, self._fork_ns = 0, 0
+        self._is_loader_worker = False
 
     def note_fork(self) -> None:
         """Before a fork: remember when it was."""
         self._fork_ns = time.monotonic_ns()
 
-    def cover_child(self) -> None:
-        """In a child: listen as a child does."""
-        self._parent = os.getppid()
+    def cover_child(self, *, is_loader_worker: bool = False) -> None:
+        """In a child: listen as a child does.
+
+        Args:
+            is_loader_worker: Whether torch takes any end of it by a signal for an accident.
+        """
+        self._parent, self._is_loader_worker = os.getppid(), is_loader_worker
         for number in self._numbers:
             # Calls in the kernel must be cut short by it (no siginterrupt(False)): a child that is in a read() would
             # else hear of its end after that read.
             signal.signal(number, self._hear)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        if os.getppid() == self._parent and not self._row.holds(os.getpid(), self._fork_ns):
+        has_parent = os.getppid() == self._parent
+        if has_parent and not self._row.holds(os.getpid(), self._fork_ns):
             return
+        if has_parent and self._is_loader_worker and number == signal.SIGTERM:
+            # As torch's own handler does. By the signal, it would raise an error in the parent, which may be amid
+            # multiprocessing's exit: the workers that come after this one would not be told to end.
+            os._exit(0)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -109,9 +119,9 @@ def _note_fork() -> None:
         _active[-1].note_fork()
 
 
-def _cover() -> None:
+def _cover(*, is_loader_worker: bool = False) -> None:
     if _active:
-        _active[-1].cover_child()
+        _active[-1].cover_child(is_loader_worker=is_loader_worker)
 
 
 def _hook_once() -> None:
@@ -187,6 +197,6 @@ def _wrap_worker_signals() -> None:
     def install_below_ours() -> None:
         install()
         if os.getpid() != rank_pid:
-            _cover()
+            _cover(is_loader_worker=True)
 
     signal_handling._set_worker_signal_handlers = install_below_ours
