@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.lint import files as files_module
-from rankwise.lint.cache import Cache, Kept, look_at
-from rankwise.lint.files import Outcome, Plan, check_files
 from rankwise.lint.finding import Edit, Finding, Span
-from rankwise.lint.settings import Settings
+from rankwise.lint.running import files as files_module
+from rankwise.lint.running.cache import Cache, Kept, look_at
+from rankwise.lint.running.files import Outcome, Plan, check_files
+from rankwise.lint.running.settings import Settings
 
 _BROKEN, _SOUND = "import torch\nx = (\n", "import torch\nx = 1\n"
 _OLD_NS = 10**18

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankwise.lint import check as check_module, registry
-from rankwise.lint.check import check_piece
-from rankwise.lint.files import Outcome, Plan, check_files, check_text
+from rankwise.lint import registry
 from rankwise.lint.finding import Edit, Finding, Span
-from rankwise.lint.mending import mend_files
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
 from rankwise.lint.rule import Rule
-from rankwise.lint.settings import Settings
+from rankwise.lint.running import check as check_module
+from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.files import Outcome, Plan, check_files, check_text
+from rankwise.lint.running.mending import mend_files
+from rankwise.lint.running.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +183,7 @@ def test_several_processes_find_the_same(tmp_path: Path) -> None:
 _MANY = """
 import sys
 from pathlib import Path
-from rankwise.lint import pool
+from rankwise.lint.running import pool
 if __name__ == "__main__":
     try:
         for result in pool.check_chunks([[path] for path in sys.argv[1:]] * 50, (Path.cwd(),), 2, []):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankwise.lint.check import check_piece
+from rankwise.lint.inputs.reading import read_file
 from rankwise.lint.program import Project
-from rankwise.lint.reading import read_file
 from rankwise.lint.registry import all_rules
+from rankwise.lint.running.check import check_piece
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lint.found import edit, finding
-from rankwise.lint import fixing
 from rankwise.lint.finding import Edit, Finding, Span
-from rankwise.lint.notebook_source import Cells
+from rankwise.lint.inputs.notebook_source import Cells
+from rankwise.lint.running import fixing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from rankwise.lint.scopes import scopes_of
-from rankwise.lint.undefined import undefined
+from rankwise.lint.topics.scopes import scopes_of
+from rankwise.lint.topics.undefined import undefined
 
 
 def _undefined(code: str) -> list[str]:

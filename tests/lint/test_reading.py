@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.lint.discovery import find_files
 from rankwise.lint.finding import Span
-from rankwise.lint.markdown import read_markdown
-from rankwise.lint.notebook import read_notebook
-from rankwise.lint.reading import decide_kind, read_file
-from rankwise.lint.unparsed import find_unparsed
+from rankwise.lint.inputs.discovery import find_files
+from rankwise.lint.inputs.markdown import read_markdown
+from rankwise.lint.inputs.notebook import read_notebook
+from rankwise.lint.inputs.reading import decide_kind, read_file
+from rankwise.lint.inputs.unparsed import find_unparsed
 
 
 def _notebook(*cells: str, **metadata: object) -> str:

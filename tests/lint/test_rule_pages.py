@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.lint import registry
-from rankwise.lint.check import check_piece
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
+from rankwise.lint.running.check import check_piece
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -131,7 +131,7 @@ NOT_SHOWN = {"RW706"}
 )
 def test_fixable_rules_bring_edits(rule: Rule[Any]) -> None:
     """A rule that says `--fix` mends it does so in at least one of its bad examples, and then no longer finds it there."""
-    from rankwise.lint.fixing import fix_text
+    from rankwise.lint.running.fixing import fix_text
 
     bad, _, language = registry.examples(rule)
     fixed = [

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.lint import registry
-from rankwise.lint.check import check_piece
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
+from rankwise.lint.running.check import check_piece
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.lint.rule import Rule
-from rankwise.lint.settings import (
+from rankwise.lint.running.settings import (
     Settings,
     check_selectors,
     load_settings,

@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.lint.finding import Span
 from rankwise.lint.piece import Piece
-from rankwise.lint.suppress import find_suppressions
+from rankwise.lint.running.suppress import find_suppressions
 
 
 def _hides(

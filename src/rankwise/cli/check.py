@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rankwise.cli.check_flags import find_cache_folder, find_settings, read_command
 from rankwise.cli.check_output import show
-from rankwise.lint.files import Outcome, Plan, check_files, check_text, merge
+from rankwise.lint.running.files import Outcome, Plan, check_files, check_text, merge
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from rankwise.lint.settings import Settings
+    from rankwise.lint.running.settings import Settings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,8 +23,8 @@ def main(argv: Sequence[str]) -> int:
     given = {args.stdin_filename: sys.stdin.buffer.read()} if args.paths == ["-"] else {}
     outcome = _check(args, settings, given)
     if args.fix or args.diff:
-        from rankwise.lint.fixing import diff, write  # noqa: PLC0415 - few runs mend anything
-        from rankwise.lint.mending import mend_files  # noqa: PLC0415
+        from rankwise.lint.running.fixing import diff, write  # noqa: PLC0415 - few runs mend anything
+        from rankwise.lint.running.mending import mend_files  # noqa: PLC0415
 
         mended = list(mend_files(outcome.findings, settings))
         if args.diff:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(args: argparse.Namespace, settings: Settings, given: dict[str, bytes]) -> Outcome:
     if args.command:
-        from rankwise.lint.command import check_command  # noqa: PLC0415 - the shell's parser is an extra
+        from rankwise.lint.running.command import check_command  # noqa: PLC0415 - the shell's parser is an extra
 
         found = check_command(args.command, settings)
         return merge(found, check_files(args.paths, settings, _plan(args, settings))) if args.paths else found

@@ -11,7 +11,13 @@ from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
 from rankwise.lint.registry import all_rules
 from rankwise.lint.reporters import FORMATS
-from rankwise.lint.settings import Settings, check_selectors, load_settings, load_settings_file, override
+from rankwise.lint.running.settings import (
+    Settings,
+    check_selectors,
+    load_settings,
+    load_settings_file,
+    override,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,14 +12,14 @@ from rankwise.base.files import write_atomic
 from rankwise.base.terminal import has_colour, width
 from rankwise.lint.registry import all_rules
 from rankwise.lint.reporters import render
-from rankwise.lint.shown_lines import lines_reader
+from rankwise.lint.running.shown_lines import lines_reader
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping
 
-    from rankwise.lint.files import Outcome
     from rankwise.lint.finding import Finding
+    from rankwise.lint.running.files import Outcome
 
 _FOR_PEOPLE = ("text", "concise")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LATE_S = 10.0
 #: Isolated: a module of the user's, beside the script or in the current folder, is not to be imported.
 _CODE = (
-    "import sys; sys.path.append(sys.argv[1]); from rankwise.lint.entry import main; "
+    "import sys; sys.path.append(sys.argv[1]); from rankwise.lint.running.entry import main; "
     "sys.exit(main(sys.argv[2], color=sys.argv[3] == '1', columns=int(sys.argv[4]) or None))"
 )
 

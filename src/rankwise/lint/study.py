@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from rankwise.lint.piece import Piece
 
+#: Steps for all functions of a module together: a file of a hundred thousand lines is seen in part.
+MOST_STEPS = 8 * BUDGET
 #: Who runs a function of a library: the first, the second, and the first of the next node.
 _ENTRY_PERSONAS = (PERSONAS[0], PERSONAS[1], PERSONAS[3])
 _METHODS_FIRST = ("setup", "configure_model", "prepare", "build")
@@ -52,6 +54,7 @@ class _Theatre:
     project: Project
     script: Script
     runs: dict[Persona, Run] = field(default_factory=dict)
+    left: int = MOST_STEPS
 
     def play(self) -> None:
         if not self.module.is_program and not self.module.relevant:
@@ -64,7 +67,8 @@ class _Theatre:
             self._entry("the program", {run.persona: run.history for run in self.runs.values()})
         )
         for name, doing in _functions_left(self.module, first):
-            self._play_entry(name, doing)
+            if self.left > 0:
+                self._play_entry(name, doing)
         self.script.notes.extend(note for run in self.runs.values() for note in run.notes)
         self.script.has_init = any(run.initialized for run in self.runs.values())
 
@@ -93,6 +97,7 @@ class _Theatre:
             run = self._run(persona)
             _restart(run, name)
             doing(run)
+            self.left -= BUDGET // 2 - run.budget
             histories[persona] = run.history
             has_ops = has_ops or run.num_ops > 0
             if not run.has_seen_rank or (number == 1 and not has_ops):

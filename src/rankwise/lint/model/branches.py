@@ -94,7 +94,9 @@ def finish_fork(run: Run, scope: Scope, fork: Fork, num_returns: int) -> None:
         run.items.append(fork)
     # Where all other ways end the program, what is returned does not depend on the test.
     ways = [arm for arm in fork.arms if arm.exit is None or arm.exit.kind not in {"raise", "exit"}]
-    if fork.value.spread and len(ways) > 1 and len(scope.returns) > num_returns:
+    # An exception outside of all loops, where things are set up, mostly strikes all ranks.
+    is_weak = fork.kind == "except" and not run.loops
+    if fork.value.spread and not is_weak and len(ways) > 1 and len(scope.returns) > num_returns:
         scope.tint = fork.value if scope.tint is None else joined(scope.tint, fork.value)
 
 
@@ -185,9 +187,11 @@ def run_try(run: Run, scope: Scope, node: ast.Try) -> Exit | None:
             left = run.execute(run, scope, node.orelse)
     after, arms = scope.names, [Arm("try", items, left)]
     ends = [(after, left)]
-    local = Value(spread=Spread.LOCAL, origin=frozenset({"exception"}))
+    origin = frozenset({"exception"} if run.loops else {"exception", "once"})
+    local = Value(spread=Spread.LOCAL, origin=origin)
     for handler in node.handlers:
-        value = Value() if _is_same_everywhere(handler.type) else local
+        is_same = _is_same_everywhere(handler.type) or (not run.loops and _is_of_text(handler.type))
+        value = Value() if is_same else local
         scope.names, run.guards = merged([base, after], value), guards
         if handler.name:
             scope.names[handler.name] = value
@@ -216,6 +220,11 @@ def _finally(run: Run, scope: Scope, node: ast.Try) -> Exit | None:
         arm = Arm("finally", items, left)
         run.items.append(Fork(node, scope.module, Value(), (arm,), "finally", run.guards))
     return left
+
+
+def _is_of_text(type_: ast.expr | None) -> bool:
+    """Whether it is about settings that can't be read, outside of a loop over data."""
+    return getattr(type_, "id", getattr(type_, "attr", "")) in {"ValueError", "JSONDecodeError"}
 
 
 def _is_same_everywhere(type_: ast.expr | None) -> bool:

@@ -188,7 +188,8 @@ def _result_by_name(run: Run, function: Function, values: Sequence[Value]) -> Va
 
 
 def _named(run: Run, function: Function) -> Value | None:
-    if (role := role_of(function.name)) is not None:
+    asks_for_another = len(function.node.args.args) > 2
+    if not asks_for_another and (role := role_of(function.name)) is not None:
         return run.role(role)
     if (main := main_of(function.name)) is not None:
         return run.is_rank(0, main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.acts import ACTS, HELPERS, Act
@@ -48,6 +49,8 @@ def call_library(run: Run, call: Call, scope: Scope | None) -> Value:
 
 def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None = None) -> Value:
     """What a collective does to the history, to the argument it fills, and gives back."""
+    if act.family == "state" and not act.is_sure and call.args and _is_sharded(call.args[0]):
+        act = replace(act, is_sure=True)
     if act.family:
         run.act(act, call, name=name)
     if act.fills is not None and scope is not None:
@@ -71,6 +74,11 @@ def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None
             else Value(const=None)
         )
     return given
+
+
+def _is_sharded(model: Value) -> bool:
+    thing = model.thing
+    return "__sharded__" in getattr(thing, "attrs", {}) or (isinstance(thing, Object) and thing.kind == FSDP)
 
 
 def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> None:
@@ -138,7 +146,7 @@ def _hinted(run: Run, call: Call, given: Value) -> Value | None:
     """A library that no table knows: what the function's name tells."""
     if call.name.startswith(("torch.", "builtins.", "numpy.", "os.", "math.")):
         return None
-    role, main = role_of(call.name), main_of(call.name)
+    role, main = role_of(call.name) if len(call.args) < 2 else None, main_of(call.name)
     if role is not None:
         return run.role(role)
     if main is not None:
@@ -226,11 +234,17 @@ def _of_unknown(run: Run, call: Call, method: str, func: Value, scope: Scope | N
             return run.role(role)
         if main is not None:
             return run.is_rank(0, main)
-        if method in HELPERS and not isinstance(call.receiver.thing, Object):
+        if method in HELPERS and not isinstance(call.receiver.thing, Object) and not _is_of_device(call):
             return do_act(run, call, HELPERS[method], scope, method)
     if is_same_for_all(method):
         return Value(via=given.via, path=func.path)
     return Value(given.spread, given.origin, path=f"{func.path}()" if func.path else "", via=given.via)
+
+
+def _is_of_device(call: Call) -> bool:
+    """`accelerator.synchronize()`, `stream.synchronize()`: it waits for the GPU, not for ranks."""
+    words = call.receiver.path.rpartition(".")[2].lower()
+    return call.name.endswith(".synchronize") and not any(word in words for word in ("comm", "dist", "util"))
 
 
 def _of_items(run: Run, call: Call, method: str, given: Value) -> Value:
@@ -341,7 +355,8 @@ def call_named(run: Run, call: Call, func: Value, scope: Scope | None) -> Value:
     call.name = f"?{path}"
     run.record(call)
     given = mixed((func, *call.args, *call.kwargs.values()))
-    role, main = role_of(last), main_of(last)
+    # `get_global_rank(group, 0)` asks for another's.
+    role, main = role_of(last) if len(call.args) < 2 else None, main_of(last)
     if role is not None:
         result = run.role(role)
     elif main is not None:

@@ -57,7 +57,11 @@ def run_for(run: Run, scope: Scope, node: ast.For) -> Exit | None:
             suspended.resume(on_yield)
             return left[0]
 
-        _loop(run, scope, node, value, once, None)
+        with run.gathering() as items:
+            _loop(run, scope, node, value, once, None)
+        # The turns are those of the generator's own loops.
+        for item in items:
+            run.items.extend(item.items if isinstance(item, Loop) and item.node is node else [item])
     else:
         _loop(run, scope, node, value, turn, turns_of(value))
     return run.execute(run, scope, node.orelse)

@@ -378,12 +378,25 @@ def _load_dataset(_run: Run, call: Call) -> Value:
 
 
 def _dict(_run: Run, call: Call) -> Value | None:
-    """`dict(batch_size=8, shuffle=True)`."""
-    if call.args or call.has_star or not call.kwargs:
+    """`dict(batch_size=8, shuffle=True)`, `dict(DEFAULTS, lr=0.1)`."""
+    if call.has_star or len(call.args) > 1 or not (call.args or call.kwargs):
         return None
-    return Value(
-        thing=Items(list(call.kwargs.values()), keys=[known(name) for name in call.kwargs], kind="dict")
-    )
+    parts: dict[str, Value] = {}
+    if call.args:
+        table = call.args[0].thing
+        if not isinstance(table, Items) or not table.is_whole or table.keys is None:
+            return None
+        if not all(isinstance(key.const, str) for key in table.keys):
+            return None
+        parts = {key.const: value for key, value in zip(table.keys, table.values, strict=True)}
+    parts |= call.kwargs
+    return Value(thing=Items(list(parts.values()), keys=[known(name) for name in parts], kind="dict"))
+
+
+def _slice(_run: Run, call: Call) -> Value:
+    """`rows[slice(rank * n, (rank + 1) * n)]`: this rank's own part of the data."""
+    given = _given(call)
+    return Value(Spread.LOCAL, given.origin | {"data"}) if given.spread else given
 
 
 SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
@@ -413,6 +426,7 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "builtins.str": _number(str),
     "builtins.bool": _number(bool),
     "builtins.len": _len,
+    "builtins.slice": _slice,
     "builtins.range": _range,
     "builtins.min": _fold(min),
     "builtins.max": _fold(max),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
@@ -26,7 +27,7 @@ def all_partings(script: Script) -> list[Parting]:
         for entry in script.entries:
             for one in partings(entry.histories):
                 node: ast.AST = one.item.call.node if isinstance(one.item, Op) else one.item.node
-                seen.setdefault(id(node), one)
+                seen.setdefault(id(node), replace(one, in_program=entry.is_program))
         found = script.memo["partings"] = _first_of_each_test(seen.values())
     return list(found)
 
@@ -61,7 +62,8 @@ def all_local_paths(script: Script) -> list[LocalPath]:
             for history in entry.histories:
                 for one in local_paths(history.items):
                     if one.item.module is script.module and not _is_membership(one):
-                        seen.setdefault((one.kind, id(one.item.node)), one)
+                        key = (one.kind, id(one.item.node))
+                        seen.setdefault(key, replace(one, in_program=entry.is_program))
         found = script.memo["local paths"] = list(seen.values())
     return list(found)
 

@@ -13,6 +13,7 @@ from rankwise.lint.paths.tokens import key_of, ops_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rankwise.base.findings import Severity
     from rankwise.lint.model.history import Arm, Item
 
 LocalKind = Literal["arm", "leave", "loop", "handler", "swallow", "finally"]
@@ -29,6 +30,7 @@ class LocalPath:
         op: The first op that only some come to.
         exit: The way out, if there is one.
         in_loop: Whether it is inside a loop with ops.
+        in_program: Whether the text run as a program comes there, or only a function that it does not call.
     """
 
     kind: LocalKind
@@ -36,6 +38,7 @@ class LocalPath:
     op: Op
     exit: Exit | None = None
     in_loop: bool = False
+    in_program: bool = True
 
 
 _WHO = frozenset({"rank", "local_rank", "node_rank", "world_size", "share", "item"})
@@ -53,6 +56,11 @@ class _Around:
     loop_all: tuple[Op, ...] = ()
     function_rest: tuple[Op, ...] = ()
     outer_loops: tuple[Op, ...] = ()
+
+
+def how_bad(path: LocalPath, is_doubtful: bool) -> Severity:  # noqa: FBT001 - the rule's own doubt
+    """An error where the program comes to it for certain; of a function alone it is not seen who calls it, and with what."""
+    return "error" if path.op.is_sure and path.in_program and not is_doubtful else "warning"
 
 
 def local_paths(items: Sequence[Item]) -> Iterator[LocalPath]:
@@ -84,7 +92,7 @@ def _loop(loop: Loop, around: _Around) -> Iterator[LocalPath]:
         # That what is in a batch differs says nothing of how much is in it.
         differs = False
     if ops and differs:
-        yield LocalPath("loop", loop, ops[0])
+        yield LocalPath("loop", loop, _telling(ops))
     inner = _Around((), ops, (*ops, *around.function_rest), (*around.loop_all, *around.outer_loops))
     yield from _walk(loop.items, inner)
 
@@ -160,10 +168,10 @@ def _missed(arm: Arm, stays: Arm | None, around: _Around) -> Op | None:
     if left is not None and left.kind in {"continue", "break"}:
         odd = _difference([*staying, *around.loop_rest], own)
         if odd is None and left.kind == "break" and around.loop_all:
-            odd = around.loop_all[0]
+            odd = _telling(around.loop_all)
         return odd
     if around.loop_all and left is not None:
-        return _difference([*staying, *around.function_rest], own) or around.loop_all[0]
+        return _difference([*staying, *around.function_rest], own) or _telling(around.loop_all)
     return _difference([*staying, *around.function_rest], own)
 
 
@@ -174,7 +182,12 @@ def _difference(one: Sequence[Op], other: Sequence[Op]) -> Op | None:
             return mine
     longer = one if len(one) > len(other) else other
     rest = longer[min(len(one), len(other)) :]
-    return rest[0] if rest else None
+    return _telling(rest) if rest else None
+
+
+def _telling(ops: Sequence[Op]) -> Op:
+    """The first that certainly waits for the other ranks: a backward pass rather than the forward pass before it."""
+    return next((op for op in ops if op.is_sure), ops[0])
 
 
 def _handlers(fork: Fork, around: _Around) -> Iterator[LocalPath]:
@@ -194,7 +207,7 @@ def _handlers(fork: Fork, around: _Around) -> Iterator[LocalPath]:
         kind = arm.exit.kind if arm.exit is not None else None
         if kind in {"raise", "exit"} or own:
             continue
-        missed = tried[0] if tried else None
+        missed = next((op for op in tried if op.family == "backward"), next(iter(tried), None))
         if missed is None and kind is not None:
             staying = around.loop_rest if kind in {"continue", "break"} else around.function_rest
             missed = next(iter(staying), None)

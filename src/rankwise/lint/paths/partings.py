@@ -27,6 +27,7 @@ class Parting:
         doers: Ranks that come to it.
         others: Ranks that do not.
         instead: What the others do in its place, if anything.
+        in_program: Whether the text run as a program comes there, or only a function that it does not call.
     """
 
     item: Op | Loop | Exit
@@ -34,6 +35,7 @@ class Parting:
     doers: tuple[int, ...]
     others: tuple[int, ...]
     instead: Op | None = None
+    in_program: bool = True
 
 
 def partings(histories: Sequence[History]) -> Iterator[Parting]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.lint.model.values import Spread
+
 if TYPE_CHECKING:
     import ast
 
@@ -32,8 +34,21 @@ def why(value: Value) -> str:
     return next((words for origin, words in _WHY if origin in value.origin), "which may differ between ranks")
 
 
+_WHO = frozenset({"rank", "local_rank", "node_rank", "world_size", "share", "agreed"})
+
+
+_AT_SETUP = _WHO | {"exception", "once"}
+
+
 def is_perhaps_shared(value: Value) -> bool:
-    """Whether the ranks may well see the same: one file system for all."""
+    """Whether the ranks may well see the same.
+
+    So it is with one file system for all, an exception where things are set up, a test on the rank that was not decided.
+    """
+    if value.spread is Spread.RANK and value.origin <= _WHO:
+        return True
+    if "once" in value.origin and value.origin <= _AT_SETUP:
+        return True
     return not value.origin.isdisjoint({"exists", "files"}) and value.origin.isdisjoint(
         {"time", "data", "item"}
     )
@@ -41,6 +56,7 @@ def is_perhaps_shared(value: Value) -> bool:
 
 def test_of(node: ast.AST) -> ast.AST:
     """The test of a branch or loop, which is what a finding marks."""
+    node = next(iter(getattr(node, "generators", ())), node)
     for name in ("test", "subject", "iter"):
         test = getattr(node, name, None)
         if test is not None:

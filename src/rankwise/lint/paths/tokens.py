@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Exit, Fork, Inline, Loop, Op
-from rankwise.lint.model.values import AGREED
+from rankwise.lint.model.values import AGREED, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Ops that ranks may make in their own number and order: to one peer, or inside `join`.
 _FREE = frozenset({"point"})
+#: Origin of what was agreed, perhaps inside a test on the rank.
+_TOLD = AGREED | {"rank", "local_rank", "node_rank", "world_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,55 @@ def flatten(items: Sequence[Item], *, in_busy_loop: bool = False, is_busy_after:
             if counts(item):
                 tokens.append(Token(key_of(item), item, item.call.guards))
         elif isinstance(item, Inline):
-            tokens.extend(flatten(item.items))
+            tokens.extend(_of_function(item))
         elif isinstance(item, Loop):
             tokens.extend(_loop(item))
         elif isinstance(item, Fork):
             after = is_busy_after or any(op.is_sure for op in ops_of(items[number + 1 :]))
             tokens.extend(_fork(item, in_busy_loop=in_busy_loop, is_busy_after=after))
     return tokens
+
+
+_MOST_WAYS = 32
+_Way = tuple[tuple["Token", ...], bool]
+
+
+def _of_function(call: Inline) -> list[Token]:
+    """What a call comes to; if all ways through the function come to the same, that is made once."""
+    ways = _ways(call.items)
+    if ways and len({tuple(token.key for token in way) for way, _ in ways}) == 1:
+        return list(ways[0][0])
+    return flatten(call.items)
+
+
+def _ways(items: Sequence[Item]) -> list[_Way]:
+    """All ways through a function that do not end the program, with what is made on them; none if they are too many."""
+    ways: list[_Way] = [((), False)]
+    for item in items:
+        done = [way for way in ways if way[1]]
+        going = [way for way, has_left in ways if not has_left]
+        if not going:
+            break
+        ways = [
+            *done,
+            *(((*way, *more), has_left) for way in going for more, has_left in _steps(item)),
+        ]
+        if len(ways) > _MOST_WAYS:
+            return []
+    return ways
+
+
+def _steps(item: Item) -> list[_Way]:
+    if isinstance(item, Op):
+        return [((Token(key_of(item), item, item.call.guards),) if counts(item) else (), False)]
+    if isinstance(item, Exit):
+        return [] if item.kind in {"raise", "exit"} else [((), True)]
+    if isinstance(item, Inline):
+        return [(tuple(_of_function(item)), False)]
+    if isinstance(item, Loop):
+        return [(tuple(_loop(item)), False)]
+    arms = item.arms if item.kind in {"if", "match"} else item.arms[:1]
+    return [way for arm in arms for way in _ways(arm.items)]
 
 
 def _loop(loop: Loop) -> list[Token]:
@@ -116,7 +160,7 @@ def _fork(fork: Fork, *, in_busy_loop: bool, is_busy_after: bool) -> list[Token]
         left = arm.exit
         if left is None or fork.kind != "if":
             continue
-        if not fork.value.spread and fork.value.origin >= AGREED:
+        if fork.value.spread < Spread.LOCAL and AGREED <= fork.value.origin <= _TOLD:
             # The ranks have told each other: they leave together, or none does.
             continue
         matters = (

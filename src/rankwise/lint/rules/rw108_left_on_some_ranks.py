@@ -74,6 +74,8 @@ def check(script: Script) -> Iterator[Finding]:
             f"{who(one.doers, one.others)} may {left.kind} here (`{written(one.guard.node)}`): the others go on and wait for it"
             " in what they do together",
             "decide on one rank, broadcast the decision, and let every rank act on it",
+            # Of a function that the text does not call, it is not seen who calls it, and with what.
+            severity="error" if one.in_program else "warning",
             failure_class=_CLASSES[left.kind],
             also=also(left, at[0], one.guard),
         )

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.model.history import Fork, Loop
 from rankwise.lint.model.values import Spread
 from rankwise.lint.paths.found import all_local_paths
+from rankwise.lint.paths.local import how_bad
 from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.words import called, place, written
 from rankwise.lint.rule import Rule
@@ -76,7 +77,7 @@ def check(script: Script) -> Iterator[Finding]:
             f"whether {called(path.op)} is {'made again' if is_loop else 'made'} depends on `{written(test)}`,"
             f" {why(item.value)}: ranks that differ wait for each other",
             "let all ranks agree first: all_reduce the flag, or decide on one rank and broadcast it",
-            severity="error" if path.op.is_sure and not is_perhaps_shared(item.value) else "warning",
+            severity=how_bad(path, is_perhaps_shared(item.value)),
             failure_class="D14" if is_loop and "files" in item.value.origin else "C26",
             also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )

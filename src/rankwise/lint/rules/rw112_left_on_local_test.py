@@ -60,6 +60,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Fork
 from rankwise.lint.paths.found import all_local_paths
+from rankwise.lint.paths.local import how_bad
 from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.words import called, place, written
 from rankwise.lint.rule import Rule
@@ -92,7 +93,7 @@ def check(script: Script) -> Iterator[Finding]:
             test,
             f"a rank {_DOES[kind]} when `{written(test)}`, {why(path.item.value)}: the others wait for it in {called(path.op)}",
             "reduce the flag over all ranks first (all_reduce with MAX), and let every rank act on the result",
-            severity="error" if path.op.is_sure and not is_perhaps_shared(path.item.value) else "warning",
+            severity=how_bad(path, is_perhaps_shared(path.item.value)),
             failure_class=_class(path, kind),
             also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )

@@ -14,7 +14,7 @@ x = torch.ones(1)
 try:
     value = float(open("value.txt").read())
     dist.all_reduce(x)
-except ValueError:
+except OSError:
     dist.barrier()
     raise
 ```
@@ -40,6 +40,7 @@ a warning: it is harmless until something fails.
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.paths.found import all_local_paths
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.history import Op
     from rankwise.lint.script import Script
 
 
@@ -78,8 +80,14 @@ def check(script: Script) -> Iterator[Finding]:
             f"a rank that meets an exception comes to {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
             " are in another collective: both wait, and the traceback is never seen",
             f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
-            severity="error" if is_handler else "warning",
+            severity="error" if is_handler else "hint" if _is_context_manager(op) else "warning",
         )
+
+
+def _is_context_manager(op: Op) -> bool:
+    """Whether it is the end of a context manager, which has to be made whatever was inside."""
+    function = getattr(op.call.function, "node", None)
+    return function is not None and any(isinstance(one, ast.Yield) for one in ast.walk(function))
 
 
 RULE: Rule[Script] = Rule(

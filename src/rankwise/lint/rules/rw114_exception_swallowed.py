@@ -71,7 +71,12 @@ def check(script: Script) -> Iterator[Finding]:
             " for each other, or mix up steps",
             "let the exception end the rank, or let all ranks agree on skipping (all_reduce a flag) before the collective",
             severity="error"
-            if path.in_loop and path.op.is_sure and may_fail_alone(path.item.node)
+            # A distributed checkpoint tells all ranks of an error on one.
+            if path.in_loop
+            and path.in_program
+            and path.op.is_sure
+            and path.op.family != "save"
+            and may_fail_alone(path.item.node)
             else "warning",
             failure_class="D15" if path.exit is not None and path.exit.kind == "continue" else "R1",
             also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],

@@ -42,19 +42,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.device_index import fault_of
-from rankwise.lint.job_view import once, places, text_of
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.device_index import fault_of
+from rankwise.lint.topics.job_view import once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 #: Where a library takes a device by position.
 _POSITIONS = {

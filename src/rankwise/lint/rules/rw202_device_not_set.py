@@ -41,16 +41,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, backend_of, once, places, settings, text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, backend_of, once, places, settings, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Entry, Script
+    from rankwise.lint.topics.job_view import Place
 
 _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.cuda.device",
                    "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",

@@ -34,16 +34,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import line_of, places, settings, text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import line_of, places, settings, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Setting
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Setting
 
 #: These do not start CUDA, or do so only to look.
 _HARMLESS = frozenset({"is_available", "manual_seed", "manual_seed_all", "is_initialized", "device_count", "is_bf16_supported", "Stream",

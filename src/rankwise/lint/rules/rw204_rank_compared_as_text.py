@@ -37,11 +37,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import STARTS, text_of
 from rankwise.lint.library.hints import ENVIRON
 from rankwise.lint.model.notes import TextComparison
-from rankwise.lint.option_text import sources
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import STARTS, text_of
+from rankwise.lint.topics.option_text import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -50,7 +50,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import (
+from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import (
     above,
     called_names,
     is_sequence,
@@ -59,16 +60,18 @@ from rankwise.lint.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.program import Module
     from rankwise.lint.script import Script
 
 _ASKS = "torch.distributed.is_initialized"
+#: Functions that give the answer on.
+_DEEPEST = 3
 _ONLY_TALK = frozenset(
     {"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"}
 )
@@ -105,20 +108,37 @@ def _same_process(init: Call, call: Call) -> bool:
 
 def _stands_for_rank(call: Call, init: Call) -> bool:
     """Whether the question decides between the rank and a value that stands in for it."""
-    for node in above(call.module.tree, call.node):
+    frames = [(call.module, call.node), *((site.module, site.node) for site in call.stack[::-1])]
+    for module, node in frames[:_DEEPEST]:
+        answer = _is_stand_in(module, node, call, init)
+        if answer is not None:
+            return answer
+    return False
+
+
+def _is_stand_in(module: Module, asked: ast.AST, call: Call, init: Call) -> bool | None:
+    """The same of one function; None if it only gives the answer on to its caller: `is_dist()`."""
+    for node in above(module.tree, asked):
         if isinstance(node, (ast.IfExp, ast.BoolOp)) and "get_rank" in called_names(node):
             return True
         if (
             isinstance(node, ast.If)
-            and call.node in set(ast.walk(node.test))
+            and asked in set(ast.walk(node.test))
             and "get_rank" in called_names(node)
             and not _inits(node)
         ):
             return True
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if _only_answers(node):
+                return None
             is_inside = bool(call.stack) and init.stack[: len(call.stack)] == call.stack
             return _returns(node) and "get_rank" in called_names(node) and not is_inside and not _inits(node)
     return False
+
+
+def _only_answers(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function does nothing but return True, False, or what it was asked for."""
+    return called_names(function) <= {"is_initialized", "is_available"} and _returns(function)
 
 
 def _inits(node: ast.AST) -> bool:

@@ -42,15 +42,15 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import settings, spawns
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import settings, spawns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Setting
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Setting
 
 _KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
 _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):[1-9]\d*$")

@@ -49,7 +49,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import (
+from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import (
     INIT,
     is_parameter,
     once,
@@ -60,15 +61,14 @@ from rankwise.lint.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.option_text import parts_of_sources
-from rankwise.lint.rule import Rule
+from rankwise.lint.topics.option_text import parts_of_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _STORE = "torch.distributed.TCPStore"
 _DRAWS = frozenset(

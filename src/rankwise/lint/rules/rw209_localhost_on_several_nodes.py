@@ -67,17 +67,17 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, once, places, settings
-from rankwise.lint.option_text import options
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, once, places, settings
+from rankwise.lint.topics.option_text import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _STORE = "torch.distributed.TCPStore"
 _HERE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:\d+)?$")

@@ -33,15 +33,24 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, SPAWN, is_spawned, once, places, reads_launcher, settings, text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import (
+    INIT,
+    SPAWN,
+    is_spawned,
+    once,
+    places,
+    reads_launcher,
+    settings,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 
 def check(script: Script) -> Iterator[Finding]:

@@ -33,8 +33,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import DESTROY, INIT, is_sequence, line_of, node_in
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import DESTROY, INIT, is_sequence, line_of, node_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

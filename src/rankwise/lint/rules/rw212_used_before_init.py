@@ -38,10 +38,10 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, above, is_sequence, line_of, starts_group, text_of
 from rankwise.lint.library.names import DDP, FSDP, SAMPLER
 from rankwise.lint.program import LIBRARIES
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, above, is_sequence, line_of, starts_group, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,10 +39,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, backend_of, once, places, text_of
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, backend_of, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

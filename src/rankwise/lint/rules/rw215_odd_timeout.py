@@ -32,17 +32,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, once, places, text_of
-from rankwise.lint.option_text import sources
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, once, places, text_of
+from rankwise.lint.topics.option_text import sources
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _UNITS = {
     "days": 86400.0,

@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, once, places
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, once, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -45,15 +45,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.option_text import options
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.option_text import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.option_text import Option
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.option_text import Option
 
 _FIX = 'read int(os.environ["LOCAL_RANK"])'
 
@@ -98,7 +98,9 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
     if has_environment or not is_used or not _is_constant(option.default):
         return None
     shown = ast.unparse(option.default) if option.default is not None else "None"
-    return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", True
+    # Whoever leaves it None has a way to tell that it was not given.
+    is_sure = shown != "None"
+    return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", is_sure
 
 
 def _is_constant(node: ast.expr | None) -> bool:

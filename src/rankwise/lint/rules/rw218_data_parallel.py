@@ -34,8 +34,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import is_distributed, once, places
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import is_distributed, once, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,18 +39,25 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import OBJECTS, ROOTED, collectives, filled_node, root_rank, word_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import VIEWS, last_value, root_of
+from rankwise.lint.topics.collective_calls import (
+    OBJECTS,
+    ROOTED,
+    collectives,
+    filled_node,
+    root_rank,
+    word_of,
+)
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import VIEWS, last_value, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _COPIES = frozenset({"clone", "cuda", "cpu", "to", "float", "double", "half", "bfloat16", "long", "int", "bool", "type", "sum", "mean", "max", "min",
                      "abs", "mul", "div", "add", "sub", "pow", "sqrt", "norm", "astype", "type_as", "new_tensor", "prod", "std", "var", "exp", "log",

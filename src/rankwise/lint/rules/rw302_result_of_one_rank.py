@@ -39,12 +39,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import collectives, filled_node, has_group, root_rank, root_value, word_of
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import above, differs, function_of, is_distributed, statement_of
-from rankwise.lint.rank_tests import is_under_rank_test
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import (
+from rankwise.lint.topics.collective_calls import (
+    collectives,
+    filled_node,
+    has_group,
+    root_rank,
+    root_value,
+    word_of,
+)
+from rankwise.lint.topics.job_view import above, differs, function_of, is_distributed, statement_of
+from rankwise.lint.topics.rank_tests import is_under_rank_test
+from rankwise.lint.topics.tensor_text import (
     is_behind,
     key_of,
     loads,
@@ -58,8 +65,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _SENDS = (
     "broadcast",

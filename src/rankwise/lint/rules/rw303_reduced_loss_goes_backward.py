@@ -48,11 +48,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import collectives, filled_node, word_of
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import places
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import backward_of, is_in, key_of, model_calls, touches_model
+from rankwise.lint.topics.collective_calls import collectives, filled_node, word_of
+from rankwise.lint.topics.job_view import places
+from rankwise.lint.topics.tensor_text import (
+    backward_of,
+    is_in,
+    is_made_up,
+    key_of,
+    model_calls,
+    touches_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +77,7 @@ def check(script: Script) -> Iterator[Finding]:
     for place in collectives(script, "all_reduce", "reduce", "broadcast"):
         node = filled_node(place.last)
         key = key_of(node)
-        if not key or node is None:
+        if not key or node is None or is_made_up(script.tree, node, place.last.node):
             continue
         for call in _as_called(script, place.last):
             if _OFF & set(call.contexts):

@@ -49,12 +49,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import D, filled_node, word_of
 from rankwise.lint.finding import span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import (
+from rankwise.lint.topics.collective_calls import D, filled_node, word_of
+from rankwise.lint.topics.tensor_text import (
     backward_of,
     is_in,
+    is_made_up,
     key_of,
     model_calls,
     root_of,
@@ -79,13 +80,13 @@ def check(script: Script) -> Iterator[Finding]:
     models = model_calls(script.all_calls)
     told: set[int] = set()
     for call in _calls(script):
-        if id(call.node) in told or _OFF & set(call.contexts) or _is_autograd(call):
+        if id(call.node) in told or _OFF & set(call.contexts) or _is_autograd(call) or _is_of_numbers(call):
             continue
         given = call.arg_node(0 if call.name in _RETURNING else 1, "tensor", "input_tensor")
         value = call.arg(0 if call.name in _RETURNING else 1, "tensor", "input_tensor")
-        if given is None or not (
-            (value is not None and value.via) or touches_model(call.module.tree, given, models)
-        ):
+        if given is None or is_made_up(call.module.tree, given, call.node):
+            continue
+        if not ((value is not None and value.via) or touches_model(call.module.tree, given, models)):
             continue
         back = _back(call)
         if back is None:
@@ -110,6 +111,12 @@ def _calls(script: Script) -> Iterator[Call]:
     for entry in script.entries:
         for history in entry.histories[:1]:
             yield from (call for call in history.calls if call.name in _FILLING | _RETURNING)
+
+
+def _is_of_numbers(call: Call) -> bool:
+    """Whether a function that averages statistics gathers them: a weight of the loss needs no gradient."""
+    name = getattr(getattr(call.function, "node", None), "name", "").lower()
+    return any(word in name for word in ("average", "sum", "stat", "metric", "count"))
 
 
 def _is_autograd(call: Call) -> bool:

@@ -38,10 +38,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import FILLED, collectives, filled_node, word_of
-from rankwise.lint.job_view import function_of, parents_of, statement_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_behind, key_of, loads, nodes_in, root_of, targets_of
+from rankwise.lint.topics.collective_calls import FILLED, collectives, filled_node, word_of
+from rankwise.lint.topics.job_view import function_of, parents_of, statement_of
+from rankwise.lint.topics.tensor_text import is_behind, key_of, loads, nodes_in, root_of, targets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,9 @@ def check(script: Script) -> Iterator[Finding]:
             node,
             f"{word_of(call)} only starts here, {what}; `{name or 'its tensor'}` may hold the old value, the new one or a mixture",
             "keep the handle and call its `wait()` before the tensor is read or changed",
-            severity="warning" if word_of(call) == "isend" else "error",
+            severity="warning"
+            if word_of(call) == "isend" or _has_barrier(script.tree, call.node)
+            else "error",
         )
 
 
@@ -104,6 +106,14 @@ def _synchronizes(tree: ast.Module, node: ast.AST) -> bool:
         isinstance(one, ast.Call)
         and key_of(one.func).endswith(("cuda.synchronize", "wait_stream"))
         and is_behind(one, node)
+        for one in nodes_in(function_of(tree, node))
+    )
+
+
+def _has_barrier(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether a barrier follows: on one stream of a GPU, nothing is left to wait for behind it."""
+    return any(
+        isinstance(one, ast.Call) and key_of(one.func).endswith("barrier") and is_behind(one, node)
         for one in nodes_in(function_of(tree, node))
     )
 

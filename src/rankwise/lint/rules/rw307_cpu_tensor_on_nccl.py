@@ -44,10 +44,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_places import is_on_cpu
+from rankwise.lint.topics.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_places import is_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

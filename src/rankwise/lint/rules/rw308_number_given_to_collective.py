@@ -35,12 +35,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import collectives, word_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_places import is_number
-from rankwise.lint.tensor_text import bindings, key_of, last_value
+from rankwise.lint.topics.collective_calls import collectives, word_of
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_places import is_number
+from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

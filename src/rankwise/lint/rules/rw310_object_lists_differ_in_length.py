@@ -39,11 +39,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import collectives
-from rankwise.lint.job_view import text_of
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import bindings, key_of
+from rankwise.lint.topics.collective_calls import collectives
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import bindings, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

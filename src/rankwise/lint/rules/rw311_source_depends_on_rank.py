@@ -35,9 +35,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import ROOTED, collectives, has_group, root_value, word_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.collective_calls import ROOTED, collectives, has_group, root_value, word_of
+from rankwise.lint.topics.job_view import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,9 @@ def check(script: Script) -> Iterator[Finding]:
     """Calls whose source or destination is another one on other ranks."""
     for place in collectives(script, *ROOTED):
         if has_group(place.last) or len(place.calls) < 2:
+            continue
+        if any(test.spread for call in place.calls for _, test, _ in call.tests):
+            # `if owner == rank:` in a loop over owners.
             continue
         roots = {call.rank: value for call in place.calls if (value := root_value(call)) is not None}
         numbers = {value.const for value in roots.values() if value.is_known and isinstance(value.const, int)}

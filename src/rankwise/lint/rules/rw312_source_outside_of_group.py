@@ -39,11 +39,18 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import ROOTED, collectives, group_of, members_of, root_value, word_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import bindings, key_of, last_value
+from rankwise.lint.topics.collective_calls import (
+    ROOTED,
+    collectives,
+    group_of,
+    members_of,
+    root_value,
+    word_of,
+)
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,9 +39,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import D, word_of
-from rankwise.lint.job_view import is_distributed
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.collective_calls import D, word_of
+from rankwise.lint.topics.job_view import is_distributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

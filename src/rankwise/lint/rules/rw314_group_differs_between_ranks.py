@@ -35,17 +35,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import D, ranks_in
-from rankwise.lint.job_view import once, places, text_of
 from rankwise.lint.model.values import Items, Object, Spread, mixed
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.collective_calls import D, ranks_in
+from rankwise.lint.topics.job_view import once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _WHO = frozenset({"rank", "local_rank", "node_rank"})
 

@@ -37,10 +37,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.history_calls import together
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import bindings, key_of
+from rankwise.lint.topics.history_calls import together
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import bindings, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

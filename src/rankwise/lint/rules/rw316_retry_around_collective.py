@@ -47,9 +47,9 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.history_calls import together
-from rankwise.lint.job_view import above
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.history_calls import together
+from rankwise.lint.topics.job_view import above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

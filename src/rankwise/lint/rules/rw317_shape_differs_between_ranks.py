@@ -38,11 +38,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import collectives, has_group, word_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.model.values import Items, Object, Spread
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import last_value
+from rankwise.lint.topics.collective_calls import collectives, has_group, word_of
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

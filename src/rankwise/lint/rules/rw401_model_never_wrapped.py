@@ -46,14 +46,14 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import D
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import INIT
 from rankwise.lint.library.names import ACCELERATOR
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in
-from rankwise.lint.wrapping import OFF
+from rankwise.lint.topics.collective_calls import D
+from rankwise.lint.topics.job_view import INIT
+from rankwise.lint.topics.tensor_text import is_in
+from rankwise.lint.topics.wrapping import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

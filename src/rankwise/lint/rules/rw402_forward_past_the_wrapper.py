@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import backward_of, is_in, key_of, nodes_in
-from rankwise.lint.wrapping import OFF, wraps
+from rankwise.lint.topics.tensor_text import backward_of, is_in, key_of, nodes_in
+from rankwise.lint.topics.wrapping import OFF, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
-    from rankwise.lint.wrapping import Wrap
+    from rankwise.lint.topics.wrapping import Wrap
 
 
 def check(script: Script) -> Iterator[Finding]:

@@ -54,10 +54,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import above, function_of, is_distributed, statement_of
 from rankwise.lint.model.values import Spread
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import (
+from rankwise.lint.topics.job_view import above, function_of, is_distributed, statement_of
+from rankwise.lint.topics.tensor_text import (
     backward_of,
     is_in,
     key_of,
@@ -66,7 +66,7 @@ from rankwise.lint.tensor_text import (
     statements_in,
     targets_of,
 )
-from rankwise.lint.wrapping import OFF
+from rankwise.lint.topics.wrapping import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,11 @@ def check(script: Script) -> Iterator[Finding]:
         if not is_distributed(entry):
             continue
         for call in entry.histories[0].calls:
-            if not _is_constant(call) or OFF & set(call.contexts):
+            if (
+                not _is_constant(call)
+                or OFF & set(call.contexts)
+                or _is_input(call, entry.histories[0].calls)
+            ):
                 continue
             back = _back(call)
             node = call.node if is_in(script.tree, call.node) else back
@@ -134,6 +138,20 @@ def _is_constant(call: Call) -> bool:
             isinstance(first, ast.List) and all(isinstance(one, ast.Constant) for one in first.elts)
         )
     return word == "new_zeros" or (word == "new_tensor" and isinstance(call.arg_node(0), ast.Constant))
+
+
+def _is_input(call: Call, calls: list[Call]) -> bool:
+    """Whether a model is called on the constant: it stands for a batch, and what comes out has a way back."""
+    statement = statement_of(call.module.tree, call.node)
+    if not isinstance(statement, ast.Assign):
+        return False
+    keys = {key_of(one) for one in statement.targets}
+    return any(
+        key_of(argument) in keys
+        for one in calls
+        if one.name.endswith(("Parallel.__call__", "nn.Module.__call__")) and one.function is call.function
+        for argument in getattr(one.node, "args", ())
+    )
 
 
 def _back(call: Call) -> ast.Call | None:

@@ -44,11 +44,11 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_behind, is_in, key_of, last_value
-from rankwise.lint.wrapping import refers_to, wraps
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, last_value
+from rankwise.lint.topics.wrapping import refers_to, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.wrapping import Wrap
+    from rankwise.lint.topics.wrapping import Wrap
 
 _ADDERS = frozenset({"add_module", "register_module", "register_parameter", "append", "insert", "extend"})
 _HEAVY = (

@@ -44,17 +44,17 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import bindings, is_behind, is_in, key_of
-from rankwise.lint.wrapping import refers_to, trains_later, wraps
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import bindings, is_behind, is_in, key_of
+from rankwise.lint.topics.wrapping import refers_to, trains_later, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
-    from rankwise.lint.wrapping import Wrap
+    from rankwise.lint.topics.wrapping import Wrap
 
 
 def check(script: Script) -> Iterator[Finding]:

@@ -47,10 +47,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in, last_value
-from rankwise.lint.wrapping import trains_later, wraps
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import is_in, last_value
+from rankwise.lint.topics.wrapping import trains_later, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
-    from rankwise.lint.wrapping import Wrap
+    from rankwise.lint.topics.wrapping import Wrap
 
 _MOVES = frozenset({"to", "cuda", "cpu", "half", "bfloat16", "double", "to_empty"})
 

@@ -48,11 +48,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import backends
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.wrapping import OFF
+from rankwise.lint.topics.collective_calls import backends
+from rankwise.lint.topics.wrapping import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -52,9 +52,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import above
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in, last_value
+from rankwise.lint.topics.job_view import above
+from rankwise.lint.topics.tensor_text import is_in, last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

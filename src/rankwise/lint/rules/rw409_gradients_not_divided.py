@@ -43,11 +43,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import collectives, filled_node, word_of
-from rankwise.lint.job_view import function_of, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.summing import divides, is_sum
-from rankwise.lint.tensor_text import bindings, key_of, root_of
+from rankwise.lint.topics.collective_calls import collectives, filled_node, word_of
+from rankwise.lint.topics.job_view import function_of, text_of
+from rankwise.lint.topics.summing import divides, is_sum
+from rankwise.lint.topics.tensor_text import bindings, key_of, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -40,11 +40,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.job_view import text_of
 from rankwise.lint.model.values import Object, Spread
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in
-from rankwise.lint.wrapping import refers_to, wraps
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import is_in
+from rankwise.lint.topics.wrapping import refers_to, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
-    from rankwise.lint.wrapping import Wrap
+    from rankwise.lint.topics.wrapping import Wrap
 
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
 _SENDS = (

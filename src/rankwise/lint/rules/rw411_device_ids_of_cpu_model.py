@@ -38,13 +38,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.collective_calls import backends
-from rankwise.lint.job_view import text_of
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import last_value
-from rankwise.lint.wrapping import parts_of
+from rankwise.lint.topics.collective_calls import backends
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import last_value
+from rankwise.lint.topics.wrapping import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +88,11 @@ def _is_cpu_text(script: Script, call: Call) -> bool:
 
 def _says_cpu(script: Script, node: ast.AST, call: Call) -> bool:
     place = last_value(script.tree, node, call.node)
+    stores = [
+        one for one in ast.walk(script.tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    ]
+    if isinstance(node, ast.Name) and sum(one.id == node.id for one in stores) > 1:
+        return False
     if isinstance(place, ast.Call) and place.args:
         place = place.args[0]
     return isinstance(place, ast.Constant) and place.value == "cpu"

@@ -45,8 +45,8 @@ from rankwise.lint.finding import span_of
 from rankwise.lint.library.names import FSDP, FULLY_SHARD
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in, key_of
-from rankwise.lint.wrapping import parts_of
+from rankwise.lint.topics.tensor_text import is_in, key_of
+from rankwise.lint.topics.wrapping import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

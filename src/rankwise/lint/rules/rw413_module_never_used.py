@@ -61,12 +61,12 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import text_of
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in, key_of
-from rankwise.lint.wrapping import wraps
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import is_in, key_of
+from rankwise.lint.topics.wrapping import wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -63,8 +63,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import key_of
-from rankwise.lint.wrapping import wraps
+from rankwise.lint.topics.tensor_text import key_of
+from rankwise.lint.topics.wrapping import wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

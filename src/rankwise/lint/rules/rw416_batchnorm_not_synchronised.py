@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import is_in
-from rankwise.lint.wrapping import parts_of, trains_later, wraps
+from rankwise.lint.topics.tensor_text import is_in
+from rankwise.lint.topics.wrapping import parts_of, trains_later, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -57,20 +57,20 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import here, is_prepared, sampler_of, shown
-from rankwise.lint.epochs import is_reached, loops_of, reshuffled, shuffles
-from rankwise.lint.job_view import parents_of, text_of
 from rankwise.lint.library.names import LOADER
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import here, is_prepared, sampler_of, shown
+from rankwise.lint.topics.epochs import is_reached, loops_of, reshuffled, shuffles
+from rankwise.lint.topics.job_view import parents_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.data_flow import Pass
-    from rankwise.lint.epochs import Shuffled
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
+    from rankwise.lint.topics.epochs import Shuffled
 
 
 def check(script: Script) -> Iterator[Finding]:

@@ -39,12 +39,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import AT, ITERABLE, given
 from rankwise.lint.finding import Edit, span_of
-from rankwise.lint.job_view import function_of, once, places, text_of
 from rankwise.lint.library.names import LOADER
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import AT, ITERABLE, given
+from rankwise.lint.topics.job_view import function_of, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,12 +94,26 @@ def _clash(call: Call) -> tuple[str, str]:
                 "ValueError: a loader cannot shuffle an IterableDataset",
                 "leave shuffle out, and shuffle in the data set's __iter__",
             )
-        if sampler is not None and _is_there(sampler):
+        if sampler is not None and _is_there(sampler) and not _is_one_of_several(call):
             return (
                 "ValueError: an IterableDataset has no indices, so a sampler cannot draw from it",
                 "leave the sampler out, and take this rank's part in the data set's __iter__",
             )
     return "", ""
+
+
+def _is_one_of_several(call: Call) -> bool:
+    """Whether data set and sampler both come from branches: which goes with which is not known."""
+    scope = function_of(call.module.tree, call.node)
+    names = [text_of(call.arg_node(AT[word], word)) for word in ("dataset", "sampler")]
+    counts = [
+        sum(
+            isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+            for node in ast.walk(scope)
+        )
+        for name in names
+    ]
+    return any(count > 1 for count in counts)
 
 
 def _may_be_apart(call: Call) -> bool:

@@ -60,12 +60,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import AT, ITERABLE, given, here, is_given_away, is_prepared, passes, shown
-from rankwise.lint.job_view import is_distributed, text_of
 from rankwise.lint.library.names import ACCELERATOR, FABRIC, SAMPLER
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.shares import (
+from rankwise.lint.topics.data_flow import (
+    AT,
+    ITERABLE,
+    given,
+    here,
+    is_given_away,
+    is_prepared,
+    passes,
+    shown,
+)
+from rankwise.lint.topics.job_view import is_distributed, text_of
+from rankwise.lint.topics.shares import (
     is_known_data,
     is_shared_out,
     loop_shares,
@@ -76,11 +85,11 @@ from rankwise.lint.shares import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.data_flow import Pass
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
 
 _CHOICE = re.compile(r"dist|ddp|world|rank|gpu|parallel|launcher|multi|slurm|sampler|device", re.IGNORECASE)
 

@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import here, sampler_of
-from rankwise.lint.job_view import once, places
 from rankwise.lint.library.names import ACCELERATOR
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import here, sampler_of
+from rankwise.lint.topics.job_view import once, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,18 +39,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import SAMPLER_AT, is_in_ranks
-from rankwise.lint.job_view import is_spawned, once, places, text_of
 from rankwise.lint.library.names import SAMPLER
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import SAMPLER_AT, is_in_ranks
+from rankwise.lint.topics.job_view import is_spawned, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _OWN = frozenset({"time", "own", "host", "random"})
 

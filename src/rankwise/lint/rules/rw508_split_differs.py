@@ -43,21 +43,21 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import differs_deeply, here, is_in_ranks
-from rankwise.lint.job_view import above, is_distributed, once, places, text_of
 from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.rule import Rule
-from rankwise.lint.seeds import library_of, standing
+from rankwise.lint.topics.data_flow import differs_deeply, here, is_in_ranks
+from rankwise.lint.topics.job_view import above, is_distributed, once, places, text_of
+from rankwise.lint.topics.seeds import library_of, standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _SPLIT = "torch.utils.data.random_split"
 _SKLEARN = frozenset(

@@ -51,11 +51,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import here, training_loops
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.seeds import last_seed, library_of, standing
-from rankwise.lint.shares import spreads_otherwise
+from rankwise.lint.topics.data_flow import here, training_loops
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.seeds import last_seed, library_of, standing
+from rankwise.lint.topics.shares import spreads_otherwise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

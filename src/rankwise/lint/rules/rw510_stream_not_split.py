@@ -63,11 +63,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import differs_deeply, given, here, is_given_away, is_prepared, passes, shown
-from rankwise.lint.job_view import is_distributed, text_of
 from rankwise.lint.library.names import ACCELERATOR
 from rankwise.lint.rule import Rule
-from rankwise.lint.shares import (
+from rankwise.lint.topics.data_flow import (
+    differs_deeply,
+    given,
+    here,
+    is_given_away,
+    is_prepared,
+    passes,
+    shown,
+)
+from rankwise.lint.topics.job_view import is_distributed, text_of
+from rankwise.lint.topics.shares import (
     classes_in,
     draws_at_random,
     loop_shares,
@@ -75,15 +83,15 @@ from rankwise.lint.shares import (
     splits_by_worker,
     spreads_otherwise,
 )
-from rankwise.lint.streams import hf_stream, is_stream
+from rankwise.lint.topics.streams import hf_stream, is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.data_flow import Pass
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
 
 
 def check(script: Script) -> Iterator[Finding]:
@@ -101,6 +109,10 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         dataset = given(call, "dataset")
         if dataset is None or loop_shares(one) or is_given_away(one):
+            continue
+        module = getattr(getattr(dataset.thing, "cls", None), "module", None)
+        if module is not None and module is not script.module and "world_size" in module.text:
+            # The data sets of another file, one of which knows the ranks.
             continue
         what = _same_everywhere(dataset)
         node = here(script, call) or (one.over if one.module is script.module else None)

@@ -60,12 +60,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import given, here
-from rankwise.lint.job_view import is_distributed, once, places
 from rankwise.lint.library.names import LOADER
 from rankwise.lint.rule import Rule
-from rankwise.lint.shares import classes_in, draws_at_random, splits_by_rank, splits_by_worker
-from rankwise.lint.streams import is_stream
+from rankwise.lint.topics.data_flow import given, here
+from rankwise.lint.topics.job_view import is_distributed, once, places
+from rankwise.lint.topics.shares import classes_in, draws_at_random, splits_by_rank, splits_by_worker
+from rankwise.lint.topics.streams import is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

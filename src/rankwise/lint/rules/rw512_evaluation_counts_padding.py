@@ -48,21 +48,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import SAMPLER_AT, here, is_prepared, passes, sampler_of, shown
-from rankwise.lint.job_view import text_of
-from rankwise.lint.lengths import length_of
 from rankwise.lint.library.names import ACCELERATOR, SAMPLER
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import SAMPLER_AT, here, is_prepared, passes, sampler_of, shown
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.lengths import length_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.data_flow import Pass
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import History
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
 
 #: `predictions[: len(loader.dataset) - seen]`: repeated samples are cut off by hand.
 _CUT = re.compile(r"len\([\w.]*dataset\w*\)\s*-|remainder|\[\s*:\s*len\(")

@@ -38,12 +38,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import AT, SAMPLER_AT, given, here, passes, sampler_of, shown
-from rankwise.lint.job_view import is_distributed, once, places
-from rankwise.lint.lengths import length_of
 from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import AT, SAMPLER_AT, given, here, passes, sampler_of, shown
+from rankwise.lint.topics.job_view import is_distributed, once, places
+from rankwise.lint.topics.lengths import length_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

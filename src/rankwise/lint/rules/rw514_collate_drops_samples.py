@@ -45,11 +45,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import given, here
-from rankwise.lint.job_view import is_distributed, once, places, text_of
 from rankwise.lint.library.names import LOADER
 from rankwise.lint.model.values import Bound, Function
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import given, here
+from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

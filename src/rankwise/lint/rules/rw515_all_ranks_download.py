@@ -41,19 +41,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import differs_deeply, here, is_in_ranks
-from rankwise.lint.job_view import is_distributed, once, places, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.turns import is_barrier, is_caught, takes_turns, was_done_before
+from rankwise.lint.topics.data_flow import differs_deeply, here, is_in_ranks
+from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
+from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 _FETCHES = frozenset({"urllib.request.urlretrieve", "wget.download", "gdown.download", "gdown.download_folder", "torch.hub.download_url_to_file",

@@ -37,11 +37,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import differs_deeply, here, is_in_ranks
 from rankwise.lint.finding import Edit, Span, span_of
-from rankwise.lint.job_view import is_distributed, once, places, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.turns import is_caught, takes_turns, was_done_before
+from rankwise.lint.topics.data_flow import differs_deeply, here, is_in_ranks
+from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
+from rankwise.lint.topics.turns import is_caught, takes_turns, was_done_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

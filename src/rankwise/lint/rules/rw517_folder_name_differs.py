@@ -47,18 +47,18 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import here, is_in_ranks
-from rankwise.lint.job_view import is_distributed, once, places, spawns, text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import here, is_in_ranks
+from rankwise.lint.topics.job_view import is_distributed, once, places, spawns, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Entry, Script
+    from rankwise.lint.topics.job_view import Place
 
 #: What makes or uses a path, and where it takes it; None: it is the receiver.
 _MAKES: dict[str, int | None] = {"os.makedirs": 0, "os.mkdir": 0}

@@ -43,15 +43,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import INIT, once, places, starts_group, text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT, once, places, starts_group, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _LONG = frozenset({"datasets.Dataset.map", "datasets.Dataset.filter"})
 

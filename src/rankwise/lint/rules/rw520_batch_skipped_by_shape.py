@@ -48,16 +48,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.data_flow import passes
-from rankwise.lint.job_view import text_of
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.data_flow import passes
+from rankwise.lint.topics.job_view import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.data_flow import Pass
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
 
 
 def check(script: Script) -> Iterator[Finding]:

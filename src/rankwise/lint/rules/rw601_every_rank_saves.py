@@ -38,9 +38,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import is_distributed, node_in, starts_group, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.saved_files import is_chosen, writes
+from rankwise.lint.topics.job_view import is_distributed, node_in, starts_group, text_of
+from rankwise.lint.topics.saved_files import is_chosen, writes
+from rankwise.lint.topics.turns import takes_turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,7 @@ def check(script: Script) -> Iterator[Finding]:
             or not use.place.is_made_by_all
             or not is_distributed(entry)
             or is_chosen(call)
+            or takes_turns(use.place)
             or not use.is_shared()
         ):
             continue

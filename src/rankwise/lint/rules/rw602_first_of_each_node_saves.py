@@ -38,9 +38,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import node_in, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.saved_files import writes
+from rankwise.lint.topics.job_view import node_in, text_of
+from rankwise.lint.topics.saved_files import writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -49,16 +49,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import called_names, line_of, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.saved_files import reads, writes
+from rankwise.lint.topics.job_view import called_names, line_of, text_of
+from rankwise.lint.topics.saved_files import reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.saved_files import FileUse
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.saved_files import FileUse
 
 _MOVES = frozenset({"replace", "rename", "renames", "move"})
 

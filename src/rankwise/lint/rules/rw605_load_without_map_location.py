@@ -41,16 +41,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import is_distributed
 from rankwise.lint.rule import Rule
-from rankwise.lint.saved_files import is_model_file, reads
+from rankwise.lint.topics.job_view import is_distributed
+from rankwise.lint.topics.saved_files import is_model_file, reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.saved_files import FileUse
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.saved_files import FileUse
 
 
 def check(script: Script) -> Iterator[Finding]:

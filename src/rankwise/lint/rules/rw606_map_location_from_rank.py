@@ -38,10 +38,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.device_index import fault_of
-from rankwise.lint.job_view import once, places, text_of
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.device_index import fault_of
+from rankwise.lint.topics.job_view import once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -47,12 +47,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import line_of, node_in, once, places
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Object
-from rankwise.lint.option_text import parts_of_sources
 from rankwise.lint.rule import Rule
-from rankwise.lint.tensor_text import last_value
+from rankwise.lint.topics.job_view import line_of, node_in, once, places
+from rankwise.lint.topics.option_text import parts_of_sources
+from rankwise.lint.topics.tensor_text import last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -50,8 +50,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import above, is_distributed, kind_of, once, places
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import above, is_distributed, kind_of, once, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -44,9 +44,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import is_distributed, text_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.saved_files import is_model_file, reads
+from rankwise.lint.topics.job_view import is_distributed, text_of
+from rankwise.lint.topics.saved_files import is_model_file, reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -47,16 +47,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import called_names, is_distributed, once, places
 from rankwise.lint.model.values import Bound, Function
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import called_names, is_distributed, once, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _SAVES = frozenset(
     {

@@ -49,9 +49,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import above, is_distributed, once, places, text_of
 from rankwise.lint.model.values import Items, Spread
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import above, is_distributed, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

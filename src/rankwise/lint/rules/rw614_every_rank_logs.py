@@ -39,16 +39,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import differs, is_distributed, node_in, once, places, starts_group
 from rankwise.lint.rule import Rule
-from rankwise.lint.saved_files import is_chosen
+from rankwise.lint.topics.job_view import differs, is_distributed, node_in, once, places, starts_group
+from rankwise.lint.topics.saved_files import is_chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.job_view import Place
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 _RUNS = {
     "wandb.init": "opens a run of its own in W&B",

@@ -44,9 +44,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.job_view import line_of, once, places, text_of
-from rankwise.lint.option_text import sources
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import line_of, once, places, text_of
+from rankwise.lint.topics.option_text import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -40,10 +40,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.classes import self_attribute, self_attributes
 from rankwise.lint.finding import Edit, Span, span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, scopes_of
+from rankwise.lint.topics.classes import self_attribute, self_attributes
+from rankwise.lint.topics.scopes import Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

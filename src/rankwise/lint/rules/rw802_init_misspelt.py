@@ -41,10 +41,18 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.classes import LIGHTNING, MODULE, is_super_call, methods, roots, self_attributes, self_name
 from rankwise.lint.finding import Edit, Span
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import FunctionNode, Scopes, scopes_of
+from rankwise.lint.topics.classes import (
+    LIGHTNING,
+    MODULE,
+    is_super_call,
+    methods,
+    roots,
+    self_attributes,
+    self_name,
+)
+from rankwise.lint.topics.scopes import FunctionNode, Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Span
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, scopes_of
-from rankwise.lint.undefined import is_certain, may_make_names, meant_star_parameter, undefined
+from rankwise.lint.topics.scopes import Scopes, scopes_of
+from rankwise.lint.topics.undefined import is_certain, may_make_names, meant_star_parameter, undefined
 
 if TYPE_CHECKING:
     import ast

@@ -44,8 +44,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
-from rankwise.lint.undefined import function_of, is_certain, may_make_names, meant_star_parameter, undefined
+from rankwise.lint.topics.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
+from rankwise.lint.topics.undefined import (
+    function_of,
+    is_certain,
+    may_make_names,
+    meant_star_parameter,
+    undefined,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

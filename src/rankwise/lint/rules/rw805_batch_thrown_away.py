@@ -37,7 +37,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import FunctionNode, Scopes, is_function, scopes_of
+from rankwise.lint.topics.scopes import FunctionNode, Scopes, is_function, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,9 +34,9 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.origins import Origins
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, scopes_of
+from rankwise.lint.topics.origins import Origins
+from rankwise.lint.topics.scopes import Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

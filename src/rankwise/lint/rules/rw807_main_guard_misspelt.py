@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, scopes_of
+from rankwise.lint.topics.scopes import Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

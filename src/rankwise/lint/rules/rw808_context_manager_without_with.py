@@ -33,7 +33,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, scopes_of
+from rankwise.lint.topics.scopes import Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Span, span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, is_function, scopes_of
+from rankwise.lint.topics.scopes import Scopes, is_function, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,10 +33,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.classes import LIGHTNING, MODULE, methods, roots, self_name
 from rankwise.lint.finding import Edit, Span, span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import FunctionNode, Scopes, scopes_of
+from rankwise.lint.topics.classes import LIGHTNING, MODULE, methods, roots, self_name
+from rankwise.lint.topics.scopes import FunctionNode, Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,9 @@ def check(script: Script) -> Iterator[Finding]:
         own = methods(cls)
         method = own.get("__init__")
         if method is None or not self_name(method) or {"__setattr__", "__new__"} & set(own) or cls.keywords:
+            continue
+        if "metaclass=" in script.piece.code:
+            # It may set the module up in its own way.
             continue
         if roots(scopes, cls) & (MODULE | LIGHTNING) and not _has_unknown_base(scopes, cls):
             yield from _judge(script, scopes, cls, method)

@@ -38,10 +38,10 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.classes import methods, roots, self_name
 from rankwise.lint.finding import Edit, Span
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import FunctionNode, Scopes, scopes_of
+from rankwise.lint.topics.classes import methods, roots, self_name
+from rankwise.lint.topics.scopes import FunctionNode, Scopes, scopes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

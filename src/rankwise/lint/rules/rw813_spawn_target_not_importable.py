@@ -47,8 +47,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.scopes import Scopes, is_function
-from rankwise.lint.spawning import Spawn, is_in_body_of_guard, spawns
+from rankwise.lint.topics.scopes import Scopes, is_function
+from rankwise.lint.topics.spawning import Spawn, is_in_body_of_guard, spawns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

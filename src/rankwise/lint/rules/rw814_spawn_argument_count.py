@@ -37,14 +37,14 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.spawning import Spawn, spawns
+from rankwise.lint.topics.spawning import Spawn, spawns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.scopes import FunctionNode, Scopes
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.scopes import FunctionNode, Scopes
 
 # Calls whose result is surely no tuple.
 _ONE_THING = (

@@ -36,15 +36,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.spawning import functions_reached, is_in_body_of_guard, spawns
-from rankwise.lint.undefined import is_certain, may_make_names
+from rankwise.lint.topics.spawning import functions_reached, is_in_body_of_guard, spawns
+from rankwise.lint.topics.undefined import is_certain, may_make_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.scopes import Scopes
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.scopes import Scopes
 
 
 def check(script: Script) -> Iterator[Finding]:

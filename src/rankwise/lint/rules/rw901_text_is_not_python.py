@@ -31,8 +31,8 @@ from rankwise.lint.rule import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rankwise.lint.inputs.unparsed import Unparsed
     from rankwise.lint.script import Script
-    from rankwise.lint.unparsed import Unparsed
 
 
 def _check(_script: Script) -> Iterable[Finding]:
@@ -60,7 +60,7 @@ def tell(path: str, unparsed: Unparsed) -> Finding:
     return Finding(
         rule=RULE.id,
         failure_class="",
-        severity=RULE.severity,
+        severity="warning" if unparsed.is_newer else RULE.severity,
         message=f"this can't be read: {unparsed.why}",
         fix=unparsed.fix,
         path=path,

@@ -1,0 +1,90 @@
+"""The check of one file: read, find, and tell what that depends on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import RankwiseError
+from rankwise.lint import registry
+from rankwise.lint.finding import Finding
+from rankwise.lint.inputs.reading import read_file
+from rankwise.lint.program import Project
+from rankwise.lint.rules import rw901_text_is_not_python as unreadable
+from rankwise.lint.running.cache import Kept, Source, look_at
+from rankwise.lint.running.check import check_piece, sort_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.piece import Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came out of one file.
+
+    Attributes:
+        path: As the user named it.
+        kept: What was found, and what may be kept for the next run.
+        sources: What that depends on; empty if it must not be kept.
+        failures: What went wrong in ourselves.
+        missing: What has to be installed to check it; empty if nothing.
+    """
+
+    path: str
+    kept: Kept
+    sources: tuple[Source, ...] = ()
+    failures: tuple[str, ...] = ()
+    missing: str = ""
+
+
+@dataclass(slots=True)
+class Checker:
+    """What looks at files, one after the other: modules that they share are read once."""
+
+    roots: tuple[Path, ...]
+    _project: Project = field(init=False)
+    _sources: dict[str, Source] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._project = Project(roots=self.roots)
+
+    def check(self, path: str) -> Result:
+        """Read a file and find the mistakes in it."""
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            return Result(
+                path=path, kept=Kept(findings=()), failures=(f"{path}: it can't be read: {error.strerror}",)
+            )
+        return self.check_data(path, data)
+
+    def check_data(self, path: str, data: bytes) -> Result:
+        """Find the mistakes in a file whose content was read already."""
+        reading = read_file(path, data)
+        findings, failures, missing = list[Finding](), list[str](), ""
+        if reading.unparsed is not None:
+            findings.append(unreadable.tell(path, reading.unparsed))
+        self._project.read = set()
+        for piece in reading.pieces:
+            try:
+                findings += self.check_piece(piece, failures)
+            except RankwiseError as error:
+                missing = str(error)
+        kept = Kept(findings=tuple(sort_findings(findings)), note=reading.note, num_lines=reading.num_lines)
+        sources = () if failures or missing else (look_at(os.path.abspath(path), data), *self._look_at_read())  # noqa: PTH100 - keeps links
+        return Result(path=path, kept=kept, sources=sources, failures=tuple(failures), missing=missing)
+
+    def check_piece(self, piece: Piece, failures: list[str] | None) -> list[Finding]:
+        """Find the mistakes in a piece."""
+        return check_piece(piece, self._project, registry.all_rules(), failures)
+
+    def _look_at_read(self) -> Iterator[Source]:
+        for path in sorted(self._project.read):
+            name = os.path.abspath(path)  # noqa: PTH100 - keeps links
+            if name not in self._sources:
+                self._sources[name] = look_at(name)
+            yield self._sources[name]

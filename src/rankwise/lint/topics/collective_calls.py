@@ -1,0 +1,128 @@
+"""Collectives of torch.distributed in a script: what they write to, who is their source, who makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.values import Items, Object, Value
+from rankwise.lint.topics.job_view import INIT, Place, backend_of, once, places
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Script
+
+D = "torch.distributed."
+#: What each writes its result to: position and name of the argument.
+FILLED = {
+    "all_reduce": (0, "tensor"),
+    "broadcast": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "all_gather": (0, "tensor_list"),
+    "all_gather_into_tensor": (0, "output_tensor"),
+    "all_gather_object": (0, "object_list"),
+    "broadcast_object_list": (0, "object_list"),
+    "gather": (1, "gather_list"),
+    "gather_object": (1, "object_gather_list"),
+    "scatter": (0, "tensor"),
+    "scatter_object_list": (0, "scatter_object_output_list"),
+    "reduce_scatter": (0, "output"),
+    "reduce_scatter_tensor": (0, "output"),
+    "all_to_all": (0, "output_tensor_list"),
+    "all_to_all_single": (0, "output"),
+    "recv": (0, "tensor"),
+    "irecv": (0, "tensor"),
+}
+#: Where the rank that gives or takes stands.
+ROOTED = {
+    "broadcast": (1, "src"),
+    "reduce": (1, "dst"),
+    "gather": (2, "dst"),
+    "scatter": (2, "src"),
+    "broadcast_object_list": (1, "src"),
+    "gather_object": (2, "dst"),
+    "scatter_object_list": (2, "src"),
+}
+_GROUP_AT = {"all_reduce": 2, "broadcast": 2, "reduce": 3, "all_gather": 2, "all_gather_into_tensor": 2, "all_gather_object": 2,
+             "broadcast_object_list": 2, "gather": 3, "gather_object": 3, "scatter": 3, "scatter_object_list": 3, "reduce_scatter": 3,
+             "reduce_scatter_tensor": 3, "all_to_all": 2, "all_to_all_single": 4, "barrier": 0, "send": 2, "recv": 2, "isend": 2, "irecv": 2}  # fmt: skip
+OBJECTS = frozenset({"all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"})
+
+
+def collectives(script: Script, *words: str) -> Iterator[Place]:
+    """Places of these collectives in this text, each once; of all that fill something if none is named."""
+    return once(places(script, *(D + word for word in words or FILLED)))
+
+
+def word_of(call: Call) -> str:
+    """``all_reduce``."""
+    return call.name.rpartition(".")[2]
+
+
+def group_of(call: Call) -> Value | None:
+    """The group that was given, if it may be another than that of all ranks."""
+    group = call.arg(_GROUP_AT.get(word_of(call)), "group")
+    if group is None or (group.is_known and group.const is None):
+        return None
+    if isinstance(group.thing, Object) and group.thing.kind == "world":
+        return None
+    if getattr(group.thing, "name", "").lower().endswith(".world"):
+        return None
+    return group
+
+
+def has_group(call: Call) -> bool:
+    """Whether it may be for a part of the ranks."""
+    return group_of(call) is not None or call.has_star
+
+
+def filled_node(call: Call) -> ast.AST | None:
+    """The text of what it writes its result to."""
+    position, name = FILLED[word_of(call)]
+    return call.arg_node(position, name)
+
+
+def root_value(call: Call) -> Value | None:
+    """``src`` or ``dst``, if given."""
+    position, name = ROOTED[word_of(call)]
+    return call.arg(position, name)
+
+
+def root_rank(call: Call) -> int | None:
+    """The number of the source or destination; 0 where it was left out; None if not known."""
+    value = root_value(call)
+    if value is None:
+        return None if "group_src" in call.kwargs or "group_dst" in call.kwargs else 0
+    if value.is_known and value.const is None:
+        return None
+    return value.const if isinstance(value.const, int) else None
+
+
+def backends(script: Script) -> set[str | None]:
+    """The backends of all calls that make the process group; None for one that is not known."""
+    return {backend_of(call) for call in script.all_calls if call.name == INIT}
+
+
+def ranks_in(value: Value | None) -> tuple[int, ...] | None:
+    """A list of ranks whose numbers are all known."""
+    if value is None:
+        return None
+    thing = value.thing
+    if isinstance(thing, Items) and thing.is_whole and thing.keys is None:
+        numbers = [one.const for one in thing.values]
+        return tuple(numbers) if all(isinstance(one, int) for one in numbers) else None
+    if isinstance(thing, Object) and thing.kind == "range":
+        bounds = [one.const for one in thing.attrs["bounds"].thing.values]
+        if bounds and all(isinstance(one, int) for one in bounds):
+            return tuple(range(*bounds))[:64]
+    return None
+
+
+def members_of(group: Value | None) -> tuple[int, ...] | None:
+    """The ranks of a group that `new_group` has made of a known list."""
+    call = group.thing.call if group is not None and isinstance(group.thing, Object) else None
+    if call is None or call.name != D + "new_group":
+        return None
+    return ranks_in(call.arg(0, "ranks"))

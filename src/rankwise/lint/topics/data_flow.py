@@ -1,0 +1,402 @@
+"""Which loader feeds which loop, with which sampler and data set: what the rules on data ask."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from rankwise.lint.library.makers import PASS_ON
+from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLER
+from rankwise.lint.model.history import Fork, Inline, Loop, Op
+from rankwise.lint.model.values import Instance, Items, Object, Value
+from rankwise.lint.topics.job_view import parents_of, spawns, starts_group, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rankwise.lint.model.calls import Call, Guard
+    from rankwise.lint.model.history import History, Item
+    from rankwise.lint.program import Module
+    from rankwise.lint.script import Entry, Script
+
+BATCH_SAMPLER = "torch.utils.data.BatchSampler"
+ITERABLE = "torch.utils.data.IterableDataset"
+#: Where a DataLoader takes what.
+AT = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "collate_fn": 6,
+      "drop_last": 8, "worker_init_fn": 10, "multiprocessing_context": 11}  # fmt: skip
+#: Where a DistributedSampler takes what.
+SAMPLER_AT = {"dataset": 0, "num_replicas": 1, "rank": 2, "shuffle": 3, "seed": 4, "drop_last": 5}
+_WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
+#: What is on the disk is the same for all ranks, or meant to be.
+_DISK = frozenset({"files", "exists", "env"})
+#: Packages whose functions do no more with a loader or a seed than tables tell.
+_OPEN = frozenset(
+    """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
+    uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile
+    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf""".split()  # noqa: SIM905
+)
+_HARMLESS = ("builtins.", "tqdm.", "torch.optim.", "user.", "rich.", "logging.")
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One loop over a loader, as one rank makes it.
+
+    Attributes:
+        loader: What it goes over.
+        loop: The loop.
+        over: What stands behind its ``in``.
+        module: Where it stands.
+        around: The loops around it, outermost first, those of the calling functions too.
+        entry: The program, or a function that it does not call.
+        history: What this rank does.
+        inside: All library calls of one turn.
+        syncs: Whether a backward pass in it is made together with the other ranks.
+        guards: Tests on the rank that enclose it.
+        takes_share: Whether a rank leaves out turns that are another's.
+    """
+
+    loader: Object
+    loop: ast.AST
+    over: ast.AST
+    module: Module
+    around: tuple[ast.AST, ...]
+    entry: Entry
+    history: History
+    inside: tuple[Call, ...]
+    syncs: bool
+    guards: tuple[Guard, ...]
+    takes_share: bool
+
+    @property
+    def trains(self) -> bool:
+        """Whether a model learns in it."""
+        return self.syncs or any(_teaches(call) for call in self.inside)
+
+
+def passes(script: Script) -> list[Pass]:
+    """All loops over loaders that are seen, of each rank."""
+    found: list[Pass] | None = script.memo.get("passes")
+    if found is None:
+        found = script.memo["passes"] = [
+            one for entry in script.entries for history in entry.histories for one in _passes(entry, history)
+        ]
+    return found
+
+
+def _teaches(call: Call) -> bool:
+    last = call.name.rpartition(".")[2]
+    if last in {"backward", "manual_backward"}:
+        return True
+    receiver = call.receiver
+    owner = receiver.thing.kind if isinstance(receiver.thing, Object) else receiver.path
+    return last == "step" and any(word in owner.lower() for word in ("optim", "scaler", "opt."))
+
+
+def _passes(entry: Entry, history: History) -> Iterator[Pass]:
+    inside: dict[ast.AST, list[Call]] = defaultdict(list)
+    for call in history.calls:
+        for loop in call.loops:
+            inside[loop].append(call)
+    seen: set[tuple[int, int]] = set()
+    for loader, loop, module, around, guards, items in (
+        *_walked(history.items),
+        *_from_calls(history.calls),
+        *_by_name(history.calls, inside),
+    ):
+        key = (id(loader), id(loop))
+        if key in seen:
+            continue
+        seen.add(key)
+        heads = getattr(loop, "generators", [])
+        over = heads[0].iter if heads else getattr(loop, "iter", loop)
+        yield Pass(loader=loader, loop=loop, over=over, module=module, around=around, entry=entry, history=history,
+                   inside=tuple(inside.get(loop, ())), syncs=_syncs(items), guards=guards, takes_share=_takes_share(items))  # fmt: skip
+
+
+_Found = tuple[Object, ast.AST, "Module", tuple[ast.AST, ...], "tuple[Guard, ...]", "Sequence[Item]"]
+
+
+def _walked(items: Iterable[Item], around: tuple[ast.AST, ...] = (), depth: int = 0) -> Iterator[_Found]:
+    """Loops in which something is done together."""
+    if depth > 60:
+        return
+    for item in items:
+        if isinstance(item, Loop):
+            for loader in loaders_in(item.value):
+                yield loader, item.node, item.module, around, item.guards, item.items
+            yield from _walked(item.items, (*around, item.node), depth + 1)
+        elif isinstance(item, Inline):
+            yield from _walked(item.items, around, depth + 1)
+        elif isinstance(item, Fork):
+            for arm in item.arms:
+                yield from _walked(arm.items, around, depth + 1)
+
+
+def _syncs(items: Iterable[Item], depth: int = 0) -> bool:
+    for item in items:
+        if isinstance(item, Op):
+            if item.family == "backward" and not item.in_group:
+                return True
+        elif depth < 40:
+            parts = (
+                [arm.items for arm in item.arms]
+                if isinstance(item, Fork)
+                else [item.items]
+                if isinstance(item, (Loop, Inline))
+                else []
+            )
+            if any(_syncs(part, depth + 1) for part in parts):
+                return True
+    return False
+
+
+def _takes_share(items: Iterable[Item]) -> bool:
+    """`if i % world_size != rank: continue`."""
+    return any(isinstance(item, Fork) and item.value.origin & _WHO and any(arm.exit is not None and arm.exit.kind == "continue" for arm in item.arms)
+               for item in items)  # fmt: skip
+
+
+def _from_calls(calls: Iterable[Call]) -> Iterator[_Found]:
+    """Loops whose iterable has a call in it: `enumerate(loader)`, `DataLoader(...)`."""
+    tables: dict[int, dict[int, ast.AST]] = {}
+    for call in calls:
+        table = tables.get(id(call.module))
+        if table is None:
+            table = tables[id(call.module)] = _iterables(call.module.tree)
+        loop = table.get(id(call.node))
+        if loop is not None:
+            for loader in (*loaders_in(call.result), *(one for arg in call.args for one in loaders_in(arg))):
+                yield (
+                    loader,
+                    loop,
+                    call.module,
+                    tuple(one for one in call.loops if one is not loop),
+                    call.guards,
+                    (),
+                )
+
+
+def _by_name(calls: list[Call], inside: dict[ast.AST, list[Call]]) -> Iterator[_Found]:
+    """Plain loops in which nothing is done together: the loader is the one that was given that name."""
+    made = [
+        (call, call.result.thing)
+        for call in calls
+        if call.name == LOADER and isinstance(call.result.thing, Object)
+    ]
+    for loop, its in inside.items():
+        over = getattr(loop, "iter", None)
+        if not isinstance(over, (ast.Name, ast.Attribute)):
+            continue
+        first = its[0]
+        around = first.loops[: first.loops.index(loop)]
+        for call, loader in made:
+            target = _target(call)
+            if target is not None and call.index < first.index and ast.dump(_load(target)) == ast.dump(over):
+                yield loader, loop, call.module, around, first.guards, ()
+    yield from _comprehensions(calls, made)
+
+
+def _comprehensions(calls: list[Call], made: list[tuple[Call, Object]]) -> Iterator[_Found]:
+    """`[f(batch) for batch in loader]`, where something is called at each turn."""
+    for call, loader in made:
+        target = _target(call)
+        shown = ast.dump(_load(target)) if target is not None else ""
+        for node in _named_comprehensions(call.module.tree):
+            if shown and ast.dump(node.generators[0].iter) == shown:
+                parts = {id(part) for part in ast.walk(node)}
+                first = next((one for one in calls[call.index :] if id(one.node) in parts), None)
+                if first is not None:
+                    yield loader, node, call.module, first.loops, first.guards, ()
+
+
+@lru_cache(maxsize=16)
+def _named_comprehensions(
+    tree: ast.AST,
+) -> list[ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp]:
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, _COMPREHENSIONS)
+        and isinstance(node.generators[0].iter, (ast.Name, ast.Attribute))
+    ]
+
+
+def _target(call: Call) -> ast.AST | None:
+    above = parents_of(call.module.tree).get(call.node)
+    if isinstance(above, ast.Assign) and len(above.targets) == 1:
+        return above.targets[0]
+    return None
+
+
+def _load(node: ast.AST) -> ast.AST:
+    if isinstance(node, ast.Name):
+        return ast.Name(id=node.id, ctx=ast.Load())
+    if isinstance(node, ast.Attribute):
+        return ast.Attribute(value=node.value, attr=node.attr, ctx=ast.Load())
+    return node
+
+
+@lru_cache(maxsize=256)
+def _iterables(tree: ast.AST) -> dict[int, ast.AST]:
+    """For each part of what stands behind an ``in``: its loop."""
+    found: dict[int, ast.AST] = {}
+    for node in ast.walk(tree):
+        heads = (
+            [node]
+            if isinstance(node, ast.For)
+            else node.generators
+            if isinstance(node, _COMPREHENSIONS)
+            else []
+        )
+        for head in heads:
+            for part in ast.walk(head.iter):
+                found[id(part)] = node
+    return found
+
+
+def loaders_in(value: Value) -> list[Object]:
+    """The loaders that a loop over this value goes over: itself, enumerated, zipped."""
+    thing = value.thing
+    if not isinstance(thing, Object):
+        return []
+    if thing.kind == LOADER:
+        return [thing] if thing.call is not None else []
+    if thing.kind in {"enumerate", "reversed", "zip"}:
+        inner = thing.attrs["of"]
+        parts = inner.thing.values if isinstance(inner.thing, Items) else [inner]
+        return [one for part in parts for one in loaders_in(part)]
+    return []
+
+
+def given(call: Call, name: str) -> Value | None:
+    """An argument of a DataLoader's call; None if it was left out or is None."""
+    value = call.arg(AT[name], name)
+    return None if value is None or (value.is_known and value.const is None) else value
+
+
+def sampler_of(loader: Object) -> Object | None:
+    """The DistributedSampler that a loader draws from, by itself or through a batch sampler."""
+    call = loader.call
+    if call is None:
+        return None
+    value = given(call, "sampler")
+    if value is None:
+        batches = given(call, "batch_sampler")
+        inner = batches.thing if batches is not None else None
+        if isinstance(inner, Object) and inner.call is not None:
+            value = inner.call.arg(0, "sampler")
+    thing = value.thing if value is not None else None
+    return thing if isinstance(thing, Object) and thing.kind == SAMPLER and thing.call is not None else None
+
+
+def is_prepared(loader: Object) -> bool:
+    """Whether a framework has taken the loader over, and cares for its share and its order."""
+    return "__prepared__" in loader.attrs
+
+
+def shown(one: Pass) -> str:
+    """What a pass goes over, for messages: ``loader`` of ``enumerate(loader)``."""
+    node = one.over
+    while (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"enumerate", "tqdm", "iter"}
+        and node.args
+    ):
+        node = node.args[0]
+    return text_of(node)
+
+
+def is_hidden(call: Call) -> bool:
+    """Whether a call is of a function whose text is not at hand, and which no table knows."""
+    first, _, rest = call.name.partition(".")
+    return not rest if first.startswith("?") else first not in _OPEN
+
+
+def is_given_away(one: Pass) -> bool:
+    """Whether the loader goes through a function whose text is not at hand, and may come back as another."""
+    for call in one.history.calls:
+        if call.name.startswith(_HARMLESS) or call.name in PASS_ON:
+            continue
+        if any(value.thing is one.loader for value in (*call.args, *call.kwargs.values())):
+            return True
+    return False
+
+
+def epoch_loops(one: Pass, made: Call | None) -> list[ast.AST]:
+    """Loops around a pass that go over the same samples again: more than one turn, and not around what ``made`` them."""
+    before = made.loops if made is not None else ()
+    kept = [loop for loop in one.around if loop not in before]
+    return [loop for loop in kept if not _is_once(loop) and not _goes_over_loaders(loop, one.over)]
+
+
+def _is_once(loop: ast.AST) -> bool:
+    over = getattr(loop, "iter", None)
+    if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
+        return len(over.args) == 1 and isinstance(over.args[0], ast.Constant) and over.args[0].value in (0, 1)
+    return isinstance(over, (ast.List, ast.Tuple)) and len(over.elts) < 2
+
+
+def _goes_over_loaders(loop: ast.AST, over: ast.AST) -> bool:
+    target = getattr(loop, "target", None)
+    if target is None:
+        return False
+    names = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(over))
+
+
+def differs_deeply(value: Value | None, depth: int = 0) -> bool:
+    """Whether anything that went into a value, or into the object that it is, is another one on other ranks."""
+    if value is None or depth > 5:
+        return False
+    if value.origin & _WHO or (value.spread and not (value.origin and value.origin <= _DISK)):
+        return True
+    return any(differs_deeply(part, depth + 1) for part in _parts(value))
+
+
+def _parts(value: Value) -> list[Value]:
+    thing = value.thing
+    if isinstance(thing, Items):
+        return thing.values[:64]
+    if isinstance(thing, (Object, Instance)):
+        call = thing.call
+        parts = list(thing.attrs.values())
+        return parts if call is None else [*parts, *call.args, *call.kwargs.values()]
+    return []
+
+
+def here(script: Script, call: Call) -> ast.AST | None:
+    """The node to report for a call: itself, or the call in this text that led there; None if there is none."""
+    if call.module is script.module:
+        return call.node
+    return next((site.node for site in reversed(call.stack) if site.module is script.module), None)
+
+
+def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:
+    """Whether a call is made by each process of the job: not by the one that starts them, nor on a way without a process group."""
+    if "spawned" in call.contexts:
+        return True
+    starters = [one for one in entry.histories[0].calls if starts_group(one)]
+    if starters and all(_excludes(one, call) for one in starters):
+        return False
+    return not entry.is_program or not spawns(script)
+
+
+def _excludes(one: Call, other: Call) -> bool:
+    """Whether two calls stand in two arms of one test."""
+    arms = {id(node): arm for node, _value, arm in one.tests}
+    return any(arms.get(id(node), arm) != arm for node, _value, arm in other.tests)
+
+
+def training_loops(history: History) -> Iterator[tuple[ast.AST, list[Call]]]:
+    """Outermost loops in which a model that ranks share learns, with all library calls in them."""
+    if not any(call.name in {DDP, f"{ACCELERATOR}.prepare", f"{FABRIC}.setup"} for call in history.calls):
+        return
+    loops = {call.loops[0]: None for call in history.calls if call.loops and call.name.endswith("backward")}
+    for loop in loops:
+        yield loop, [call for call in history.calls if loop in call.loops]

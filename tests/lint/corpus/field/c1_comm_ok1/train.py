@@ -1,0 +1,6 @@
+from engine.loop import Loop
+from engine import comm
+
+comm.launch()
+Loop().fit()
+comm.close()
