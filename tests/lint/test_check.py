@@ -143,7 +143,41 @@ def test_many_files(tmp_path: Path) -> None:
     assert outcome.failures == ("nowhere: there is no such file or folder",)
     assert "NUL" in outcome.notes[0]
     assert (outcome.num_files, outcome.num_lines) == (3, 5)
+    assert outcome.num_checked == 2
     assert check_files([str(tmp_path)], Settings(ignore=("RW101",))).findings == ()
+
+
+@pytest.mark.usefixtures("few_rules")
+@pytest.mark.parametrize(
+    ("data", "line", "word"), [("x = 1".encode("utf-16"), 1, "UTF-16"), (b"x\n\0y", 2, "NUL byte")]
+)
+def test_a_named_script_that_is_no_text_is_a_finding(
+    data: bytes, line: int, word: str, tmp_path: Path
+) -> None:
+    """Python can't start it: who names it is told with exit code 1, also from the cache; a folder's search goes by."""
+    path = tmp_path / "a.py"
+    path.write_bytes(data)
+    for _ in range(2):
+        outcome = check_files([str(path)], Settings(), Plan(cache_folder=tmp_path / "cache"))
+        (found,) = outcome.findings
+        assert (found.rule, found.span.line, outcome.notes, outcome.exit_code) == ("RW901", line, (), 1)
+        assert word in found.message
+    outcome = check_files([str(tmp_path)], Settings(), Plan(cache_folder=tmp_path / "cache"))
+    assert (outcome.findings, len(outcome.notes), outcome.num_checked) == ((), 1, 0)
+
+
+def test_kept_results_are_those_of_these_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache's key has the text of every rule in it: a rule that changes makes what it found before worthless."""
+    names, read = list[str](), Path.read_bytes
+
+    def listen(path: Path) -> bytes:
+        names.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", listen)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    check_files([str(tmp_path)], Settings(), Plan(cache_folder=tmp_path / "cache"))
+    assert {"rw901_text_is_not_python.py", "unparsed.py", "check.py"} <= set(names)
 
 
 @pytest.mark.usefixtures("few_rules")

@@ -40,7 +40,24 @@ def test_clean_found_and_wrong(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "bad.py:2:1" in capsys.readouterr().out
     assert _check("bad.py", "--exit-zero") == 0
     assert _check("ok.py", "gone.py") == 2
-    assert "gone.py: there is no such file" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "gone.py: there is no such file" in told.err
+    assert "no findings" not in told.out
+
+
+def test_nothing_to_check_is_no_clean_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without sources, and one whose only file is no text: exit code 0, the reason, and no word of findings."""
+    (folder / "empty").mkdir()
+    assert _check("empty") == 0
+    assert capsys.readouterr() == ("", "rankwise: no file to check in empty\n")
+    (folder / "a.py").write_bytes(b"\0")
+    assert _check() == 0
+    told = capsys.readouterr()
+    assert (told.out, "a.py: not looked at" in told.err) == ("", True)
+    assert _check("a.py") == 1
+    assert "RW901" in capsys.readouterr().out
+    assert _check("empty", "--format", "json") == 0
+    assert capsys.readouterr().out == "[]\n"
 
 
 def test_json_can_be_read_and_goes_to_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +80,18 @@ def test_standard_input(
     assert "print 'a'" in told
 
 
+def test_standard_input_without_a_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shebang tells that it is shell; what is read as Python and is none says how to name it."""
+    pytest.importorskip("tree_sitter_bash")
+    for first, place in (("#!/bin/bash\n", "stdin.sh:2:10: error RW701"), ("", "--stdin-filename x.sh")):
+        text = f"{first}torchrun --proc_per_node=4 a.py\n"
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert _check("-") == 1
+        assert place in capsys.readouterr().out
+
+
 def test_settings_and_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The project's settings hold, --isolated does without, and a wrong word is an error with a guess."""
     (folder / "bad.py").write_text(_BROKEN)
@@ -75,6 +104,8 @@ def test_settings_and_flags(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     assert _check("--select", "RW9O1") == 2
     assert "did you mean RW901" in capsys.readouterr().err
+    assert _check("--select", "RW999") == 2
+    assert "did you mean" not in capsys.readouterr().err
     assert _check("--colour") == 2
     assert _check("--") == 2
 
@@ -104,6 +135,30 @@ def test_a_command_and_its_script(folder: Path, capsys: pytest.CaptureFixture[st
     assert _check("--select", "RW901", "--", "torchrun", "-m", "train") == 1
     assert _check("--select", "RW901", "--", "torchrun", "gone.py") == 2
     assert "gone.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["torchrun --nproc_per_node=4"], 1, "RW703"),
+        (["cd x && A=1 torchrun --proc_per_node=4 train.py"], 1, "<command>:1:22: error RW701"),
+        (["torchrun"], 1, "RW703"),
+        (["torchrun", "--help"], 0, "no findings"),
+        (["python", "ok.py"], 0, "no findings"),
+        (["ls", "-l"], 0, ""),
+    ],
+)
+def test_commands(
+    words: list[str], code: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quoted line is a line, a launcher alone has no script, and what starts nothing is not called clean."""
+    pytest.importorskip("tree_sitter_bash")
+    (folder / "ok.py").write_text("import torch\n")
+    assert _check("--", *words) == code
+    out, err = capsys.readouterr()
+    assert told in out
+    assert ("no launcher in this command: nothing was checked" in err) == (not told)
+    assert told or not out
 
 
 def test_the_cache_is_where_it_is_told_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

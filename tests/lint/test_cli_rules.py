@@ -98,3 +98,18 @@ def test_unknown_rule(capsys: pytest.CaptureFixture[str]) -> None:
     """A rule that there is not: exit code 2, and the one that may be meant."""
     assert main(["rule", "trailing-coma"]) == 2
     assert "did you mean RW801 (trailing-comma)?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["RW999", "RW0"])
+def test_a_far_rule_is_not_guessed(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    """What is near to no rule is not called a slip of one."""
+    assert main(["rule", word]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["RW8", "rw80"])
+def test_the_beginning_of_an_id_lists_its_rules(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    """As --select means all rules that begin so, they are listed, and no others."""
+    assert main(["rule", word]) == 0
+    shown = re.findall(r"^RW\d+", capsys.readouterr().out, re.MULTILINE)
+    assert shown == [rule.id for rule in registry.all_rules() if rule.id.startswith(word.upper())]

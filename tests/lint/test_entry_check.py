@@ -39,6 +39,8 @@ def _begin(words: list[str]) -> tuple[EntryCheck, list[str]]:
         (["--no-check", "train.py"], {}, False),
         (["train.py"], {"RANKWISE_CHECK": "0"}, False),
         (["--check", "train.py"], {"RANKWISE_CHECK": "0"}, True),
+        (["--strict", "train.py"], {"RANKWISE_CHECK": "0"}, True),
+        (["--no-check", "--strict", "train.py"], {"RANKWISE_CHECK": "0"}, False),
         (["gone.py"], {}, False),
         (["-m", "train"], {}, False),
         (["--no-python", "train.py"], {}, False),
@@ -68,6 +70,18 @@ def test_errors_are_told_and_refused_on_demand(tmp_path: Path, monkeypatch: pyte
     assert "--no-check" in told
     assert not Path("was_imported").exists()
     check.close()
+
+
+def test_strict_stands_over_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable does not switch off what is typed, and that is said; without it, nothing is."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    for value, num_notes in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANKWISE_CHECK", value)
+        check, said = _begin(["--strict", "train.py"])
+        check.close()
+        assert len(said) == num_notes
+        assert all("RANKWISE_CHECK" in one for one in said)
 
 
 def test_a_clean_script_is_passed_over_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

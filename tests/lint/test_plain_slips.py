@@ -197,8 +197,62 @@ BAD = {
         class D(IterableDataset):
             def _iter_(self): return iter([])
     """,
+    ("RW809", "made by torch.optim"): "from torch.optim import Adam\no = Adam(p)\nfor x in y:\n    o.step",
+    (
+        "RW809",
+        "a schedule",
+    ): "from torch.optim.lr_scheduler import StepLR as S\ndef f(o):\n    s = S(o, 3)\n    s.step",
+    ("RW809", "no_sync"): "def f(net):\n    with net.no_sync:\n        pass",
+    ("RW816", "compared"): "import torch.distributed as dist\nif dist.get_rank == 0:\n    print()",
+    ("RW816", "not"): "from torch.distributed import is_initialized\nwhile not is_initialized:\n    pass",
+    ("RW816", "under a name"): "import torch.distributed as dist\nrank = dist.get_rank\nprint(rank != 0)",
+    ("RW816", "counted with"): "import torch.distributed as dist\nn = 64 // dist.get_world_size",
+    ("RW115", "no imagined rank"): """
+        import torch.distributed as dist
+        r = dist.get_rank()
+        if r == 5:
+            print("here")
+            dist.barrier()
+    """,
+    ("RW115", "claimed"): "import torch.distributed as d\nassert d.get_rank() != 0\nd.barrier()",
 }
 LEGAL = {
+    ("RW809", "a number called step"): "class O: step = 1\no = O()\no.step",
+    (
+        "RW809",
+        "an own no_sync",
+    ): "class N:\n    @property\n    def no_sync(self): ...\ndef f(net):\n    with net.no_sync: pass",
+    (
+        "RW816",
+        "called",
+    ): "import torch.distributed as dist\nif dist.is_initialized() and dist.get_rank() == 0: pass",
+    (
+        "RW816",
+        "called by its name",
+    ): "import torch.distributed as dist\nrank = dist.get_rank\nprint(rank() == 0)",
+    ("RW816", "one of two"): "import torch.distributed as dist\nf = dist.get_rank\nf = 3\nprint(f == 3)",
+    (
+        "RW816",
+        "functions compared",
+    ): "import torch.distributed as dist\nassert dist.get_rank == old\nprint(dist.get_rank is None)",
+    ("RW115", "the others elsewhere"): """
+        import torch.distributed as dist
+        rank = dist.get_rank()
+        if rank != 3:
+            dist.barrier()
+        print("data")
+        if rank == 3:
+            dist.barrier()
+    """,
+    (
+        "RW115",
+        "else",
+    ): "import torch.distributed as d\nif d.get_rank() == 5:\n    d.barrier()\nelse:\n    d.barrier()",
+    (
+        "RW115",
+        "a group",
+    ): "import torch.distributed as d\ndef f(g):\n    if d.get_rank() == 5:\n        d.barrier(g)",
+    ("RW115", "a plain claim"): "import torch.distributed as d\nassert d.get_world_size() != 1\nd.barrier()",
     (
         "RW801",
         "parentheses",

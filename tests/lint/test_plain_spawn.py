@@ -1,4 +1,4 @@
-"""Starting processes with a function of the text (RW812 to RW815)."""
+"""Starting processes with a function of the text (RW812 to RW817)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,25 @@ BAD = {
     + "def g(): return args\ndef f(i): g()\n"
     + GUARD
     + "args = 1\n    mp.spawn(f)",
+    ("RW817", "swapped"): MP + "def f(world_size, rank): pass\n" + GUARD + "mp.spawn(f, args=(2,), nprocs=2)",
+    ("RW817", "arguments first"): MP
+    + "def f(args, gpu): pass\n"
+    + GUARD
+    + "mp.spawn(f, args=(a,), nprocs=2)",
 }
 LEGAL = {
+    ("RW817", "rank first"): MP
+    + "def f(rank, world_size): pass\n"
+    + GUARD
+    + "mp.spawn(f, args=(2,), nprocs=2)",
+    ("RW817", "two numbers"): MP
+    + "def f(gpu, world_size, rank): pass\n"
+    + GUARD
+    + "mp.spawn(f, args=(2, 3), nprocs=2)",
+    ("RW817", "Process"): MP
+    + "def f(world_size, rank): pass\n"
+    + GUARD
+    + "mp.Process(target=f, args=(2, 0)).start()",
     ("RW812", "guarded"): MP + "def f(i): pass\n" + GUARD + "mp.spawn(f, nprocs=2)",
     ("RW812", "guarded main"): MP + "def f(i): pass\ndef main():\n    mp.spawn(f)\n" + GUARD + "main()",
     ("RW812", "nobody calls it"): MP + "def launch(f):\n    mp.spawn(f)",

@@ -222,6 +222,45 @@ def test_fences_that_are_no_program_are_dropped() -> None:
     assert unparsed.line == 3
 
 
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("print \u201crank\u201d", 1),
+        ("x = 1\nprint 'x', x  # shown", 2),
+        ("if rank == 0:\n    print '%d' % (a,\n        b)", 2),
+        ("try:\n    go()\nexcept OSError, e:\n    raise Broken, 'x'", 3),
+        ("model = DDP\uff08model\uff0cdevice_ids=[0]\uff09", 1),
+    ],
+)
+def test_a_slip_in_a_tagged_fence_is_told_without_an_import(code: str, line: int) -> None:
+    """What would be Python with plain characters, or in Python 2, was meant as a program, in whatever fence for Python."""
+    for tag in ("python", "py", "python3"):
+        (piece,) = read_markdown("a.md", f"```{tag}\n{code}\n```\n")
+        unparsed = find_unparsed(piece.code)
+        assert unparsed is not None
+        assert unparsed.line == line + 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "loss\uff1a0.3",
+        "\u8f93\u51fa\uff08a\uff0cb\uff09",
+        "Epoch 1 \u2013 loss 0.3",
+        "print the result",
+        ">>> print 'x'\nx",
+        "print \u201cx\u201d\n...",
+        "print \u201cx\u201d, <your code>",
+        "- print 'x'\n+ print('x')",
+        "Traceback (most recent call last):\n  File \u201ca.py\u201d",
+    ],
+)
+def test_output_and_gaps_in_a_tagged_fence_are_no_slips(code: str) -> None:
+    """Output, a sentence, a REPL, a diff and a text with gaps stay silent, whatever characters they have."""
+    pieces = read_markdown("a.md", f"```python\n{code}\n```\n")
+    assert [piece for piece in pieces if find_unparsed(piece.code) is not None] == []
+
+
 def test_console_fences_give_commands_without_prompts() -> None:
     """Prompts are cut with their width noted, output is left out, continued commands stay whole."""
     text = "```console\n$ torchrun \\\n>   a.py\nsome output\n```\n```bash\ntorchrun b.py\n```\n"

@@ -163,6 +163,11 @@ BAD = {
     """,
     ("RW217", "argv"): 'import sys\nmine = [a for a in sys.argv if a.startswith("--local_rank=")]\ndist.init_process_group("gloo")',
     ("RW218", "imported by name"): "from torch.nn import DataParallel\nnet = DataParallel(torch.nn.Linear(1, 1))",
+    ("RW207", "a number"): 'os.environ["RANK"] = 0\ndist.init_process_group("gloo")',
+    ("RW207", "fixed port, ranks by arguments"): """
+        import sys
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
+    """,
 }  # fmt: skip
 
 LEGAL = {
@@ -278,6 +283,12 @@ LEGAL = {
         dist.init_process_group("nccl")
     """,
     ("RW218", "asked for"): "def bare(net):\n    return net.module if isinstance(net, torch.nn.DataParallel) else net",
+    ("RW207", "number as text"): 'rank = 3\nos.environ["RANK"] = str(rank)\ndist.init_process_group("gloo")',
+    ("RW207", "address by arguments"): """
+        import sys
+        dist.init_process_group("gloo", init_method=sys.argv[3], rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
+    """,
+    ("RW207", "one process"): 'dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456", rank=0, world_size=1)',
 }  # fmt: skip
 
 

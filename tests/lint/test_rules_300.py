@@ -1,4 +1,4 @@
-"""Rules about arguments and results of collectives (RW301 to RW318): found in several spellings, silent on what is legal."""
+"""Rules about arguments and results of collectives (RW301 to RW320): found in several spellings, silent on what is legal."""
 
 from __future__ import annotations
 
@@ -80,8 +80,30 @@ BAD = {
                 tries += 1
     """,
     ("RW317", "arange"): "dist.all_reduce(x := torch.ones(rank + 1))",
+    ("RW319", "divided"): "x = torch.rand(1)\ntotal = dist.all_reduce(x)\nprint(total / world)",
+    ("RW319", "asked"): "def mean(v):\n    tot = dist.all_reduce(v, op=dist.ReduceOp.SUM)\n    return tot.item()",
+    ("RW319", "given back to the same name"): "x = torch.rand(1)\nx = dist.all_reduce(x)\nx /= world",
+    ("RW319", "without a name"): "x = torch.rand(1)\nprint(float(dist.reduce(x, 0)))",
+    ("RW319", "gathered"): "parts = [torch.zeros(1) for _ in range(world)]\nparts = dist.all_gather(parts, torch.rand(1))\nprint(torch.cat(parts))",
+    ("RW320", "empty"): "parts = []\ndist.all_gather(parts, torch.rand(1))",
+    ("RW320", "empty, of objects"): "dist.all_gather_object([], rank)",
+    ("RW320", "one tensor, many times"): "bufs = [torch.zeros(1)] * world\ndist.all_gather(bufs, torch.rand(1))\nprint(bufs)",
+    ("RW320", "times first"): "x = torch.rand(1)\ndist.all_gather(tensor_list=world * [torch.empty_like(x)], tensor=x)",
 }  # fmt: skip
 LEGAL = {
+    ("RW319", "a handle"): "x = torch.rand(1)\nh = dist.all_reduce(x, async_op=True)\nh.wait()",
+    ("RW319", "a handle by position"): "x = torch.rand(1)\nh = dist.all_reduce(x, dist.ReduceOp.SUM, None, True)\nh.wait()",
+    ("RW319", "perhaps a handle"): "x, later = torch.rand(1), world > 8\nh = dist.all_reduce(x, async_op=later)\nh.wait()",
+    ("RW319", "with gradients"): "import torch.distributed.nn\ny = torch.distributed.nn.all_reduce(torch.rand(1))\nprint(y / world)",
+    ("RW319", "a wrapper"): "def all_reduce(x):\n    dist.all_reduce(x)\n    return x\ntotal = all_reduce(torch.rand(1))\nprint(total / world)",
+    ("RW319", "tested"): "x = torch.rand(1)\nh = dist.all_reduce(x)\nif h is not None:\n    h.wait()",
+    ("RW319", "another value"): "x = torch.rand(1)\nh = dist.all_reduce(x)\nh = x.clone()\nprint(h / world)",
+    ("RW319", "returned"): "def sync(x):\n    return dist.all_reduce(x)\nsync(torch.rand(1))",
+    ("RW320", "a tensor for each"): "bufs = [torch.zeros(1) for _ in range(world)]\ndist.all_gather(bufs, torch.rand(1))",
+    ("RW320", "objects"): "bag = [None] * world\ndist.all_gather_object(bag, rank)",
+    ("RW320", "filled before"): "bag = []\nfor _ in range(world):\n    bag.append(torch.zeros(1))\ndist.all_gather(bag, torch.rand(1))",
+    ("RW320", "replaced one by one"): "bag = [torch.zeros(1)] * world\nfor i in range(world):\n    bag[i] = torch.zeros(1)\ndist.all_gather(bag, torch.rand(1))",
+    ("RW320", "not the receiver"): "dist.gather(torch.rand(1), [] if rank else [torch.zeros(1) for _ in range(world)])",
     ("RW301", "kept views"): "x = torch.rand(4)\ndist.all_reduce(x.view(-1))\ndist.all_reduce(x[0])\ndist.all_reduce(x.data)",
     ("RW301", "warm-up"): "dist.all_reduce(torch.zeros(1).to('cpu'))",
     ("RW301", "the source needs no result"): """

@@ -1,4 +1,4 @@
-"""Rules about wrapped models (RW401 to RW416): found in several spellings, silent on what is legal."""
+"""Rules about wrapped models (RW401 to RW418): found in several spellings, silent on what is legal."""
 
 from __future__ import annotations
 
@@ -106,8 +106,73 @@ BAD = {
     """,
     ("RW415", "frozen in one line"): "net = DDP(nn.Linear(4, 1).requires_grad_(False))",
     ("RW416", "batch norm"): "net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\nnet(torch.rand(2, 4)).sum().backward()",
+    ("RW417", "accelerate"): """
+        from accelerate import Accelerator
+        acc = Accelerator()
+        net, opt = acc.prepare(nn.Linear(4, 1), torch.optim.SGD([torch.zeros(1)]))
+        for x in [torch.rand(2, 4)]:
+            loss = net(x).mean()
+            loss.backward()
+    """,
+    ("RW417", "fabric"): """
+        from lightning.fabric import Fabric
+        fabric = Fabric()
+        net = nn.Linear(4, 1)
+        net, opt = fabric.setup(net, torch.optim.SGD(net.parameters()))
+        net(torch.rand(2, 4)).sum().backward()
+    """,
+    ("RW418", "a layer's weight"): "net = DDP(nn.Linear(4, 1))\nprint(net.weight.norm())",
+    ("RW418", "the user's layer, in a function"): """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(4, 1)
+            def loss(self, x):
+                return self.fc(x).mean()
+        def main():
+            net = DDP(Net())
+            for _ in range(3):
+                print(net.fc.weight)
+        main()
+    """,
+    ("RW419", "in a loop"): """
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        net = FSDP(nn.Linear(4, 1).cuda())
+        for _ in range(3):
+            net(torch.rand(2, 4)).sum().backward()
+            nn.utils.clip_grad_norm_(parameters=net.parameters(), max_norm=0.5)
+    """,
+    ("RW419", "in a class"): """
+        from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+        class Job:
+            def __init__(self):
+                self.net = FullyShardedDataParallel(nn.Linear(4, 1), sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
+            def step(self):
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        Job().step()
+    """,
 }  # fmt: skip
 LEGAL = {
+    ("RW417", "through the framework"): """
+        from accelerate import Accelerator
+        acc = Accelerator()
+        net = acc.prepare(nn.Linear(4, 1))
+        acc.backward(net(torch.rand(2, 4)).mean())
+    """,
+    ("RW417", "a model that was not prepared"): """
+        from accelerate import Accelerator
+        acc = Accelerator()
+        net = acc.prepare(nn.Linear(4, 1))
+        head = nn.Linear(4, 1)
+        head(torch.rand(2, 4)).mean().backward()
+    """,
+    ("RW418", "DDP's own"): "net = DDP(nn.Linear(4, 1))\nprint(net.module.weight, net.device, net.parameters, net.no_sync, net.training)",
+    ("RW418", "before"): "net = nn.Linear(4, 1)\nprint(net.weight)\nnet = DDP(net)",
+    ("RW418", "unwrapped again"): "net = DDP(nn.Linear(4, 1))\nnet = net.module\nprint(net.weight)",
+    ("RW418", "on one path"): "net = nn.Linear(4, 1)\nif world > 8:\n    net = DDP(net)\nprint(net.weight)",
+    ("RW418", "asked first"): "net = DDP(nn.Linear(4, 1))\nif hasattr(net, 'weight'):\n    print(net.weight)",
+    ("RW418", "sharded"): "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nnet = FSDP(nn.Linear(4, 1))\nprint(net.weight)",
+    ("RW418", "given to the wrapper"): "net = DDP(nn.Linear(4, 1))\nnet.bias = 3\nprint(net.bias)",
     ("RW401", "wrapped"): f"net = DDP(nn.Linear(4, 1)){STEP}",
     ("RW401", "gradients by hand"): """
         net = nn.Linear(4, 1)
@@ -191,6 +256,31 @@ LEGAL = {
     ("RW415", "a frozen copy"): "net = nn.Linear(4, 1)\nema = copy.deepcopy(net).requires_grad_(False)\nnet = DDP(net)",
     ("RW415", "a part"): "net = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))\nnet[0].requires_grad_(False)\nnet = DDP(net)",
     ("RW416", "converted"): "net = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4).cuda()))\nnet(torch.rand(2, 4)).sum().backward()",
+    ("RW419", "its own method"): """
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        net = FSDP(nn.Linear(4, 1).cuda())
+        net(torch.rand(2, 4)).sum().backward()
+        net.clip_grad_norm_(1.0)
+    """,
+    ("RW419", "fully_shard"): """
+        from torch.distributed.fsdp import fully_shard
+        net = nn.Linear(4, 1)
+        fully_shard(net)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    """,
+    ("RW419", "DDP"): "net = DDP(nn.Linear(4, 1))\nnn.utils.clip_grad_norm_(net.parameters(), 1.0)",
+    ("RW419", "NO_SHARD"): """
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
+        net = FSDP(nn.Linear(4, 1), sharding_strategy=ShardingStrategy.NO_SHARD)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    """,
+    ("RW419", "strategy from outside"): """
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        def build(strategy):
+            net = FSDP(nn.Linear(4, 1), sharding_strategy=strategy)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        build(os.environ["STRATEGY"])
+    """,
 }  # fmt: skip
 
 

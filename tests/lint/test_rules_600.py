@@ -115,6 +115,30 @@ BAD = {
         plan = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=3 * len(data))
         plan = acc.prepare(plan)
     """,
+    ("RW611", "share over all samples"): """
+        from torch.utils.data import DataLoader, DistributedSampler
+        rows = list(torch.rand(64, 2))
+        loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False))
+        right = 0
+        with torch.no_grad():
+            for x in loader:
+                right += (ddp(x) > 0).sum().item()
+        print("accuracy on rank", 100 * right / len(loader.dataset))
+    """,
+    ("RW611", "share over all samples, by name"): """
+        def judge(net, loader, rows):
+            right = torch.zeros(1)
+            num = len(rows)
+            net.eval()
+            for x in loader:
+                with torch.no_grad():
+                    right += (net(x) > 0).sum()
+            return right.item() / num
+        from torch.utils.data import DataLoader, DistributedSampler
+        rows = list(torch.rand(64, 2))
+        loader = DataLoader(rows, sampler=DistributedSampler(rows))
+        judge(ddp, loader, rows)
+    """,
 }  # fmt: skip
 
 LEGAL = {
@@ -182,6 +206,61 @@ LEGAL = {
         opt = torch.optim.SGD(net.parameters(), 0.1)
         opt, data = acc.prepare(opt, data)
         plan = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=3 * len(data))
+    """,
+    ("RW611", "reduced before it is divided"): """
+        from torch.utils.data import DataLoader, DistributedSampler
+        rows = list(torch.rand(64, 2))
+        loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False))
+        right = 0
+        with torch.no_grad():
+            for x in loader:
+                right += (ddp(x) > 0).sum().item()
+        total = torch.tensor(right)
+        dist.all_reduce(total)
+        print("accuracy", total.item() / len(rows))
+    """,
+    ("RW611", "parts of the whole, added up"): """
+        from torch.utils.data import DataLoader, DistributedSampler
+        rows = list(torch.rand(64, 2))
+        loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False))
+        right = 0
+        with torch.no_grad():
+            for x in loader:
+                right += (ddp(x) > 0).sum().item()
+        part = torch.tensor(right / len(rows))
+        dist.all_reduce(part)
+    """,
+    ("RW611", "over its own samples"): """
+        from torch.utils.data import DataLoader, DistributedSampler
+        rows = list(torch.rand(64, 2))
+        loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False))
+        right = 0
+        with torch.no_grad():
+            for x in loader:
+                right += (ddp(x) > 0).sum().item()
+        print("accuracy on rank", right / len(loader.sampler))
+    """,
+    ("RW611", "no sampler"): """
+        from torch.utils.data import DataLoader
+        rows, right = list(torch.rand(64, 2)), 0
+        loader = DataLoader(rows)
+        with torch.no_grad():
+            for x in loader:
+                right += (ddp.module(x) > 0).sum().item()
+        if dist.get_rank() == 1:
+            print("accuracy", right / len(rows))
+    """,
+    ("RW611", "sent through a helper"): """
+        from metrics import reduce_sum
+        from torch.utils.data import DataLoader, DistributedSampler
+        rows = list(torch.rand(64, 2))
+        loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False))
+        right = 0
+        with torch.no_grad():
+            for x in loader:
+                right += (ddp(x) > 0).sum().item()
+        right = reduce_sum(right)
+        print("accuracy on rank", right / len(rows))
     """,
 }  # fmt: skip
 

@@ -62,7 +62,9 @@ def find_settings(args: argparse.Namespace) -> Settings:
     Raises:
         UsageError: One of both is wrong.
     """
-    first = Path(args.paths[0]) if args.paths and args.paths != ["-"] else Path(args.stdin_filename)
+    first = (
+        Path(args.paths[0]) if args.paths and args.paths != ["-"] else Path(args.stdin_filename or "stdin")
+    )
     start = first if first.is_dir() else first.parent
     if args.isolated:
         found = Settings()
@@ -119,7 +121,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--quiet", "-q", action="store_true", help="findings only")
     add("--config", type=Path, metavar="FILE", help="take the settings from this TOML file")
     add("--isolated", action="store_true", help="read no settings")
-    add("--stdin-filename", default="stdin.py", metavar="PATH", help="what standard input is called")
+    add("--stdin-filename", metavar="PATH", help="what standard input is called (stdin.py, or by its first line stdin.sh)")  # fmt: skip
     add("--jobs", "-j", type=_number, default=0, metavar="N", help="processes (as many as there are cores)")
     add("--cache-dir", type=Path, metavar="FOLDER", help="where results are kept (.rankwise_cache)")
     add("--no-cache", action="store_true", help="look at every file, and keep no results")

@@ -40,6 +40,8 @@ def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes])
             print(f"rankwise: note: {line}", file=sys.stderr)
     for line in outcome.failures:
         print(f"rankwise: error: {line}", file=sys.stderr)
+    if not (outcome.num_files or outcome.failures):
+        print(f"rankwise: no file to check in {' '.join(args.paths) or '.'}", file=sys.stderr)
     texts = {name: data.decode("utf-8", "replace") for name, data in given.items()}
     told = render(
         outcome.findings,
@@ -48,7 +50,9 @@ def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes])
         color=args.output_file is None and has_colour(1),
         width=None if args.output_file else width(1),
     )
-    if args.quiet and args.format in _FOR_PEOPLE and not outcome.findings:
+    # Of what was not checked nobody knows whether there are findings.
+    is_whole = outcome.num_checked > 0 and not outcome.failures
+    if args.format in _FOR_PEOPLE and not outcome.findings and (args.quiet or not is_whole):
         told = ""
     if args.statistics:
         told += _count(outcome.findings) if args.format in _FOR_PEOPLE else ""

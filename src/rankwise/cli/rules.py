@@ -30,11 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="rankwise rules", description="List what `rankwise check` finds.")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="A table, or a JSON list.")
     args = parser.parse_args(list(argv))
-    rules = registry.all_rules()
-    if args.format == "json":
-        print(json.dumps([_to_json(rule) for rule in rules], indent=1))
-    else:
-        print("\n".join(_write_table(rules, color=terminal.has_colour(1))))
+    _show_all(registry.all_rules(), args.format)
     return 0
 
 
@@ -44,11 +40,14 @@ def main_one(argv: Sequence[str]) -> int:
         prog="rankwise rule",
         description="Explain a rule of `rankwise check`: why it matters, and how to mend it.",
     )
-    parser.add_argument("rule", metavar="RULE", help="Its id or its name: RW101.")
+    parser.add_argument("rule", metavar="RULE", help="Its id or its name: RW101; RW1 lists a chapter.")
     parser.add_argument(
         "--format", choices=["text", "json"], default="text", help="A page, or a JSON object."
     )
     args = parser.parse_args(list(argv))
+    if rules := _find_chapter(args.rule):
+        _show_all(rules, args.format)
+        return 0
     rule = registry.rule(args.rule)
     if args.format == "json":
         print(json.dumps({**_to_json(rule), "page": registry.page(rule)}, indent=1))
@@ -56,6 +55,20 @@ def main_one(argv: Sequence[str]) -> int:
         width = min(terminal.width(1) or _LONGEST_LINE, _LONGEST_LINE)
         print("\n".join(_write_page(rule, width=width, color=terminal.has_colour(1))))
     return 0
+
+
+def _find_chapter(word: str) -> tuple[Rule[Any], ...]:
+    """The rules whose ids begin so: RW8, rw10."""
+    if re.fullmatch(r"rw\d{1,2}", word.strip().lower()) is None:
+        return ()
+    return tuple(rule for rule in registry.all_rules() if rule.id.lower().startswith(word.strip().lower()))
+
+
+def _show_all(rules: Sequence[Rule[Any]], format: str) -> None:  # noqa: A002 - the name of the flag
+    if format == "json":
+        print(json.dumps([_to_json(rule) for rule in rules], indent=1))
+    else:
+        print("\n".join(_write_table(rules, color=terminal.has_colour(1))))
 
 
 def _to_json(rule: Rule[Any]) -> dict[str, object]:

@@ -117,7 +117,10 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         hang_timeout_s=args.hang_timeout,
         on_hang=_to_on_hang(args.on_hang, env),
         strict=args.strict,
-        check=is_on("RANKWISE_CHECK", default=True, env=env) if args.check is None else bool(args.check),
+        # --strict is typed for this run: a variable that is set for all of them does not switch its check off.
+        check=(args.strict or is_on("RANKWISE_CHECK", default=True, env=env))
+        if args.check is None
+        else bool(args.check),
         logs=_to_logs(args, env),
         meeting=meeting,
         master_addr=master_addr,

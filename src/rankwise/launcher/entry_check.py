@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 
 import rankwise
 from rankwise.base import terminal
+from rankwise.base.environ import is_on
 from rankwise.base.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class EntryCheck:
         self._num_errors = 0
         if not may_check(spec):
             return
+        if spec.strict and not is_on("RANKWISE_CHECK", default=True):
+            console.say("rankwise: note: RANKWISE_CHECK=0 is passed over, as --strict asks for the check; --no-check leaves it out")  # fmt: skip
         home = str(Path(rankwise.__file__).parents[1])
         color, columns = terminal.has_colour(2), terminal.width(2)
         words = ["-I", "-c", _CODE, home, self._script, str(int(color)), str(columns or 0)]

@@ -115,7 +115,7 @@ def parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (RecursionError, MemoryError) as error:
-        raise SyntaxError(f"nested too deep to be read: {type(error).__name__}") from error
+        raise SyntaxError("nested too deep to be read") from error
     except ValueError as error:
         raise SyntaxError(str(error)) from error
 

@@ -64,7 +64,7 @@ def rule(id_or_name: str) -> Rule[Any]:
     known = {word: one for one in all_rules() for word in (one.id.lower(), one.name.lower())}
     word = id_or_name.strip().lower()
     if word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
         hint = f"did you mean {known[near[0]].id} ({known[near[0]].name})?" if near else None
         raise UsageError(
             f"there is no rule {id_or_name!r}", hint=hint or "`rankwise rules` lists all of them"

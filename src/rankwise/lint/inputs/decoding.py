@@ -58,9 +58,14 @@ def decode_any(data: bytes) -> Decoded:
         return Decoded(text=data.decode("latin-1"), encoding="latin-1")
 
 
+def is_utf16(data: bytes) -> bool:
+    """Whether these bytes say of themselves that they are UTF-16."""
+    return data.startswith(_UTF16)
+
+
 def tell_binary(data: bytes) -> str:
     """Tell why these bytes are no text at all; empty if they may be one."""
-    if data.startswith(_UTF16):
+    if is_utf16(data):
         return "it is UTF-16; save it as UTF-8"
     return f"it has a NUL byte (at offset {data.index(0)}), so it is no text" if 0 in data else ""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankwise.lint.inputs.notebook import neutralise
-from rankwise.lint.inputs.unparsed import explain
+from rankwise.lint.inputs.unparsed import explain, is_slip
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import parse
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PYTHON = frozenset({"python", "py", "python3", "pycon", "python-repl", "ipython", "ipython3", "pytorch"})
+_CLEARLY_PYTHON = frozenset({"python", "py", "python3"})
 _SHELL = frozenset({"bash", "sh", "shell", "zsh", "console", "shell-session", "shellsession", "sh-session", "terminal", "slurm", "sbatch"})  # fmt: skip
 _CONSOLES = frozenset({"console", "shell-session", "shellsession", "sh-session"})
 _MARKS = re.compile(r"(?:\s*(?:>|[-*+](?=\s)|\d{1,9}[.)](?=\s)))*\s*")
@@ -28,6 +29,10 @@ _OPEN = re.compile(r"(`{3,}|~{3,})(.*)$")
 _PROMPT = re.compile(r"\s*(?:[\w.@~:/()\[\]-]{0,40}[$%]|\$)\s+(?=\S)")
 _PYCON = re.compile(r"\s*(?:>>>|\.\.\.)(?: |$)")
 _LOOKS_PYTHON = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s+[\w.]+)", re.MULTILINE)
+#: Of a REPL, a diff, or a text with gaps to fill.
+_NO_PROGRAM = re.compile(
+    r"^\s*(?:>>>|\.\.\.\s*$|…|In \[\d)|^[-+] ?\w|^@@|<[A-Za-z][\w .:/|-]*>", re.MULTILINE
+)
 _LOOKS_SHELL = re.compile(r"^(?:#!.*sh\b|#SBATCH\b|\$\s|(?:\w+=\S*\s+)*(?:torchrun|srun|sbatch|mpirun|python3?\s+-m\s+torch)\b)", re.MULTILINE)  # fmt: skip
 _STARTS = re.compile(
     r"\b(?:init_process_group|Accelerator|Fabric|Trainer|init_distributed|spawn|rankwise\.init)\s*\("
@@ -180,10 +185,15 @@ def _read_python(fence: _Fence) -> _Facts | Piece | None:
 
 def _as_broken(fence: _Fence, lines: list[tuple[int, int, str]], error: SyntaxError) -> Piece | None:
     """Text that no parser takes is output, a placeholder or a slip; only the last is worth a word."""
-    why, text = explain("\n".join(line for _, _, line in lines), error), fence.text
-    looks_whole = _LOOKS_PYTHON.search(text) is not None
-    has_gaps = re.search(r"\.\.\.|…|^\s*<\w|^[-+] ?\w", text, re.MULTILINE) is not None
-    return _as_piece("", "python", lines) if looks_whole and (why.is_known or not has_gaps) else None
+    code, text = "\n".join(line for _, _, line in lines), fence.text
+    why = explain(code, error)
+    if _LOOKS_PYTHON.search(text) is not None:
+        has_gaps = re.search(r"\.\.\.|…|^\s*<\w|^[-+] ?\w", text, re.MULTILINE) is not None
+        is_told = why.is_known or not has_gaps
+    else:
+        is_clear = fence.language in _CLEARLY_PYTHON and _NO_PROGRAM.search(text) is None
+        is_told = is_clear and why.is_known and is_slip(code)
+    return _as_piece("", "python", lines) if is_told else None
 
 
 def _cut_prompts(lines: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

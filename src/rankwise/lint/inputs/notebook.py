@@ -61,8 +61,10 @@ def read_notebook(path: str, text: str) -> tuple[tuple[Piece, ...], Unparsed | N
         return (), _no_notebook(
             f"{error.msg} (line {error.lineno}, column {error.colno})", error.lineno, error.colno
         )
-    except (RecursionError, ValueError) as error:
-        return (), _no_notebook(f"its JSON can't be read: {type(error).__name__}")
+    except RecursionError:
+        return (), _no_notebook("its JSON is nested too deep to be read")
+    except ValueError as error:
+        return (), _no_notebook(f"its JSON can't be read: {error}")
     cells = _find_cells(found)
     if cells is None:
         return (), _no_notebook("it has no list of cells")

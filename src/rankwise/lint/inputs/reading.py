@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.lint.inputs.decoding import decode_any, decode_python, tell_binary
+from rankwise.lint.inputs.decoding import decode_any, decode_python, is_utf16, tell_binary
 from rankwise.lint.inputs.markdown import read_markdown
 from rankwise.lint.inputs.notebook import read_notebook
 from rankwise.lint.piece import Piece
@@ -44,7 +44,7 @@ class Reading:
     Attributes:
         pieces: Its code, in the order of the file.
         unparsed: Why the file as a whole can't be read as what it calls itself.
-        note: Why it was not looked at; empty if it was.
+        note: Why it was not looked at; empty if it was. Where there is `unparsed` too, that is for a file which was named itself.
         num_lines: Lines in it.
         encoding: What to write it back with; empty where it could not be read.
     """
@@ -83,7 +83,7 @@ def read_file(path: str, data: bytes, kind: Kind | None = None) -> Reading:
             note=f"it has {len(data) / 1e6:.1f} MB, and files above {MAX_BYTES / 1e6:.0f} MB are not looked at"
         )
     if binary := tell_binary(data):
-        return Reading(note=binary)
+        return Reading(note=binary, unparsed=_tell_no_text(data) if kind == "python" else None)
     return _read(path, data, kind)
 
 
@@ -104,6 +104,17 @@ def _read(path: str, data: bytes, kind: Kind) -> Reading:
             decoded = decode_any(data)
             pieces = read_markdown(path, decoded.text)
             return Reading(pieces=pieces, num_lines=num_lines, encoding=decoded.encoding)
+
+
+def _tell_no_text(data: bytes) -> Unparsed:
+    from rankwise.lint.inputs.unparsed import Unparsed  # noqa: PLC0415 - only for texts that are broken
+
+    at = data.find(0)
+    line = data.count(b"\n", 0, at) + 1
+    why, fix = f"line {line} has a NUL byte (at offset {at}), so this is no text", "write the file anew; Python itself can't start it"  # fmt: skip
+    if is_utf16(data):
+        line, why, fix = 1, "it is UTF-16, which Python does not read", "save the file as UTF-8"
+    return Unparsed(line=line, col=1, why=why, fix=fix, is_known=True)
 
 
 def _read_python(path: str, data: bytes, num_lines: int) -> Reading:

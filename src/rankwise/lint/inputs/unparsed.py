@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import warnings
@@ -26,6 +27,7 @@ _BLANKS = dict.fromkeys("\u00a0\u3000\u2002\u2003\u2009\u202f\u200b\u2060\ufeff"
 _PROMPT = re.compile(r"\s*(?:>>>(?:\s|$)|In \[\d+\]:)")
 _NEWER = re.compile(r"\s*(?:async\s+)?(?:def|class)\s+\w+\[|\s*type\s+\w+(?:\[.*\])?\s*=")
 _FENCE = re.compile(r"\s*(?:```|~~~)")
+_ASCII = str.maketrans(_QUOTES | _WIDE | _DASHES | _BLANKS)
 _PRINT = re.compile(r"\s*print\s+(?![=(.\[,:]|in\b|is\b|if\b|and\b|or\b)\S|\s*print\s*>>")
 _PYTHON2 = (
     (re.compile(r"\s*exec\s+['\"\w]"), "exec is a function in Python 3", "write exec(…)"),
@@ -35,6 +37,15 @@ _PYTHON2 = (
     (re.compile(r"[^'\"#]*\b0\d+\b"), "numbers that begin with 0 are Python 2's octals", "write 0o… for an octal number"),
     (re.compile(r"[^'\"#]*\b\d+[lL]\b"), "numbers that end with L are Python 2", "drop the L"),
 )  # fmt: skip
+#: What makes Python 3 of Python 2, as far as its parser goes: `print` is dropped, so that its values stay.
+_NOW = (
+    (re.compile(r"^(\s*)(?:print\b\s*(?:>>)?|exec\b)\s*"), r"\1"),
+    (re.compile(r"^(\s*except\s+[\w.()]+)\s*,\s*(\w+\s*:)"), r"\1 as \2"),
+    (re.compile(r"^(\s*raise\s+[\w.]+)\s*,"), r"\1;"),
+    (re.compile(r"^([^'\"#]*)<>"), r"\1!="),
+    (re.compile(r"^([^'\"#]*\b0)(?=[0-7]+\b)"), r"\1o"),
+    (re.compile(r"^([^'\"#]*\b\d+)[lL]\b"), r"\1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,40 @@ def explain(code: str, error: SyntaxError) -> Unparsed:
         why=why,
         fix="mend this line; Python itself can't start the file",
     )
+
+
+def is_slip(code: str) -> bool:
+    """Whether a text is no Python, and would be with plain characters or in Python 3: so it was meant as a program.
+
+    A line of output, or a sentence, may also have a typographic quote; it is no program without it.
+    """
+    lines = [_to_plain(line) for line in code.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    is_python2 = any(_tell_python2(line, 1) is not None for line in lines)
+    for pattern, new in _NOW if is_python2 else ():
+        lines = [pattern.sub(new, line) if _tell_python2(line, 1) is not None else line for line in lines]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = parse("\n".join(lines))
+    except SyntaxError:
+        return False
+    return is_python2 or any(_is_code(node) for node in ast.walk(tree))
+
+
+def _to_plain(text: str) -> str:
+    """A line with plain characters outside of its strings and its comment."""
+    chars = list(text)
+    for col, char in _outside_strings(text):
+        chars[col - 1] = char.translate(_ASCII)
+    return "".join(chars)
+
+
+def _is_code(node: ast.AST) -> bool:
+    """Whether no output looks like this: a heading with a colon is an annotation, and a word with brackets a call."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).isascii()
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.For, ast.If, ast.With)
+    return isinstance(node, kinds)
 
 
 def _known(line: int, col: int, why: str, fix: str) -> Unparsed:

@@ -400,24 +400,41 @@ def _comprehension(
     inner = Scope(module=scope.module, parent=scope, function=scope.function)
     inner.names = {}
     sources: list[Value] = []
+    asked: list[tuple[Value, Guard]] = []
     with run.within("loops", node), run.gathering() as items:
         for generator in node.generators:
             source = evaluate(run, inner, generator.iter)
             sources.append(source)
             run.bind(run, inner, generator.target, element_of(source))
-            sources.extend(evaluate(run, inner, test) for test in generator.ifs)
+            for test in generator.ifs:
+                _keep_test(run, inner, test, sources, asked)
         parts: Sequence[ast.expr] = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        element = mixed([evaluate(run, inner, part) for part in parts])
+        element = ANY
+        if all(guard.outcome for _, guard in asked):
+            with run.within("guards", *(guard for _, guard in asked)):
+                element = mixed([evaluate(run, inner, part) for part in parts])
     if items and not run.dry:
         run.items.append(Loop(node, scope.module, mixed(sources), items, None, run.guards))
     # How long it is depends on its sources and tests; what is in it, on the element.
-    length = mixed(sources)
+    length = mixed([*sources, *(value for value, _ in asked)])
     kind = "set" if isinstance(node, ast.SetComp) else "list"
     if isinstance(node, ast.DictComp):
         return mixed((element, length))
     return Value(
         length.spread, length.origin, thing=Items([element], kind=kind, is_whole=False), via=element.via
     )
+
+
+def _keep_test(
+    run: Run, scope: Scope, test: ast.expr, open_tests: list[Value], asked: list[tuple[Value, Guard]]
+) -> None:
+    """Tell the test of a comprehension that asks who the rank is from those that each turn asks anew."""
+    value = evaluate(run, scope, test)
+    truth = value.truth()
+    if truth is None or not asks_who(value):
+        open_tests.append(value)
+    else:
+        asked.append((value, Guard(test, scope.module, value.origin, truth, len(run.stack))))
 
 
 def _await(run: Run, scope: Scope, node: ast.Await) -> Value:

@@ -28,21 +28,59 @@ def written(node: ast.AST | None, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def who(doers: Sequence[int], others: Sequence[int]) -> str:
-    """``rank 0 only``, ``all ranks but 0``, ``local rank 0 of each node only``, ``some ranks only``."""
+def who(doers: Sequence[int], others: Sequence[int], verb: str) -> str:
+    """``only rank 0 comes``, ``every rank but 0 comes``, ``only some ranks come``: the verb agrees with the ranks."""
     if tuple(doers) == (0,):
-        return "only rank 0"
-    if tuple(others) == (0,):
-        return "every rank but 0"
-    if tuple(doers) == (0, 2):
-        return "only local rank 0 of each node"
-    if tuple(others) == (0, 2):
-        return "every rank but local rank 0 of each node"
-    if len(doers) == 1:
-        return f"only rank {doers[0]}"
-    if len(others) == 1:
-        return f"every rank but {others[0]}"
-    return "only some ranks"
+        ranks = "only rank 0"
+    elif tuple(others) == (0,):
+        ranks = "every rank but 0"
+    elif tuple(doers) == (0, 2):
+        ranks = "only local rank 0 of each node"
+    elif tuple(others) == (0, 2):
+        ranks = "every rank but local rank 0 of each node"
+    elif len(doers) == 1:
+        ranks = f"only rank {doers[0]}"
+    elif len(others) == 1:
+        ranks = f"every rank but {others[0]}"
+    else:
+        return f"only some ranks {verb}"
+    return f"{ranks} {verb}" if verb == "may" else f"{ranks} {verb}s"
+
+
+def tested(item: Op | Loop | Exit, guard: Guard) -> str:
+    """The test as the user wrote it; of a `match` the case, too: ``match rank: case 0``."""
+    block, site = _block_of(guard), _site(item, guard)
+    if isinstance(block, ast.Match):
+        for case in block.cases:
+            if any(node is site for part in case.body for node in ast.walk(part)):
+                return f"match {written(guard.node, 40)}: case {written(case.pattern, 20)}"
+    return written(guard.node)
+
+
+def line_left(item: Op | Loop | Exit, guard: Guard) -> int:
+    """The line of the test where it only lets some ranks leave, and the item stands behind it; 0 if it encloses the item."""
+    block, site = _block_of(guard), _site(item, guard)
+    if not isinstance(block, ast.If) or any(node is site for node in ast.walk(block)):
+        return 0
+    return block.lineno
+
+
+def _site(item: Op | Loop | Exit, guard: Guard) -> ast.AST:
+    """The place that leads to the item, in the function in which the test stands."""
+    if not isinstance(item, Op):
+        return item.node
+    return item.call.stack[guard.depth].node if guard.depth < len(item.call.stack) else item.call.node
+
+
+def _block_of(guard: Guard) -> ast.AST | None:
+    """The statement whose test, or subject, it is."""
+    for node in ast.walk(guard.module.tree):
+        if isinstance(node, (ast.If, ast.Match)) and guard.node in {
+            getattr(node, "test", None),
+            getattr(node, "subject", None),
+        }:
+            return node
+    return None
 
 
 def called(op: Op) -> str:

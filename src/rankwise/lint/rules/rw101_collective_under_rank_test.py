@@ -37,18 +37,24 @@ dist.destroy_process_group()
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.paths.words import also, anchor, called, line_left, tested, who
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import parents_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Guard
     from rankwise.lint.script import Script
+
+#: Calls that write what they found into a tensor or list that they were given.
+_FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
 
 
 def check(script: Script) -> Iterator[Finding]:
@@ -68,12 +74,21 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`): it waits for the others,"
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`): it waits for the others,"
             " or meets their next collective",
-            f"call {called(op)} on every rank, and keep only the use of its result under the test",
+            _fix(script, op, one.guard),
             severity="error" if op.is_sure else "warning",
             also=also(op, at[0], one.guard),
         )
+
+
+def _fix(script: Script, op: Op, guard: Guard) -> str:
+    if line := line_left(op, guard):
+        return f"call {called(op)} before line {line}, or let every rank come to it"
+    is_alone = isinstance(parents_of(script.tree).get(op.call.node), ast.Expr)
+    if is_alone and not op.call.name.rpartition(".")[2].startswith(_FILLING):
+        return f"call {called(op)} on every rank, outside of the test"
+    return f"call {called(op)} on every rank, and keep only the use of its result under the test"
 
 
 RULE: Rule[Script] = Rule(

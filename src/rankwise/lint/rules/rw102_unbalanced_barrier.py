@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.paths.words import also, anchor, called, line_left, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`): it waits until the others make"
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`): it waits until the others make"
             " one barrier more, from there on all are off by one",
             _fix(one, op),
             severity="error" if op.is_sure else "warning",
@@ -77,10 +77,11 @@ def _is_half(script: Script, one: Parting) -> bool:
 
 
 def _fix(one: Parting, op: Op) -> str:
-    if 0 in one.others:
-        return (
-            f"let rank 0 call {called(op)} as well, behind what it does first: `if rank == 0: {called(op)}`"
-        )
+    if one.guard is not None and (line := line_left(op, one.guard)):
+        return f"call {called(op)} before line {line}, or let every rank come to it"
+    for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
+        if tuple(one.others) == others:
+            return f"let {words} call {called(op)} as well, behind what it does first: `if {test} == 0: {called(op)}`"
     return f"move {called(op)} out of the test: every rank must call it"
 
 

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.paths.words import also, anchor, called, tested, who, written
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), and the others to {called(instead)}:"
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), and the others to {called(instead)}:"
             " the two meet, which hangs, crashes or mixes up numbers",
             f"let every rank call {called(op)} and {called(instead)} in the same order",
             severity="error" if op.is_sure and instead.is_sure else "warning",

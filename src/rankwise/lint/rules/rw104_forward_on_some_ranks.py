@@ -47,7 +47,7 @@ from rankwise.lint.library.names import DDP
 from rankwise.lint.model.history import Op
 from rankwise.lint.model.values import Object
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.paths.words import also, anchor, called, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} runs {model} (`{written(one.guard.node)}`), which is spread over the ranks: {why}",
+            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, one.guard)}`), which is spread over the ranks: {why}",
             fix,
             severity="error" if op.is_sure else "warning",
             also=also(op, at[0], one.guard),

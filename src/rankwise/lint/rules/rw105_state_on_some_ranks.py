@@ -44,13 +44,14 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.paths.words import also, anchor, called, line_left, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Guard
     from rankwise.lint.script import Script
 
 
@@ -71,13 +72,22 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), which gathers or writes together"
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), which gathers or writes together"
             " with all ranks: it waits for the others",
-            f"call {called(op)} on every rank, and let rank 0 alone write what it returns",
+            _fix(op, one.guard),
             severity="error" if op.is_sure else "warning",
             failure_class="K6" if op.family == "save" else "D28",
             also=also(op, at[0], one.guard),
         )
+
+
+def _fix(op: Op, guard: Guard) -> str:
+    if line := line_left(op, guard):
+        return f"call {called(op)} before line {line}, or let every rank come to it"
+    if op.family == "save":
+        does = "loads" if "load" in op.call.name.rpartition(".")[2] else "writes"
+        return f"call {called(op)} on every rank: it {does} with all of them"
+    return f"call {called(op)} on every rank, and let rank 0 alone write what it returns"
 
 
 RULE: Rule[Script] = Rule(

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, who, written
+from rankwise.lint.paths.words import also, anchor, called, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), where gradients are averaged over"
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), where gradients are averaged over"
             " all ranks: it waits for the others",
             "let every rank make the same number of backward passes",
             severity="error" if op.is_sure else "warning",

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_local_paths, all_partings
 from rankwise.lint.paths.reasons import test_of
-from rankwise.lint.paths.words import also, anchor, called, place, who, written
+from rankwise.lint.paths.words import also, anchor, called, place, tested, who, written
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} comes to {called(op)} (`{written(one.guard.node)}`), which every rank must call"
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), which every rank must call"
             + (", members or not" if is_group else ""),
             f"call {called(op)} on every rank"
             + (", and use the group on its members only" if is_group else ""),

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Exit
 from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, who, written
+from rankwise.lint.paths.words import also, anchor, tested, who, written
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others)} may {left.kind} here (`{written(one.guard.node)}`): the others go on and wait for it"
+            f"{who(one.doers, one.others, 'may')} {left.kind} here (`{tested(left, one.guard)}`): the others go on and wait for it"
             " in what they do together",
             "decide on one rank, broadcast the decision, and let every rank act on it",
             # Of a function that the text does not call, it is not seen who calls it, and with what.

@@ -95,7 +95,8 @@ def _class(loop: Loop) -> str:
 
 
 def _over(node: ast.AST) -> ast.AST | None:
-    return getattr(node, "iter", getattr(node, "test", None))
+    generators = getattr(node, "generators", None)  # of a comprehension
+    return generators[0].iter if generators else getattr(node, "iter", getattr(node, "test", None))
 
 
 def _head(node: ast.AST) -> ast.AST:

@@ -56,6 +56,7 @@ dist.destroy_process_group()
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Fork
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script
 
+_LONGEST = 50
 _CLASSES = {"break": "D16", "continue": "D15", "return": "C27"}
 _DOES = {"break": "ends the loop", "continue": "skips the step", "return": "returns"}
 
@@ -92,11 +94,17 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             test,
             f"a rank {_DOES[kind]} when `{written(test)}`, {why(path.item.value)}: the others wait for it in {called(path.op)}",
-            "reduce the flag over all ranks first (all_reduce with MAX), and let every rank act on the result",
+            _fix(test),
             severity=how_bad(path, is_perhaps_shared(path.item.value)),
             failure_class=_class(path, kind),
             also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )
+
+
+def _fix(test: ast.AST) -> str:
+    text = written(test)
+    flag = f"`float({text})`" if isinstance(test, ast.expr) and len(text) < _LONGEST else "the flag"
+    return f"reduce {flag} over all ranks first (all_reduce with MAX), and let every rank act on the result"
 
 
 def _class(path: LocalPath, kind: str) -> str:

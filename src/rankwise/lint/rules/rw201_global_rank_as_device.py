@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.device_index import fault_of
-from rankwise.lint.topics.job_view import once, places, text_of
+from rankwise.lint.topics.job_view import function_of, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,11 +108,26 @@ def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Find
         )
     else:
         message = f"`{text}` folds the global rank onto a node's GPUs: wrong as soon as nodes differ or start fewer ranks than GPUs"
-    fix = 'take the local rank: int(os.environ["LOCAL_RANK"])'
+    fix = f"take the local rank: {_local_rank(script, node)}"
     if any(call.name.startswith("accelerate.") for call in place.entry.histories[0].calls):
         fix = "take accelerator.device, or accelerator.local_process_index"
     at = node if isinstance(node, ast.expr) else place.last.node
     return script.finding(RULE, at, message, fix, severity="error" if is_bare else "warning")
+
+
+def _local_rank(script: Script, node: ast.AST) -> str:
+    """The variable that holds it, if the text has one that can be seen there."""
+    tree = script.tree
+    around = {tree, function_of(tree, node)} if isinstance(node, ast.expr) else {tree}
+    for one in ast.walk(tree):
+        if (
+            isinstance(one, ast.Assign)
+            and [text_of(target) for target in one.targets] == ["local_rank"]
+            and "local" in text_of(one.value).lower()
+            and function_of(tree, one) in around
+        ):
+            return "`local_rank`"
+    return 'int(os.environ["LOCAL_RANK"])'
 
 
 RULE: Rule[Script] = Rule(

@@ -60,6 +60,9 @@ _READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
 def check(script: Script) -> Iterator[Finding]:
     """Constants written over what a launcher gave, and fixed ports."""
     found = [one for one in settings(script) if one.key in _KEYS]
+    numbers = [one for one in found if _is_number(one)]
+    yield from (_tell_number(script, one) for one in numbers)
+    found = [one for one in found if one not in numbers]
     written = {one.key for one in found}
     if (
         {"RANK", "WORLD_SIZE"} <= written
@@ -88,17 +91,40 @@ def check(script: Script) -> Iterator[Finding]:
     yield from _fixed_addresses(script)
 
 
+def _is_number(setting: Setting) -> bool:
+    value = setting.value
+    is_item = setting.place.last.name != "os.putenv"
+    return (
+        is_item and value.is_known and isinstance(value.const, int) and not value.spread and not value.origin
+    )
+
+
+def _tell_number(script: Script, setting: Setting) -> Finding:
+    key, const = setting.key, setting.value.const
+    return script.finding(
+        RULE,
+        setting.node,
+        f'os.environ["{key}"] gets the number {const}, and takes text only: every rank ends here with'
+        " `TypeError: str expected, not int`",
+        f'write it as text: `"{const}"`',
+        failure_class="I9" if key == "MASTER_PORT" else "L12",
+    )
+
+
 def _fixed_addresses(script: Script) -> Iterator[Finding]:
-    """`init_method="tcp://localhost:23456"` in a program that starts its own ranks."""
+    """`init_method="tcp://localhost:23456"` in a program that starts its own ranks, or whose ranks are started by hand."""
     for call in script.calls_of("torch.distributed.init_process_group"):
         method = call.arg(1, "init_method")
         text = method.const if method is not None else None
-        if isinstance(text, str) and _LOCAL_ADDRESS.match(text) and spawns(script):
+        by_hand = {"rank", "world_size"} <= set(call.kwargs) and call.kwargs["world_size"].const != 1
+        if isinstance(text, str) and _LOCAL_ADDRESS.match(text) and (by_hand or spawns(script)):
             yield script.finding(
                 RULE,
                 call.node,
                 f"each run takes the port of {text}: a second job on this host fails, or meets the first one",
-                "bind a free port once in the parent and hand it to the ranks",
+                "bind a free port once in the parent and hand it to the ranks"
+                if spawns(script)
+                else "take the address and the port from the command line, or start the ranks by torchrun, which chooses a port",
                 severity="warning",
                 failure_class="I9",
             )

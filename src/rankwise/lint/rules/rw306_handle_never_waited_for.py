@@ -82,16 +82,26 @@ def check(script: Script) -> Iterator[Finding]:
         if told is None:
             continue
         node, what = told
-        name = key_of(root_of(filled_node(call))) if word_of(call) in FILLED else "the tensor"
+        name = key_of(root_of(filled_node(call))) if word_of(call) in FILLED else ""
+        tensor = f"`{name}`" if name else "its tensor"
         yield script.finding(
             RULE,
             node,
-            f"{word_of(call)} only starts here, {what}; `{name or 'its tensor'}` may hold the old value, the new one or a mixture",
-            "keep the handle and call its `wait()` before the tensor is read or changed",
+            f"{word_of(call)} only starts here, {what}; {tensor} may hold the old value, the new one or a mixture",
+            _fix(script.tree, call, tensor),
             severity="warning"
             if word_of(call) == "isend" or _has_barrier(script.tree, call.node)
             else "error",
         )
+
+
+def _fix(tree: ast.Module, call: Call, tensor: str) -> str:
+    holder = _holder(tree, call.node)
+    if not holder:
+        return f"keep the handle and call its `wait()` before {tensor} is read or changed"
+    if isinstance(parents_of(tree).get(call.node), ast.Assign):
+        return f"call `{holder}.wait()` before {tensor} is read or changed"
+    return f"call `wait()` on each handle in `{holder}` before {tensor} is read or changed"
 
 
 def _is_async(call: Call) -> bool:

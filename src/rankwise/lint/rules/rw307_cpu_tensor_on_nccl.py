@@ -44,9 +44,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.paths.words import place
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
-from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.job_view import function_of, text_of
 from rankwise.lint.topics.tensor_places import is_on_cpu
 
 if TYPE_CHECKING:
@@ -63,19 +64,23 @@ def check(script: Script) -> Iterator[Finding]:
     """Collectives of the default group, NCCL, on tensors that were made on the CPU."""
     if backends(script) != {"nccl"} or any(call.name in _DEFAULTS for call in script.all_calls):
         return
-    for place in collectives(script, *(set(FILLED) - OBJECTS), "send", "isend"):
-        call = place.last
+    found: dict[tuple[int, str], list[Call]] = {}
+    for one_place in collectives(script, *(set(FILLED) - OBJECTS), "send", "isend"):
+        call = one_place.last
         if has_group(call) or {"device"} & set(call.contexts):
             continue
         node = next((one for one in _tensors(call) if is_on_cpu(script.tree, one, call.node)), None)
         if node is None:
             continue
-        shown = text_of(node)
+        key = (id(function_of(script.tree, call.node)), text_of(node))
+        found.setdefault(key, []).append(call)
+    for (_, shown), (call, *others) in found.items():
         yield script.finding(
             RULE,
             call.node,
             f"`{shown}` is on the CPU and {word_of(call)} goes over NCCL, which moves data between GPUs only: every rank fails here",
             f'make it on this rank\'s GPU, `device="cuda"`, move `{shown}.cuda()` before, or start the group with "cpu:gloo,cuda:nccl"',
+            also=[place(f"{word_of(one)} gets it, too", one.node, one.module) for one in others],
         )
 
 

@@ -52,6 +52,7 @@ from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.collective_calls import backends
+from rankwise.lint.topics.job_view import text_of
 from rankwise.lint.topics.wrapping import OFF
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 call.node,
                 "the model is wrapped already: DDP does not know the SyncBatchNorm layers that are put in here, and their gradients are never reduced",
-                "convert first and wrap then: `DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model))`",
+                _fix(call, given.thing),
             )
         elif _is_only_on_cpu(script) and _trains(script):
             yield script.finding(
@@ -94,6 +95,18 @@ def check(script: Script) -> Iterator[Finding]:
                 "SyncBatchNorm asks the process group in each forward pass of training, and this program makes none",
                 "call `dist.init_process_group(...)` first, or convert only if `dist.is_initialized()`",
             )
+
+
+def _fix(call: Call, wrapped: Object) -> str:
+    convert, made = text_of(getattr(call.node, "func", None)), wrapped.call
+    inner = made.arg_node(0, "module") if made is not None and made.name == DDP else None
+    if made is None or inner is None:
+        return f"convert first and wrap then: call `{convert}(...)` on the model before it is wrapped"
+    wrap, more = (
+        text_of(getattr(made.node, "func", None)),
+        ", ..." if len(made.args) + len(made.kwargs) > 1 else "",
+    )
+    return f"convert first and wrap then: `{wrap}({convert}({text_of(inner)}){more})`"
 
 
 def _is_only_on_cpu(script: Script) -> bool:

@@ -62,7 +62,7 @@ from rankwise.lint.model.values import Object
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.data_flow import here, is_prepared, sampler_of, shown
 from rankwise.lint.topics.epochs import is_reached, loops_of, reshuffled, shuffles
-from rankwise.lint.topics.job_view import parents_of, text_of
+from rankwise.lint.topics.job_view import function_of, parents_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,25 @@ def _fix(one: Pass, shuffled: Shuffled) -> str:
     target = getattr(loop, "target", None)
     name = text_of(target) if target is not None else "epoch"
     name = "epoch" if name == "_" else name
-    return f"call set_epoch({name}) on the sampler at the start of each epoch, on all ranks, before the loop over `{shown(one)}`"
+    sampler = _name_of(one, shuffled)
+    what = f"`{sampler}.set_epoch({name})`" if sampler else f"set_epoch({name}) on the sampler"
+    return f"call {what} at the start of each epoch, on all ranks, before the loop over `{shown(one)}`"
+
+
+def _name_of(one: Pass, shuffled: Shuffled) -> str:
+    """What the sampler is called where the loop stands; empty if it has no name there."""
+    made, tree = shuffled.sampler.call, one.module.tree
+    if made is None:
+        return ""
+    above = parents_of(made.module.tree).get(made.node)
+    if isinstance(above, ast.Assign) and len(above.targets) == 1:
+        name, here_ = text_of(above.targets[0]), made.module is one.module
+        is_near = function_of(made.module.tree, made.node) in {tree, function_of(tree, one.over)}
+        if here_ and is_near and name.isidentifier():
+            return name
+    loader = one.loader.call
+    is_given = loader is not None and "sampler" in loader.kwargs
+    return f"{shown(one)}.sampler" if is_given and shown(one).replace(".", "_").isidentifier() else ""
 
 
 RULE: Rule[Script] = Rule(

@@ -49,9 +49,11 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.names import SAMPLER
 from rankwise.lint.model.values import Items, Spread
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import above, is_distributed, once, places, text_of
+from rankwise.lint.topics.data_flow import passes, sampler_of, shown
+from rankwise.lint.topics.job_view import above, function_of, is_distributed, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
 
 _TELLS = frozenset(
     {
@@ -84,8 +87,14 @@ _CONSTANTS = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
 
 
+#: Functions that may put the numbers of all ranks together.
+_TOGETHER = re.compile(r"reduce|gather|sync|aggregat|average|across|collect|broadcast", re.IGNORECASE)
+_WORLD = re.compile(r"world|replicas|nprocs|num_processes|size", re.IGNORECASE)
+
+
 def check(script: Script) -> Iterator[Finding]:
-    """Numbers of one rank's data that rank 0 alone tells; one finding for each function."""
+    """Numbers of one rank's data that rank 0 alone tells, one finding for each function; shares divided by all samples."""
+    yield from _divided_by_all(script)
     seen: set[int] = set()
     for place in once(places(script)):
         call = place.calls[0]
@@ -110,6 +119,61 @@ def check(script: Script) -> Iterator[Finding]:
                 "all_reduce sums and counts over the ranks first, or say in the text that it is rank 0's",
                 severity="warning" if is_judged else "hint",
             )
+
+
+def _divided_by_all(script: Script) -> Iterator[Finding]:
+    """Counts of one rank's share that are divided by the number of all samples, and reduced nowhere."""
+    seen: set[int] = set()
+    for one in passes(script):
+        sampler = sampler_of(one.loader)
+        if one.trains or one.module is not script.module or id(one.loop) in seen or _is_put_together(one):
+            continue
+        seen.add(id(one.loop))
+        made = sampler.call if sampler is not None else None
+        if made is None or made.name != SAMPLER:
+            continue
+        for node in _divisions(script.tree, one, made):
+            yield script.finding(
+                RULE,
+                node,
+                f"`{text_of(node)}` divides what this rank counted in its share by the number of all samples: on W ranks it"
+                " is about 1/W of the true number",
+                f"all_reduce `{text_of(node.left)}` over the ranks first, or divide by the number of samples that this rank saw",
+                severity="warning",
+            )
+
+
+def _is_put_together(one: Pass) -> bool:
+    first = one.inside[0].index if one.inside else 0
+    return any(
+        call.index >= first and _TOGETHER.search(call.name.rpartition(".")[2]) for call in one.history.calls
+    )
+
+
+def _divisions(tree: ast.Module, one: Pass, made: Call) -> Iterator[ast.BinOp]:
+    """``correct / len(data)`` behind a loop that counts ``correct``."""
+    around, end = function_of(tree, one.loop), getattr(one.loop, "end_lineno", 0)
+    loader = one.loader.call
+    data = {text_of(made.arg_node(0, "dataset")), f"{shown(one)}.dataset", f"{shown(one)}.sampler.dataset"}
+    if loader is not None:
+        data.add(text_of(loader.arg_node(0, "dataset")))
+    numbers = {f"len({name})" for name in data if name}
+    numbers |= {
+        text_of(part.targets[0])
+        for part in ast.walk(around)
+        if isinstance(part, ast.Assign) and text_of(part.value) in numbers
+    }
+    counted = {text_of(part.target) for part in ast.walk(one.loop) if isinstance(part, ast.AugAssign)}
+    for node in ast.walk(around):
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Div)
+            and node.lineno > end
+            and text_of(node.right) in numbers
+            and not _WORLD.search(text_of(node.left))
+            and any(text_of(part) in counted for part in ast.walk(node.left))
+        ):
+            yield node
 
 
 def _told(call: Call) -> Iterator[Value]:

@@ -68,6 +68,7 @@ _BARS = frozenset(
 def check(script: Script) -> Iterator[Finding]:
     """Runs, writers and bars of all ranks; the first bar and the first print only."""
     shown: set[str] = set()
+    lines: set[int] = set()
     for place in once(places(script, *_RUNS, *_BARS, "builtins.print", anywhere=True)):
         call, at = place.calls[0], node_in(script, place.calls[0])
         if (
@@ -76,7 +77,11 @@ def check(script: Script) -> Iterator[Finding]:
             or any(differs(value) for value in (*call.args, *call.kwargs.values()))
         ):
             continue
+        line = getattr(at, "lineno", 0)
+        if line in lines:
+            continue
         if call.name in _RUNS and "group" not in call.kwargs:
+            lines.add(line)
             yield script.finding(
                 RULE, at, f"every rank {_RUNS[call.name]}", "do it on rank 0 only: `if dist.get_rank() == 0:`"
             )

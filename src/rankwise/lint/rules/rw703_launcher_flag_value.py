@@ -158,7 +158,8 @@ def _meant(name: str) -> str:
 
 
 def _no_script(shell: Shell, launch: Launch) -> Iterator[Finding]:
-    is_asking = launch.flag("help") or not launch.flags
+    # A bare name in a script may be a test whether it is there; behind `rankwise check --` it is the command.
+    is_asking = launch.flag("help") or not (launch.flags or shell.piece.path == "<command>")
     switches = TABLES[launch.launcher].switches
     is_told = any(
         not flag.is_known

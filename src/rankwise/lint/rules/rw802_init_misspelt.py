@@ -101,10 +101,11 @@ def _judge(script: Script, scopes: Scopes, cls: ast.ClassDef, method: FunctionNo
         return
     span = _name_span(script, method)
     certain = not why.startswith("no line")
+    told = f"nobody calls it, {why}" if certain else why
     yield script.finding(
         RULE,
         span,
-        f"class {cls.name} has `{method.name}` where `__init__` is meant: nobody calls it, {why}",
+        f"class {cls.name} has `{method.name}` where `__init__` is meant: {told}",
         "write `def __init__(self, ...)`, two underscores on both sides",
         severity="error" if certain else "warning",
         edits=[Edit(span=span, text="__init__")] if certain else (),

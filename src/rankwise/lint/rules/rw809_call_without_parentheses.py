@@ -95,14 +95,26 @@ def _entered(script: Script, scopes: Scopes) -> Iterator[Finding]:
     for statement in scopes.all(ast.With):
         for item in statement.items:
             node = item.context_expr
-            if isinstance(node, (ast.Name, ast.Attribute)) and scopes.dotted(node) in _CONTEXTS:
+            if isinstance(node, (ast.Name, ast.Attribute)) and (
+                scopes.dotted(node) in _CONTEXTS or _is_no_sync(script, node)
+            ):
                 text = ast.unparse(node)
+                what = "the method" if _is_no_sync(script, node) else "the class"
                 yield script.finding(
                     RULE,
                     node,
-                    f"`with {text}:` without parentheses enters the class itself: TypeError or AttributeError",
+                    f"`with {text}:` without parentheses enters {what} itself: TypeError or AttributeError",
                     f"write `with {text}():`",
                 )
+
+
+def _is_no_sync(script: Script, node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "no_sync"
+        and _is_plain(node)
+        and "def no_sync" not in script.piece.code
+    )
 
 
 def _finding(script: Script, node: ast.Name | ast.Attribute) -> Finding:
@@ -127,7 +139,16 @@ def _is_meant_call(scopes: Scopes, node: ast.Name | ast.Attribute) -> bool:
     if full or node.attr not in _METHODS or not _is_plain(node.value):
         return full in _FUNCTIONS
     # Many things have a step that is a number.
-    return node.attr != "step" or bool(_STEPS.search(ast.unparse(node.value).lower()))
+    return (
+        node.attr != "step"
+        or bool(_STEPS.search(ast.unparse(node.value).lower()))
+        or _is_made_by_torch_optim(scopes, node.value)
+    )
+
+
+def _is_made_by_torch_optim(scopes: Scopes, node: ast.expr) -> bool:
+    made = scopes.value(node.id, scopes.scope(node)) if isinstance(node, ast.Name) else None
+    return isinstance(made, ast.Call) and scopes.dotted(made.func).startswith("torch.optim.")
 
 
 def _is_plain_function(node: ast.AST | None) -> bool:

@@ -30,13 +30,15 @@ def check_command(argv: Sequence[str], settings: Settings) -> Outcome:
     failures = list[str]()
     found = checker.check_piece(piece, failures)
     results = [Result(path=piece.path, kept=Kept(findings=tuple(found)), failures=tuple(failures))]
-    missing = list[str]()
-    for path in dict.fromkeys(find_scripts(study_shell(piece))):
+    missing, shell = list[str](), study_shell(piece)
+    if not (found or failures or shell.launches):
+        return Outcome(notes=("no launcher in this command: nothing was checked",), num_files=1)
+    for path in dict.fromkeys(find_scripts(shell)):
         if Path(path).is_file():
             results.append(checker.check(path))
         else:
             missing.append(f"{path}: the command starts it, and there is no such file")
-    return summarize(results, settings, missing)
+    return summarize(results, settings, missing, named=[result.path for result in results])
 
 
 def find_scripts(shell: Shell) -> Iterator[str]:

@@ -38,7 +38,8 @@ class Outcome:
         findings: Those that are shown, in the order of files.
         notes: Files that were not looked at, and why; a line each.
         failures: What keeps the check from being whole: paths that are not there, rules that broke; a line each.
-        num_files: Files that were looked at.
+        num_files: Files that were found.
+        num_checked: How many of them were looked at.
         num_cached: How many of them needed no new look.
         num_lines: Lines in them.
         seconds: How long it took.
@@ -48,6 +49,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     num_files: int = 0
+    num_checked: int = 0
     num_cached: int = 0
     num_lines: int = 0
     seconds: float = 0.0
@@ -113,20 +115,24 @@ def summarize(
     """
     results = tuple(results)
     rules = {rule.id: rule for rule in pick_rules(settings, registry.all_rules())}
+    own = {os.path.normpath(path) for path in named}
+    # What is no text is passed over in a folder; who names it means it.
+    passed = {result.path: result.kept.note for result in results if result.kept.note and not (result.kept.findings and result.path in own)}  # fmt: skip
     findings = [
         one
         for result in results
+        if result.path not in passed
         for one in result.kept.findings
         if one.rule in rules and shows(settings, rules[one.rule], one.severity, one.path)
     ]
-    notes = [f"{result.path}: not looked at: {result.kept.note}" for result in results if result.kept.note]
+    notes = [f"{path}: not looked at: {note}" for path, note in passed.items()]
     lacking: dict[str, list[str]] = {}
     for result in results:
         if result.missing:
             lacking.setdefault(result.missing, []).append(result.path)
     failed = [*failures, *(line for result in results for line in result.failures)]
     for why, paths in lacking.items():
-        is_named = any(os.path.normpath(path) in paths for path in named)
+        is_named = not own.isdisjoint(paths)
         line = f"{paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''}: {why}"
         (failed if is_named else notes).append(line)
     return Outcome(
@@ -134,6 +140,7 @@ def summarize(
         notes=tuple(notes),
         failures=tuple(failed),
         num_files=len(results),
+        num_checked=sum(not (one.path in passed or one.missing or one.failures) for one in results),
         num_lines=sum(result.kept.num_lines for result in results),
     )
 
@@ -145,6 +152,7 @@ def merge(one: Outcome, other: Outcome) -> Outcome:
         notes=(*one.notes, *other.notes),
         failures=(*one.failures, *other.failures),
         num_files=one.num_files + other.num_files,
+        num_checked=one.num_checked + other.num_checked,
         num_cached=one.num_cached + other.num_cached,
         num_lines=one.num_lines + other.num_lines,
         seconds=one.seconds + other.seconds,
@@ -159,7 +167,7 @@ def find_roots(folder: Path) -> tuple[Path, ...]:
 
 def _name_of_all_else(roots: tuple[Path, ...]) -> str:
     """Name of all that findings depend on beside the user's files: this program, Python, and where paths begin."""
-    own = Path(__file__).parent
+    own = Path(__file__).parents[1]
     texts = [path.read_bytes() for path in sorted(own.rglob("*.py"))]
     words = (__version__, sys.version, str(Path.cwd()), *map(str, roots))
     return digest_of("\0".join([*words, *map(digest_of, texts)]).encode())[:16]

@@ -108,7 +108,7 @@ def check_selectors(settings: Settings, rules: Iterable[Rule[Any]]) -> None:
         if not any(_means(word, rule) for rule in rules):
             known = [name for rule in rules for name in (rule.id, rule.name)]
             folded = word.upper() if word.upper().startswith("RW") else word.lower()
-            near = difflib.get_close_matches(folded, known, n=1, cutoff=0.6)
+            near = difflib.get_close_matches(folded, known, n=1, cutoff=0.8)
             hint = f"did you mean {near[0]}?" if near else "`rankwise rules` lists them"
             raise UsageError(f"{word!r} is no rule, and no beginning of a rule's id", hint=hint)
 
