@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
 # Tests that run at once: many wait for processes and clocks more than they compute.
-WORKERS ?= 4
+WORKERS ?= 3
 
 .PHONY: help demo test lint bench docs clean
 
@@ -25,7 +25,7 @@ demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, o
 	$(BIN)/rankwise run --nproc-per-node $(NPROC) examples/digits/train.py --out digits-model.pt
 
 test: $(DEV)  ## run the tests
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest -n $(WORKERS)
 
 lint: $(DEV)  ## check style, formatting, types and layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports
