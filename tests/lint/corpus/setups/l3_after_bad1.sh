@@ -1,3 +1,3 @@
 #!/bin/bash
-cd /work/project
+cd "$HOME/project"
 torchrun train.py --nproc_per_node=8 --lr 0.01
