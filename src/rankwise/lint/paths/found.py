@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.local import local_paths
 from rankwise.lint.paths.partings import partings
 from rankwise.lint.paths.tokens import ops_of
+from rankwise.lint.paths.words import anchor
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from rankwise.lint.model.calls import Guard
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.paths.partings import Parting
     from rankwise.lint.script import Script
@@ -30,6 +32,35 @@ def all_partings(script: Script) -> list[Parting]:
                 seen.setdefault(id(node), replace(one, in_program=entry.is_program))
         found = script.memo["partings"] = _first_of_each_test(seen.values())
     return list(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """An op that only some ranks come to, with nothing in its place on the others.
+
+    Attributes:
+        doers: Ranks that come to it.
+        others: Ranks that do not.
+        op: The op.
+        guard: The test on the rank that parts them.
+        at: What a finding marks in this text.
+    """
+
+    doers: tuple[int, ...]
+    others: tuple[int, ...]
+    op: Op
+    guard: Guard
+    at: ast.AST
+
+
+def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
+    """Ops of these families that some ranks never come to, where a finding has a place in this text."""
+    for one in all_partings(script):
+        op, guard = one.item, one.guard
+        if isinstance(op, Op) and op.family in families and one.instead is None and guard is not None:
+            at = anchor(op, guard, script)
+            if at is not None:
+                yield Missed(one.doers, one.others, op, guard, at[0])
 
 
 def _first_of_each_test(found: Iterable[Parting]) -> list[Parting]:

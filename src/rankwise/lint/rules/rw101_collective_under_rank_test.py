@@ -40,9 +40,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Op
-from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, line_left, tested, who
+from rankwise.lint.paths.found import missed_ops
+from rankwise.lint.paths.words import also, called, line_left, tested, who
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.job_view import parents_of
 
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Guard
+    from rankwise.lint.model.history import Op
     from rankwise.lint.script import Script
 
 #: Calls that write what they found into a tensor or list that they were given.
@@ -59,26 +59,16 @@ _FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatt
 
 def check(script: Script) -> Iterator[Finding]:
     """Collectives that some of the imagined ranks never come to."""
-    for one in all_partings(script):
-        op = one.item
-        if (
-            not isinstance(op, Op)
-            or op.family != "collective"
-            or one.instead is not None
-            or one.guard is None
-        ):
-            continue
-        at = anchor(op, one.guard, script)
-        if at is None:
-            continue
+    for one in missed_ops(script, "collective"):
+        op, guard = one.op, one.guard
         yield script.finding(
             RULE,
-            at[0],
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`): it waits for the others,"
+            one.at,
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`): it waits for the others,"
             " or meets their next collective",
-            _fix(script, op, one.guard),
+            _fix(script, op, guard),
             severity="error" if op.is_sure else "warning",
-            also=also(op, at[0], one.guard),
+            also=also(op, one.at, guard),
         )
 
 

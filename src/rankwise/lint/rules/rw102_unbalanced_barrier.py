@@ -36,48 +36,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Op
-from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, line_left, tested, who
+from rankwise.lint.paths.found import missed_ops
+from rankwise.lint.paths.words import also, called, line_left, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.paths.partings import Parting
+    from rankwise.lint.model.history import Op
+    from rankwise.lint.paths.found import Missed
     from rankwise.lint.script import Script
 
 
 def check(script: Script) -> Iterator[Finding]:
     """Barriers that some of the imagined ranks never come to."""
-    for one in all_partings(script):
-        op = one.item
-        if not isinstance(op, Op) or op.family != "barrier" or one.instead is not None or one.guard is None:
-            continue
-        at = anchor(op, one.guard, script)
-        if at is None:
-            continue
+    for one in missed_ops(script, "barrier"):
+        op, guard = one.op, one.guard
         yield script.finding(
             RULE,
-            at[0],
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`): it waits until the others make"
+            one.at,
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`): it waits until the others make"
             " one barrier more, from there on all are off by one",
             _fix(one, op),
             severity="error" if op.is_sure else "warning",
             failure_class="C2" if _is_half(script, one) else "C1",
-            also=also(op, at[0], one.guard),
+            also=also(op, one.at, guard),
         )
 
 
-def _is_half(script: Script, one: Parting) -> bool:
+def _is_half(script: Script, one: Missed) -> bool:
     """Whether it looks like one half of "rank 0 first": a barrier for the others, and more barriers in the text."""
     barriers = [call for call in script.calls if call.name.endswith((".barrier", ".wait_for_everyone"))]
     return len(barriers) > 1 and 0 in one.others
 
 
-def _fix(one: Parting, op: Op) -> str:
-    if one.guard is not None and (line := line_left(op, one.guard)):
+def _fix(one: Missed, op: Op) -> str:
+    if line := line_left(op, one.guard):
         return f"call {called(op)} before line {line}, or let every rank come to it"
     for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
         if tuple(one.others) == others:

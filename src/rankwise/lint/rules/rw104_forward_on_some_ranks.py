@@ -44,10 +44,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.history import Op
 from rankwise.lint.model.values import Object
-from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, tested, who
+from rankwise.lint.paths.found import missed_ops
+from rankwise.lint.paths.words import also, called, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -59,13 +58,8 @@ if TYPE_CHECKING:
 
 def check(script: Script) -> Iterator[Finding]:
     """Forward passes that some of the imagined ranks do not make."""
-    for one in all_partings(script):
-        op = one.item
-        if not isinstance(op, Op) or op.family != "forward" or one.instead is not None or one.guard is None:
-            continue
-        at = anchor(op, one.guard, script)
-        if at is None:
-            continue
+    for one in missed_ops(script, "forward"):
+        op, guard = one.op, one.guard
         model = called(op).removesuffix("()")
         thing = op.call.receiver.thing
         is_ddp = isinstance(thing, Object) and thing.kind == DDP
@@ -81,11 +75,11 @@ def check(script: Script) -> Iterator[Finding]:
         )
         yield script.finding(
             RULE,
-            at[0],
-            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, one.guard)}`), which is spread over the ranks: {why}",
+            one.at,
+            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is spread over the ranks: {why}",
             fix,
             severity="error" if op.is_sure else "warning",
-            also=also(op, at[0], one.guard),
+            also=also(op, one.at, guard),
         )
 
 

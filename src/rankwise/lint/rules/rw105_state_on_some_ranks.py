@@ -42,9 +42,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Op
-from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, line_left, tested, who
+from rankwise.lint.paths.found import missed_ops
+from rankwise.lint.paths.words import also, called, line_left, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -52,32 +51,23 @@ if TYPE_CHECKING:
 
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Guard
+    from rankwise.lint.model.history import Op
     from rankwise.lint.script import Script
 
 
 def check(script: Script) -> Iterator[Finding]:
     """State and save calls that some of the imagined ranks do not make."""
-    for one in all_partings(script):
-        op = one.item
-        if (
-            not isinstance(op, Op)
-            or op.family not in {"state", "save"}
-            or one.instead is not None
-            or one.guard is None
-        ):
-            continue
-        at = anchor(op, one.guard, script)
-        if at is None:
-            continue
+    for one in missed_ops(script, "state", "save"):
+        op, guard = one.op, one.guard
         yield script.finding(
             RULE,
-            at[0],
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), which gathers or writes together"
+            one.at,
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), which gathers or writes together"
             " with all ranks: it waits for the others",
-            _fix(op, one.guard),
+            _fix(op, guard),
             severity="error" if op.is_sure else "warning",
             failure_class="K6" if op.family == "save" else "D28",
-            also=also(op, at[0], one.guard),
+            also=also(op, one.at, guard),
         )
 
 

@@ -40,9 +40,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Op
-from rankwise.lint.paths.found import all_partings
-from rankwise.lint.paths.words import also, anchor, called, tested, who
+from rankwise.lint.paths.found import missed_ops
+from rankwise.lint.paths.words import also, called, tested, who
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -54,21 +53,16 @@ if TYPE_CHECKING:
 
 def check(script: Script) -> Iterator[Finding]:
     """Backward passes that some of the imagined ranks do not make."""
-    for one in all_partings(script):
-        op = one.item
-        if not isinstance(op, Op) or op.family != "backward" or one.instead is not None or one.guard is None:
-            continue
-        at = anchor(op, one.guard, script)
-        if at is None:
-            continue
+    for one in missed_ops(script, "backward"):
+        op, guard = one.op, one.guard
         yield script.finding(
             RULE,
-            at[0],
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), where gradients are averaged over"
+            one.at,
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
             " all ranks: it waits for the others",
             "let every rank make the same number of backward passes",
             severity="error" if op.is_sure else "warning",
-            also=also(op, at[0], one.guard),
+            also=also(op, one.at, guard),
         )
 
 

@@ -34,10 +34,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Op
-from rankwise.lint.paths.found import all_local_paths, all_partings
+from rankwise.lint.paths.found import all_local_paths, missed_ops
 from rankwise.lint.paths.reasons import test_of
-from rankwise.lint.paths.words import also, anchor, called, place, tested, who, written
+from rankwise.lint.paths.words import also, called, place, tested, who, written
 from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
@@ -49,28 +48,18 @@ if TYPE_CHECKING:
 
 def check(script: Script) -> Iterator[Finding]:
     """Wrappings and groups that some of the imagined ranks do not make."""
-    for one in all_partings(script):
-        op = one.item
-        if (
-            not isinstance(op, Op)
-            or op.family not in {"wrap", "group"}
-            or one.instead is not None
-            or one.guard is None
-        ):
-            continue
-        at = anchor(op, one.guard, script)
-        if at is None:
-            continue
+    for one in missed_ops(script, "wrap", "group"):
+        op, guard = one.op, one.guard
         is_group = op.family == "group"
         yield script.finding(
             RULE,
-            at[0],
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), which every rank must call"
+            one.at,
+            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), which every rank must call"
             + (", members or not" if is_group else ""),
             f"call {called(op)} on every rank"
             + (", and use the group on its members only" if is_group else ""),
             failure_class="C10" if is_group else "D13",
-            also=also(op, at[0], one.guard),
+            also=also(op, one.at, guard),
         )
     yield from _skipped(script)
 
