@@ -156,6 +156,17 @@ def test_a_killed_rank_is_the_first_cause(tmp_path: Path, *, elsewhere: bool) ->
         assert "without a word" in told["message"]
 
 
+def test_a_killed_rank_that_no_other_has_seen(tmp_path: Path) -> None:
+    """Torchrun ends the others before they notice: the one that was not told to end was gone before, also for who reads a copy elsewhere."""
+    write_script(tmp_path, HEAD + "time.sleep(1000)\n")
+    with torchrun(tmp_path, (*WATCH, "train.py"), 3) as job:
+        job.wait_met()
+        os.kill(job.heads()[1]["pid"], signal.SIGKILL)
+        job.running.finish(60)
+        told = report(carry_away(job, tmp_path / "elsewhere"))
+        assert (told["kind"], told["culprits"]) == ("failure", [1]), told
+
+
 def test_an_exception_is_told_with_its_traceback(tmp_path: Path) -> None:
     """The rank that raises is named with its line; that torchrun ends the others is no fault of theirs."""
     script = write_script(

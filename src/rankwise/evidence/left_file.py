@@ -161,6 +161,7 @@ def tell_hows(files: Mapping[int, LeftFile]) -> None:
     """Write down for each rank how it is, or ended."""
     for file in files.values():
         file.how = _find_how(file)
+    _find_first_gone(files)
     silent = [file for file in files.values() if file.how == "vanished"]
     others = [file for file in files.values() if file.how not in {"vanished", "finished"}]
     if len(silent) > 1 and not others:
@@ -171,6 +172,18 @@ def tell_hows(files: Mapping[int, LeftFile]) -> None:
         # It had left the others in order, and ends as many scripts do: by os._exit.
         if file.evidence is not None and file.evidence.has_left and file.how == "vanished":
             file.how = "finished"
+
+
+def _find_first_gone(files: Mapping[int, LeftFile]) -> None:
+    """Tell of a host that can't be asked any more who was gone before its launcher ended the others, and nobody was left to see it."""
+    ended = {_name_host(file) for file in files.values() if file.how == "terminated" and file.asked.strip()}
+    for file in files.values():
+        if file.how == "unknown" and file.head.get("state") != "stopped" and _name_host(file) in ended:
+            file.how = "vanished"
+
+
+def _name_host(file: LeftFile) -> tuple[str, str]:
+    return str(file.head["host"]), str(file.head["kernel"])
 
 
 def _find_how(file: LeftFile) -> How:

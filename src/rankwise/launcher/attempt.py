@@ -383,7 +383,7 @@ class Attempt:
         end = begin + max(bounds_s)
         while self._living() and self._clock.monotonic() < end and not self._hurry:
             self._look(min(0.5, max(0.0, end - self._clock.monotonic())))
-            if not told and self._clock.monotonic() - begin > _SILENCE_S:
+            if not told and self._living() and self._clock.monotonic() - begin > _SILENCE_S:
                 told = True
                 self._say_stopping(end)
         self._look_who_is_over()

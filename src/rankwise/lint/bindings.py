@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ _NAME = re.compile(r"\w+")
 _DISTRIBUTED_WORD = re.compile(
     r"(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
 )
+_LONGEST_TEXT = 30
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -63,8 +65,8 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _parts(statement: ast.stmt) -> Iterator[ast.stmt]:
-    for field in ("body", "orelse", "finalbody"):
-        yield from getattr(statement, field, ())
+    for name in ("body", "orelse", "finalbody"):
+        yield from getattr(statement, name, ())
     for handler in getattr(statement, "handlers", ()):
         yield from handler.body
 
@@ -78,9 +80,15 @@ def _is_main_guard(statement: ast.stmt) -> bool:
     )
 
 
+@lru_cache(maxsize=8)
 def mentions_ranks(text: str) -> bool:
     """Whether a text has any of the identifiers that matter."""
-    return any(map(_is_word, set(_NAME.findall(text)))) or _TALKS.search(text) is not None
+    return any(map(_is_word, set(_NAME.findall(text)))) or _talks(text)
+
+
+@lru_cache(maxsize=8)
+def _talks(text: str) -> bool:
+    return _TALKS.search(text) is not None
 
 
 @lru_cache(maxsize=200_000)
@@ -89,49 +97,76 @@ def _is_word(name: str) -> bool:
     return _WORD.fullmatch(name) is not None
 
 
-def identifiers(node: ast.AST, *, texts: bool = True) -> set[str]:
-    """All names, attributes, keywords and (unless ``texts`` is false) short texts in there."""
-    found: set[str] = set()
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            found.add(one.id)
-        elif isinstance(one, ast.Attribute):
-            found.add(one.attr)
-        elif isinstance(one, ast.arg) or (isinstance(one, ast.keyword) and one.arg):
-            found.add(one.arg or "")
-        elif texts and isinstance(one, ast.Constant) and isinstance(one.value, str) and len(one.value) < 30:
-            found.add(one.value)
-    return found
+@dataclass(slots=True)
+class _Words:
+    """Names, attributes and keywords of some nodes, and their short texts."""
+
+    names: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+
+    def read(self, node: ast.AST) -> None:
+        # Once over each node of a project: `ast.walk` would take three times as long.
+        left = [node]
+        names, texts = self.names, self.texts
+        while left:
+            one = left.pop()
+            kind = type(one)
+            if kind is ast.Name:
+                names.add(one.id)  # type: ignore[attr-defined]
+                continue
+            if kind is ast.Constant:
+                value = one.value  # type: ignore[attr-defined]
+                if type(value) is str and len(value) < _LONGEST_TEXT:
+                    texts.add(value)
+                continue
+            if kind is ast.Attribute:
+                names.add(one.attr)  # type: ignore[attr-defined]
+                left.append(one.value)  # type: ignore[attr-defined]
+                continue
+            if (kind is ast.arg or kind is ast.keyword) and one.arg:  # type: ignore[attr-defined]
+                names.add(one.arg)  # type: ignore[attr-defined]
+            for field_name in one._fields:
+                value = getattr(one, field_name, None)
+                if type(value) is list:
+                    left += [part for part in value if isinstance(part, ast.AST)]
+                elif isinstance(value, ast.AST):
+                    left.append(value)
+
+    def add(self, other: _Words) -> None:
+        self.names |= other.names
+        self.texts |= other.texts
+
+    def matter(self, *, talks: bool) -> bool:
+        used = self.names | self.texts
+        return any(map(_is_word, used)) or (talks and any(map(_DISTRIBUTED_WORD.fullmatch, used)))
 
 
 def relevant_names(tree: ast.Module, text: str) -> frozenset[str]:
     """Names of functions, methods and classes that have to do with ranks, themselves or by what they call in this module."""
     if not mentions_ranks(text):
         return frozenset()
-    uses: dict[str, set[str]] = {}
-    for name, node in _definitions(tree.body):
-        uses.setdefault(name, set()).update(identifiers(node))
-    talks = _TALKS.search(text) is not None
-    relevant = {name for name, used in uses.items() if _is_word(name) or _matter(used, talks=talks)}
+    uses: dict[str, _Words] = {}
+    for name, words in _definitions(tree.body):
+        uses.setdefault(name, _Words()).add(words)
+    talks = _talks(text)
+    relevant = {name for name, words in uses.items() if _is_word(name) or words.matter(talks=talks)}
     is_growing = bool(relevant)
     while is_growing:
-        more = {name for name, used in uses.items() if name not in relevant and not relevant.isdisjoint(used)}
+        more = {
+            name
+            for name, words in uses.items()
+            if name not in relevant
+            and not (relevant.isdisjoint(words.names) and relevant.isdisjoint(words.texts))
+        }
         relevant |= more
         is_growing = bool(more)
     return frozenset(relevant)
-
-
-def _matter(used: set[str], *, talks: bool) -> bool:
-    if any(map(_is_word, used)):
-        return True
-    return talks and any(map(_DISTRIBUTED_WORD.fullmatch, used))
 
 
 def is_relevant_program(tree: ast.Module, relevant: frozenset[str], text: str) -> bool:
     """Whether the statements at the top have to do with ranks, or call what has."""
     if not mentions_ranks(text):
         return False
-    talks = _TALKS.search(text) is not None
     for statement in tree.body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             continue
@@ -139,21 +174,30 @@ def is_relevant_program(tree: ast.Module, relevant: frozenset[str], text: str) -
         if isinstance(statement, _SCOPES):
             parts = list(statement.decorator_list)
         for part in parts:
-            if not relevant.isdisjoint(identifiers(part, texts=False)) or _matter(
-                identifiers(part), talks=talks
-            ):
+            words = _read(part)
+            if not relevant.isdisjoint(words.names) or words.matter(talks=_talks(text)):
                 return True
     return False
 
 
-def _definitions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
+def _read(*nodes: ast.AST) -> _Words:
+    words = _Words()
+    for node in nodes:
+        words.read(node)
+    return words
+
+
+def _definitions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, _Words]]:
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node.name, node
+            yield node.name, _read(node)
         elif isinstance(node, ast.ClassDef):
+            whole = _read(*node.bases, *node.keywords, *node.decorator_list)
             for inner in node.body:
+                words = _read(inner)
                 if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)) and inner.name != "__init__":
-                    yield inner.name, inner
-            yield node.name, node
+                    yield inner.name, words
+                whole.add(words)
+            yield node.name, whole
         elif isinstance(node, (ast.If, ast.Try, ast.With)):
             yield from _definitions(_parts(node))

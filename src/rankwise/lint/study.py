@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.names import PL_MODULE, PL_TRAINER
-from rankwise.lint.model.calling import call, call_function, instantiate
+from rankwise.lint.model.calling import call, instantiate
 from rankwise.lint.model.defining import module_scope
 from rankwise.lint.model.expressions import evaluate
+from rankwise.lint.model.functions import call_function
 from rankwise.lint.model.history import History
 from rankwise.lint.model.run import BUDGET, PERSONAS, Persona, Run, Scope
 from rankwise.lint.model.statements import bind, execute

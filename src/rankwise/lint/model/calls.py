@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankwise.lint.model.values import ANY, Object, Value
+from rankwise.lint.model.values import ANY, Object, Value, mixed
 
 if TYPE_CHECKING:
     import ast
@@ -96,6 +96,11 @@ class Call:
                 return keyword.value  # type: ignore[no-any-return]
         args = getattr(self.node, "args", ())
         return args[position] if position is not None and position < len(args) else None
+
+    @property
+    def given(self) -> Value:
+        """All arguments mixed: as different as the most different of them."""
+        return mixed((*self.args, *self.kwargs.values()))
 
     @property
     def object(self) -> Object | None:

@@ -12,8 +12,9 @@ from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import Guard
 from rankwise.lint.model.defining import function_of
 from rankwise.lint.model.history import Arm, Fork, Loop
-from rankwise.lint.model.looping import element_of, plain_list
+from rankwise.lint.model.looping import element_of
 from rankwise.lint.model.notes import note_comparison
+from rankwise.lint.model.operators import BINARY, compare, compute
 from rankwise.lint.model.run import Scope
 from rankwise.lint.model.values import ANY, UNKNOWN, Items, Library, Object, Value, joined, known, mixed
 
@@ -87,49 +88,6 @@ def _add_table(kwargs: dict[str, Value], value: Value) -> bool:
     return thing.is_whole
 
 
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-}
-_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda one, other: one in other,
-    ast.NotIn: lambda one, other: one not in other,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
-_BIGGEST = 1_000_000
-
-
-def _compute(doing: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
-    value = mixed((left, right))
-    if not left.is_known or not right.is_known or _is_big(left.const) or _is_big(right.const):
-        return value
-    try:
-        const = doing(left.const, right.const)
-    except Exception:  # noqa: BLE001 - whatever the user's constants raise, the result is not known
-        return value
-    return Value(spread=value.spread, origin=value.origin, const=const, via=value.via)
-
-
-def _is_big(const: Any) -> bool:
-    return (isinstance(const, int) and abs(const) > _BIGGEST) or (
-        isinstance(const, (str, bytes)) and len(const) > 999
-    )
-
-
 def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
     left, right = evaluate(run, scope, node.left), evaluate(run, scope, node.right)
     if isinstance(left.thing, Items) and isinstance(node.op, ast.Add) and isinstance(right.thing, Items):
@@ -137,8 +95,8 @@ def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
         return Value(
             thing=Items([*left.thing.values, *right.thing.values], kind=left.thing.kind, is_whole=whole)
         )
-    doing = _BINARY.get(type(node.op))
-    return _compute(doing, left, right) if doing is not None else mixed((left, right))
+    doing = BINARY.get(type(node.op))
+    return compute(doing, left, right) if doing is not None else mixed((left, right))
 
 
 def _unary(run: Run, scope: Scope, node: ast.UnaryOp) -> Value:
@@ -158,7 +116,7 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = evaluate(run, scope, right_node)
         note_comparison(run, scope, node, left, right)
-        results.append(_compare_two(op, left, right))
+        results.append(compare(op, left, right))
         left = right
     if len(results) == 1:
         return results[0]
@@ -166,56 +124,6 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
     truths = [result.truth() for result in results]
     const = False if False in truths else UNKNOWN if None in truths else True
     return Value(spread=value.spread, origin=value.origin, const=const)
-
-
-def _compare_two(op: ast.cmpop, left: Value, right: Value) -> Value:
-    if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and right.is_known and right.const is None:
-        is_not = isinstance(op, (ast.IsNot, ast.NotEq))
-        if left.thing is not None:
-            return Value(const=is_not)
-        if not left.is_known:
-            # Whether there is one at all is a matter of configuration.
-            # ... but not of a batch that the collate function may have left out.
-            is_config = (
-                not left.spread
-                or (left.origin <= {"data"} and left.path != "(batch)")
-                or "scattered" in left.origin
-            )
-            return ANY if is_config else mixed((left,))
-    if (
-        isinstance(right.thing, Library)
-        and right.thing.name == "os.environ"
-        and isinstance(op, (ast.In, ast.NotIn))
-    ):
-        return _in_environ(left, is_in=isinstance(op, ast.In))
-    if isinstance(op, (ast.In, ast.NotIn)):
-        return _membership(op, left, right)
-    return _compute(_COMPARE[type(op)], left, right)
-
-
-#: What one process sees, and another may not.
-_SEEN_ALONE = frozenset(
-    {"files", "exists", "exception", "queue", "input", "time", "signal", "memory", "host", "env", "own"}
-)
-
-
-def _membership(op: ast.cmpop, left: Value, right: Value) -> Value:
-    """`rank in members`: decided where the list is known, else a test for membership of a group."""
-    plain = plain_list(right)
-    value = mixed((left, right))
-    if plain is not None and left.is_known:
-        found = left.const in plain
-        return Value(value.spread, value.origin, found if isinstance(op, ast.In) else not found)
-    if isinstance(left.const, str) and right.origin.isdisjoint(_SEEN_ALONE) and not right.is_known:
-        # `"labels" in batch`: which columns there are is the same everywhere.
-        return ANY
-    return Value(value.spread, value.origin | {"member"}) if asks_who(left) else value
-
-
-def _in_environ(name: Value, *, is_in: bool) -> Value:
-    if name.const in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"}:
-        return Value(const=is_in)
-    return ANY
 
 
 def _boolean(run: Run, scope: Scope, node: ast.BoolOp) -> Value:
@@ -327,7 +235,7 @@ def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
         # `files[rank::world_size]`: a share of this rank's, perhaps longer than others'.
         return Value(key.spread, mixed((owner, key)).origin | {"share"}, path=owner.path)
     if owner.is_known and key.is_known:
-        return _compute(operator.getitem, owner, key)
+        return compute(operator.getitem, owner, key)
     if isinstance(thing, Object) and "parts" in thing.attrs and isinstance(key.const, int):
         parts = thing.attrs["parts"].thing.values
         return parts[key.const] if -len(parts) <= key.const < len(parts) else ANY

@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import SAMPLER
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.data_flow import SAMPLER_AT, is_in_ranks
+from rankwise.lint.topics.data_flow import SAMPLER_AT
+from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import is_spawned, once, places, text_of
 
 if TYPE_CHECKING:

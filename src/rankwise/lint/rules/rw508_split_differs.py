@@ -45,7 +45,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.data_flow import differs_deeply, here, is_in_ranks
+from rankwise.lint.topics.data_flow import here
+from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
 from rankwise.lint.topics.job_view import above, is_distributed, once, places, text_of
 from rankwise.lint.topics.seeds import library_of, standing
 

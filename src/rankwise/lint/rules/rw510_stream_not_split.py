@@ -65,15 +65,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import ACCELERATOR
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.data_flow import (
-    differs_deeply,
-    given,
-    here,
-    is_given_away,
-    is_prepared,
-    passes,
-    shown,
-)
+from rankwise.lint.topics.data_flow import given, here, is_given_away, is_prepared, passes, shown
+from rankwise.lint.topics.in_ranks import differs_deeply
 from rankwise.lint.topics.job_view import is_distributed, text_of
 from rankwise.lint.topics.shares import (
     classes_in,

@@ -42,7 +42,8 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.data_flow import differs_deeply, here, is_in_ranks
+from rankwise.lint.topics.data_flow import here
+from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
 from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
 from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
 

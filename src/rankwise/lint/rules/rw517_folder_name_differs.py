@@ -48,7 +48,8 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.data_flow import here, is_in_ranks
+from rankwise.lint.topics.data_flow import here
+from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import is_distributed, once, places, spawns, text_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.makers import PASS_ON
 from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLER
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
-from rankwise.lint.model.values import Instance, Items, Object, Value
-from rankwise.lint.topics.job_view import parents_of, spawns, starts_group, text_of
+from rankwise.lint.model.values import Items, Object, Value
+from rankwise.lint.topics.in_ranks import WHO
+from rankwise.lint.topics.job_view import parents_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,9 +30,6 @@ AT = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler"
       "drop_last": 8, "worker_init_fn": 10, "multiprocessing_context": 11}  # fmt: skip
 #: Where a DistributedSampler takes what.
 SAMPLER_AT = {"dataset": 0, "num_replicas": 1, "rank": 2, "shuffle": 3, "seed": 4, "drop_last": 5}
-_WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
-#: What is on the disk is the same for all ranks, or meant to be.
-_DISK = frozenset({"files", "exists", "env"})
 #: Packages whose functions do no more with a loader or a seed than tables tell.
 _OPEN = frozenset(
     """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
@@ -157,28 +155,19 @@ def _syncs(items: Iterable[Item], depth: int = 0) -> bool:
 
 def _takes_share(items: Iterable[Item]) -> bool:
     """`if i % world_size != rank: continue`."""
-    return any(isinstance(item, Fork) and item.value.origin & _WHO and any(arm.exit is not None and arm.exit.kind == "continue" for arm in item.arms)
+    return any(isinstance(item, Fork) and item.value.origin & WHO and any(arm.exit is not None and arm.exit.kind == "continue" for arm in item.arms)
                for item in items)  # fmt: skip
 
 
 def _from_calls(calls: Iterable[Call]) -> Iterator[_Found]:
     """Loops whose iterable has a call in it: `enumerate(loader)`, `DataLoader(...)`."""
-    tables: dict[int, dict[int, ast.AST]] = {}
     for call in calls:
-        table = tables.get(id(call.module))
-        if table is None:
-            table = tables[id(call.module)] = _iterables(call.module.tree)
-        loop = table.get(id(call.node))
+        loaders = [*loaders_in(call.result), *(one for arg in call.args for one in loaders_in(arg))]
+        loop = _iterables(call.module.tree).get(id(call.node)) if loaders else None
         if loop is not None:
-            for loader in (*loaders_in(call.result), *(one for arg in call.args for one in loaders_in(arg))):
-                yield (
-                    loader,
-                    loop,
-                    call.module,
-                    tuple(one for one in call.loops if one is not loop),
-                    call.guards,
-                    (),
-                )
+            around = tuple(one for one in call.loops if one is not loop)
+            for loader in loaders:
+                yield loader, loop, call.module, around, call.guards, ()
 
 
 def _by_name(calls: list[Call], inside: dict[ast.AST, list[Call]]) -> Iterator[_Found]:
@@ -350,47 +339,11 @@ def _goes_over_loaders(loop: ast.AST, over: ast.AST) -> bool:
     return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(over))
 
 
-def differs_deeply(value: Value | None, depth: int = 0) -> bool:
-    """Whether anything that went into a value, or into the object that it is, is another one on other ranks."""
-    if value is None or depth > 5:
-        return False
-    if value.origin & _WHO or (value.spread and not (value.origin and value.origin <= _DISK)):
-        return True
-    return any(differs_deeply(part, depth + 1) for part in _parts(value))
-
-
-def _parts(value: Value) -> list[Value]:
-    thing = value.thing
-    if isinstance(thing, Items):
-        return thing.values[:64]
-    if isinstance(thing, (Object, Instance)):
-        call = thing.call
-        parts = list(thing.attrs.values())
-        return parts if call is None else [*parts, *call.args, *call.kwargs.values()]
-    return []
-
-
 def here(script: Script, call: Call) -> ast.AST | None:
     """The node to report for a call: itself, or the call in this text that led there; None if there is none."""
     if call.module is script.module:
         return call.node
     return next((site.node for site in reversed(call.stack) if site.module is script.module), None)
-
-
-def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:
-    """Whether a call is made by each process of the job: not by the one that starts them, nor on a way without a process group."""
-    if "spawned" in call.contexts:
-        return True
-    starters = [one for one in entry.histories[0].calls if starts_group(one)]
-    if starters and all(_excludes(one, call) for one in starters):
-        return False
-    return not entry.is_program or not spawns(script)
-
-
-def _excludes(one: Call, other: Call) -> bool:
-    """Whether two calls stand in two arms of one test."""
-    arms = {id(node): arm for node, _value, arm in one.tests}
-    return any(arms.get(id(node), arm) != arm for node, _value, arm in other.tests)
 
 
 def training_loops(history: History) -> Iterator[tuple[ast.AST, list[Call]]]:

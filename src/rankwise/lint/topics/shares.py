@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import role_of
 from rankwise.lint.model.values import Instance, Items, Object, UserClass
-from rankwise.lint.topics.data_flow import differs_deeply, given
+from rankwise.lint.topics.data_flow import given
+from rankwise.lint.topics.in_ranks import differs_deeply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

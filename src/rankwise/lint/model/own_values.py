@@ -1,0 +1,129 @@
+"""What differs between processes by itself, and what is done against that: random numbers and seeds, clocks, files, memory; tensors and data made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.values import (
+    ANY,
+    Object,
+    Spread,
+    Value,
+    mixed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.run import Run
+
+
+def _local(origin: str, spread: Spread = Spread.LOCAL) -> Callable[[Run, Call], Value]:
+    def differ(_run: Run, call: Call) -> Value:
+        return Value(spread, call.given.origin | {origin})
+
+    return differ
+
+
+def _same_file(_run: Run, call: Call) -> Value:
+    return Value(Spread.LOCAL, call.given.origin | {"files"})
+
+
+def _seed(library: str) -> Callable[[Run, Call], Value | None]:
+    def seed(run: Run, call: Call) -> Value | None:
+        given = call.given
+        run.seeds[library] = given
+        call.result = given
+        return given if library == "torch" else None
+
+    return seed
+
+
+def _random(library: str) -> Callable[[Run, Call], Value]:
+    """A random number differs between ranks if its seed does; Python's and NumPy's do unless somebody sets them."""
+
+    def draw(run: Run, call: Call) -> Value:
+        generator = call.arg(None, "generator")
+        seed = generator if generator is not None else run.seeds.get(library)
+        thing = Object("torch.Tensor", call) if library == "torch" else None
+        if seed is None:
+            # torch differs as well, but data made up on the spot stand for data read from a file.
+            is_own = library != "torch" and run.is_program and "all" not in run.seeds
+            return Value(Spread.LOCAL if is_own else Spread.EQUAL, frozenset({"random"}), thing=thing)
+        return Value(
+            Spread.LOCAL if seed.spread else Spread.EQUAL,
+            frozenset({"data"}) if seed.spread else frozenset(),
+            thing=thing,
+        )
+
+    return draw
+
+
+def _generator(_run: Run, call: Call) -> Value:
+    return Value(thing=Object("torch.Generator", call))
+
+
+def _seeded(_run: Run, call: Call) -> Value:
+    return Value(origin=call.given.origin)
+
+
+def _tensor(_run: Run, call: Call) -> Value:
+    """A tensor made of a number differs as the number does; its place does not matter."""
+    first = call.args[0] if call.args else ANY
+    inner = mixed((first,))
+    return Value(inner.spread, inner.origin, thing=Object("torch.Tensor", call))
+
+
+def _made_tensor(_run: Run, call: Call) -> Value:
+    return Value(thing=Object("torch.Tensor", call))
+
+
+def _load_dataset(_run: Run, call: Call) -> Value:
+    """A data set of Hugging Face, or a stream."""
+    streams = call.arg(None, "streaming")
+    kind = "datasets.IterableDataset" if streams is not None and streams.const is True else "datasets.Dataset"
+    given = call.given
+    return Value(given.spread, given.origin, thing=Object(kind, call))
+
+
+OWN: dict[str, Callable[[Run, Call], Value | None]] = {
+    "datasets.load_dataset": _load_dataset,
+    "datasets.load.load_dataset": _load_dataset,
+    "builtins.input": _local("input"),
+    "torch.tensor": _tensor,
+    "torch.as_tensor": _tensor,
+    "torch.FloatTensor": _tensor,
+    "torch.IntTensor": _tensor,
+    "torch.LongTensor": _tensor,
+    **dict.fromkeys(
+        ("torch.zeros", "torch.ones", "torch.empty", "torch.full", "torch.arange", "torch.eye"),
+        _made_tensor,
+    ),
+    **dict.fromkeys(("torch.rand", "torch.randn", "torch.randint", "torch.normal", "torch.randperm", "torch.bernoulli"), _random("torch")),
+    **dict.fromkeys(("random.random", "random.randint", "random.uniform", "random.choice", "random.gauss", "random.randrange"), _random("random")),
+    **dict.fromkeys(("numpy.random.rand", "numpy.random.randn", "numpy.random.randint", "numpy.random.random", "numpy.random.uniform"), _random("numpy")),
+    **dict.fromkeys(("torch.manual_seed", "torch.cuda.manual_seed", "torch.random.manual_seed"), _seed("torch")),
+    "random.seed": _seed("random"),
+    "numpy.random.seed": _seed("numpy"),
+    **dict.fromkeys(("accelerate.utils.set_seed", "lightning.pytorch.seed_everything", "transformers.set_seed", "lightning.fabric.seed_everything",
+                     "lightning.seed_everything", "pytorch_lightning.seed_everything"), _seed("all")),
+    "torch.Generator": _generator,
+    **dict.fromkeys(("torch.device",), _seeded),
+    **dict.fromkeys(
+        ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now", "datetime.datetime.utcnow",
+         "datetime.datetime.today", "time.strftime", "time.ctime", "datetime.date.today", "time.time_ns", "timeit.default_timer"),
+        _local("time"),
+    ),
+    **dict.fromkeys(("uuid.uuid4", "uuid.uuid1", "secrets.token_hex", "tempfile.mkdtemp", "tempfile.gettempdir", "os.getpid", "os.urandom"), _local("own")),
+    **dict.fromkeys(("socket.gethostname", "platform.node", "os.uname", "socket.gethostbyname"), _local("host")),
+    **dict.fromkeys(
+        ("os.path.exists", "os.path.isfile", "os.path.isdir", "os.path.getmtime", "os.path.getsize", "shutil.disk_usage", "os.access", "os.path.islink"),
+        _local("exists"),
+    ),
+    **dict.fromkeys(("os.listdir", "glob.glob", "glob.iglob", "os.scandir", "os.walk"), _same_file),
+    **dict.fromkeys(
+        ("torch.cuda.memory_allocated", "torch.cuda.max_memory_allocated", "torch.cuda.mem_get_info", "torch.cuda.memory_reserved", "psutil.virtual_memory"),
+        _local("memory"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,53 @@
+"""Whether each process of the job makes a call, and with values of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.lint.model.values import Instance, Items, Object, Value
+from rankwise.lint.topics.job_view import spawns, starts_group
+
+if TYPE_CHECKING:
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Entry, Script
+
+#: Where what a rank has is a matter of who it is.
+WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
+#: What is on the disk is the same for all ranks, or meant to be.
+_DISK = frozenset({"files", "exists", "env"})
+
+
+def differs_deeply(value: Value | None, depth: int = 0) -> bool:
+    """Whether anything that went into a value, or into the object that it is, is another one on other ranks."""
+    if value is None or depth > 5:
+        return False
+    if value.origin & WHO or (value.spread and not (value.origin and value.origin <= _DISK)):
+        return True
+    return any(differs_deeply(part, depth + 1) for part in _parts(value))
+
+
+def _parts(value: Value) -> list[Value]:
+    thing = value.thing
+    if isinstance(thing, Items):
+        return thing.values[:64]
+    if isinstance(thing, (Object, Instance)):
+        call = thing.call
+        parts = list(thing.attrs.values())
+        return parts if call is None else [*parts, *call.args, *call.kwargs.values()]
+    return []
+
+
+def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:
+    """Whether a call is made by each process of the job: not by the one that starts them, nor on a way without a process group."""
+    if "spawned" in call.contexts:
+        return True
+    starters = [one for one in entry.histories[0].calls if starts_group(one)]
+    if starters and all(_excludes(one, call) for one in starters):
+        return False
+    return not entry.is_program or not spawns(script)
+
+
+def _excludes(one: Call, other: Call) -> bool:
+    """Whether two calls stand in two arms of one test."""
+    arms = {id(node): arm for node, _value, arm in one.tests}
+    return any(arms.get(id(node), arm) != arm for node, _value, arm in other.tests)
