@@ -18,12 +18,12 @@ _WORDS = (
     r"|backward|manual_backward|new_(sub)?groups?\w*"
     r"|(get_|is_|my_|this_)?((node_)?local_?|global_|world_|node_|group_|process_|proc_|dist_|ddp_|gpu_|mp_)?rank(_?(zero|0|id|idx)\w*)?"
     r"|LOCAL_RANK|RANK|WORLD_SIZE|SLURM_\w+|(get_)?world_?size|num_replicas|\w*main_process\w*|\w*(master|primary|chief)_process\w*"
-    r"|master_(addr|port)|is_(main|master|chief|primary)\w*|process_index|num_processes|is_initialized|init_process_group"
+    r"|master_(addr|port)|is_(main|master|chief|primary)\w*|process_index|num_processes|init_process_group"
     r"|destroy_process_group|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|DataLoader|\w*DistributedSampler"
     r"|set_epoch|IterableDataset|random_split|manual_seed|\w*seed_(everything|all)|set_seed|spawn|set_device|map_location"
     r"|[Aa]ccelerator|[Ff]abric|DataParallel|no_sync|SyncBatchNorm|convert_sync_batchnorm|full_tensor|summon_full_params"
     r"|device_ids|sync_dist|save_checkpoint|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
-    r"|LightningModule|Trainer|TrainingArguments|deepspeed|SummaryWriter|wandb"
+    r"|LightningModule|Trainer|TrainingArguments|init_distributed|SummaryWriter|wandb"
     r"|(training|validation|test)_step|on_(train|validation|test|fit|step|epoch)_\w+"
 )
 _WORD = re.compile(_WORDS)
@@ -33,9 +33,11 @@ _TALKS = re.compile(
 _NAME = re.compile(r"\w+")
 #: These are words of tensors as well, and count only in a text that mentions torch.distributed.
 _DISTRIBUTED_WORD = re.compile(
-    r"(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
+    r"is_initialized|(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
 )
 _LONGEST_TEXT = 30
+#: Methods of all modules: who uses the name does not use this one.
+_COMMON = frozenset({"forward", "_init_weights"})
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -150,16 +152,15 @@ def relevant_names(tree: ast.Module, text: str) -> frozenset[str]:
         uses.setdefault(name, _Words()).add(words)
     talks = _talks(text)
     relevant = {name for name, words in uses.items() if _is_word(name) or words.matter(talks=talks)}
-    is_growing = bool(relevant)
-    while is_growing:
+    news = relevant - _COMMON
+    while news:
         more = {
             name
             for name, words in uses.items()
-            if name not in relevant
-            and not (relevant.isdisjoint(words.names) and relevant.isdisjoint(words.texts))
+            if name not in relevant and not (news.isdisjoint(words.names) and news.isdisjoint(words.texts))
         }
         relevant |= more
-        is_growing = bool(more)
+        news = more - _COMMON
     return frozenset(relevant)
 
 

@@ -42,7 +42,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import INIT, backend_of, once, places, settings, text_of
+from rankwise.lint.topics.job_view import INIT, backend_of, once, places, places_of, settings, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Finding, 
     history = entry.histories[-1]
     set_at = min((call.index for call in history.calls if _sets_device(call)), default=None)
     has_zero = False
-    for place in once(one for one in places(script) if one.entry is entry):
+    for place in once(places_of(entry, module=script.module)):
         node, text = _names_one_gpu(place, ignore_current=set_at is not None)
         if node is None or not place.is_made_by_all or has_zero:
             continue

@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.data_flow import here
 from rankwise.lint.topics.in_ranks import is_in_ranks
-from rankwise.lint.topics.job_view import is_distributed, once, places, spawns, text_of
+from rankwise.lint.topics.job_view import is_distributed, once, places_of, spawns, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,11 +94,7 @@ def check(script: Script) -> Iterator[Finding]:
         ):
             continue
         names = _own_names(script) if not spawns(script) else set()
-        found = [
-            place
-            for place in once(places(script, anywhere=True))
-            if place.entry is entry and _is_own(script, entry, place, names)
-        ]
+        found = [place for place in once(places_of(entry)) if _is_own(script, entry, place, names)]
         used = [
             place
             for place in found

@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import line_of, node_in, once, places
+from rankwise.lint.topics.job_view import line_of, node_in, once, places_of
 from rankwise.lint.topics.option_text import parts_of_sources
 from rankwise.lint.topics.tensor_text import last_value
 
@@ -74,9 +74,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _entry(script: Script, entry: Entry) -> Iterator[Finding]:
-    found = [
-        place.calls[0] for place in once(one for one in places(script, anywhere=True) if one.entry is entry)
-    ]
+    found = [place.calls[0] for place in once(places_of(entry))]
     saved = [
         (call, form) for call in found if call.name == "torch.save" and (form := _saved_form(call, found))
     ]

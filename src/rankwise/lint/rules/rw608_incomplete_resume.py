@@ -51,7 +51,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import above, is_distributed, kind_of, once, places
+from rankwise.lint.topics.job_view import above, is_distributed, kind_of, once, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _left_out(script: Script, entry: Entry) -> Iterator[Finding]:
-    calls = [place.calls[0] for place in once(one for one in places(script) if one.entry is entry)]
+    calls = [place.calls[0] for place in once(places_of(entry, module=script.module))]
     load = next((call for call in calls if call.name == "torch.load" and "resume" not in _taken(call)), None)
     if (
         load is None

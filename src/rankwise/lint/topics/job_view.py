@@ -13,11 +13,12 @@ from rankwise.lint.model.run import PERSONAS
 from rankwise.lint.model.values import Items, Object, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import Item
     from rankwise.lint.model.values import Value
+    from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 
 INIT = "torch.distributed.init_process_group"
@@ -70,13 +71,18 @@ class Place:
 def places(script: Script, *names: str, anywhere: bool = False) -> Iterator[Place]:
     """Places of calls, by entry; all of them if no name is given, those of other modules too if ``anywhere``."""
     for entry in script.entries:
-        found: dict[tuple[int, str], dict[int, Call]] = {}
-        for history in entry.histories:
-            for call in history.calls:
-                if (not names or call.name in names) and (anywhere or call.module is script.module):
-                    found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
-        for calls in found.values():
-            yield Place(entry=entry, calls=tuple(calls.values()), num_ranks=len(entry.histories))
+        yield from places_of(entry, names, None if anywhere else script.module)
+
+
+def places_of(entry: Entry, names: Sequence[str] = (), module: Module | None = None) -> Iterator[Place]:
+    """Places of calls in one entry, in one module only if it is given."""
+    found: dict[tuple[int, str], dict[int, Call]] = {}
+    for history in entry.histories:
+        for call in history.calls:
+            if (not names or call.name in names) and (module is None or call.module is module):
+                found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
+    for calls in found.values():
+        yield Place(entry=entry, calls=tuple(calls.values()), num_ranks=len(entry.histories))
 
 
 def once(found: Iterable[Place]) -> Iterator[Place]:
