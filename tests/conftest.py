@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # torch's TCPStore asks the resolver for a name at each connection (getnameinfo of ::ffff:127.0.0.1); where that drops
 # queries, glibc would wait 5 s for each. Inherited by all processes that tests start.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
+# Ranks without a launcher have a thread for each core, as their users' have; several tests at once leave these no core, and
+# a thread that waits for one that has none would spin its time away. Inherited, too.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
 _REAL_PROCESSES = ("launch", "nodes", "warm")

@@ -53,6 +53,11 @@ IS_COMPARABLE = find_torch() >= (2, 13)
 NOT_COMPARABLE = "torchrun before 2.13 has other flags and variables"
 
 
+def without_patience(text: str) -> str:
+    """Leave out what a launcher says after two seconds of silence: who is waited for. It says so on a busy machine only."""
+    return re.sub(r"(?m)^rankwise: waiting for ranks? .* to stop, .*\n", "", text)
+
+
 def set_marker(marker: str) -> None:
     """Make ``marker`` the one that processes started from now on carry."""
     _markers[0] = marker

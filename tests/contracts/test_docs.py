@@ -28,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+from support import without_patience
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "rankwise"
 COMMAND_TIMEOUT_S = 180
@@ -205,9 +207,7 @@ def neutral(output: str, folder: Path) -> str:
         "",
         output,
     )
-    # Said after two seconds of silence, so on a busy machine only.
-    output = re.sub(r"(?m)^rankwise: waiting for ranks? .* to stop, .*\n", "", output)
-    return re.sub(r"/\S*/rankwise_\w{8}(?=/)", "/tmp/rankwise_1a2b3c4d", output)
+    return re.sub(r"/\S*/rankwise_\w{8}(?=/)", "/tmp/rankwise_1a2b3c4d", without_patience(output))
 
 
 def line_pattern(line: str) -> str:

@@ -199,11 +199,12 @@ def is_generator(run: Run, function: Function) -> bool:
     key = ("generator", function.node)
     found = run.memo.get(key)
     if found is None:
-        found = run.memo[key] = _has_yield(function.node)
+        found = run.memo[key] = has_yield(function.node)
     return bool(found)
 
 
-def _has_yield(node: ast.AST) -> bool:
+def has_yield(node: ast.AST) -> bool:
+    """Whether a function is a generator."""
     todo = list(getattr(node, "body", ()))
     while todo:
         one = todo.pop()
@@ -254,7 +255,10 @@ def bound_arguments(
     defaults = dict(
         zip(positional[len(positional) - len(function.defaults) :], function.defaults, strict=True)
     )
+    annotated = {one.arg for one in (*node.posonlyargs, *node.args) if one.annotation is not None}
     for name in (*positional, *(one.arg for one in node.kwonlyargs)):
         if name not in names:
-            names[name] = defaults.get(name) or function.kw_defaults.get(name) or guess(run, name)
+            # Who writes the type of `dist` down has a class of that name in mind: a module has no type to write.
+            unknown = ANY if name == "dist" and name in annotated else guess(run, name)
+            names[name] = defaults.get(name) or function.kw_defaults.get(name) or unknown
     return names

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.model.functions import has_yield
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.local import local_paths
 from rankwise.lint.paths.partings import partings
@@ -12,7 +14,6 @@ from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import anchor
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Iterable, Iterator
 
     from rankwise.lint.model.calls import Guard
@@ -44,6 +45,8 @@ class Missed:
         op: The op.
         guard: The test on the rank that parts them.
         at: What a finding marks in this text.
+        is_sure: Whether it is a collective for certain, and what the others do is seen: past the `yield` of a function that
+            the text does not use it is not.
     """
 
     doers: tuple[int, ...]
@@ -51,6 +54,7 @@ class Missed:
     op: Op
     guard: Guard
     at: ast.AST
+    is_sure: bool
 
 
 def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
@@ -60,7 +64,19 @@ def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
         if isinstance(op, Op) and op.family in families and one.instead is None and guard is not None:
             at = anchor(op, guard, script)
             if at is not None:
-                yield Missed(one.doers, one.others, op, guard, at[0])
+                is_seen = one.in_program or not _is_of_generator(guard)
+                yield Missed(one.doers, one.others, op, guard, at[0], op.is_sure and is_seen)
+
+
+def _is_of_generator(guard: Guard) -> bool:
+    line = getattr(guard.node, "lineno", 0)
+    around = [
+        node
+        for node in ast.walk(guard.module.tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return bool(around) and has_yield(max(around, key=lambda node: node.lineno))
 
 
 def _first_of_each_test(found: Iterable[Parting]) -> list[Parting]:

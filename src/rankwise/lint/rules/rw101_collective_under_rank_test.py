@@ -67,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
             f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`): it waits for the others,"
             " or meets their next collective",
             _fix(script, op, guard),
-            severity="error" if op.is_sure else "warning",
+            severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),
         )
 

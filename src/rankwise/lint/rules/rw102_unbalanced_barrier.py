@@ -59,7 +59,7 @@ def check(script: Script) -> Iterator[Finding]:
             f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`): it waits until the others make"
             " one barrier more, from there on all are off by one",
             _fix(one, op),
-            severity="error" if op.is_sure else "warning",
+            severity="error" if one.is_sure else "warning",
             failure_class="C2" if _is_half(script, one) else "C1",
             also=also(op, one.at, guard),
         )

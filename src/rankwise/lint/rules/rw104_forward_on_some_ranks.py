@@ -78,7 +78,7 @@ def check(script: Script) -> Iterator[Finding]:
             one.at,
             f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is spread over the ranks: {why}",
             fix,
-            severity="error" if op.is_sure else "warning",
+            severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),
         )
 

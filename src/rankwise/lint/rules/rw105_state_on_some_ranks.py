@@ -65,7 +65,7 @@ def check(script: Script) -> Iterator[Finding]:
             f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), which gathers or writes together"
             " with all ranks: it waits for the others",
             _fix(op, guard),
-            severity="error" if op.is_sure else "warning",
+            severity="error" if one.is_sure else "warning",
             failure_class="K6" if op.family == "save" else "D28",
             also=also(op, one.at, guard),
         )

@@ -61,7 +61,7 @@ def check(script: Script) -> Iterator[Finding]:
             f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
             " all ranks: it waits for the others",
             "let every rank make the same number of backward passes",
-            severity="error" if op.is_sure else "warning",
+            severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),
         )
 

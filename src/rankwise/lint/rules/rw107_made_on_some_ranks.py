@@ -35,6 +35,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.paths.found import all_local_paths, missed_ops
+from rankwise.lint.paths.local import how_bad
 from rankwise.lint.paths.reasons import test_of
 from rankwise.lint.paths.words import also, called, place, tested, who, written
 from rankwise.lint.rule import Rule
@@ -76,7 +77,7 @@ def _skipped(script: Script) -> Iterator[Finding]:
                 " members or not",
                 f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
                 # What `self` keeps may be a store of groups that were made before, alike on all ranks.
-                severity="warning" if "in self." in ast.unparse(test) else "error",
+                severity=how_bad(path, "in self." in ast.unparse(test)),
                 failure_class="C10",
                 also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
             )

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.cuda.device",
                    "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",
-                   "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init"})  # fmt: skip
+                   "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init",
+                   "transformers.TrainingArguments", "transformers.HfArgumentParser"})  # fmt: skip
 _GUESSES = frozenset(
     "torch.distributed." + name
     for name in (

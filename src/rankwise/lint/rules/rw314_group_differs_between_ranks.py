@@ -33,6 +33,7 @@ dist.destroy_process_group()
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.values import Items, Object, Spread, mixed
@@ -74,8 +75,9 @@ def _differs(place: Place) -> bool:
         # A group of one needs nobody else.
         return len(set(lists)) > 1 and any(len(one or ()) > 1 for one in lists)
     value = place.last.arg(0, "ranks")
-    if value is None:
-        return False
+    loops = place.last.loops
+    if value is None or (loops and isinstance(loops[-1], (ast.ListComp, ast.DictComp))):
+        return False  # a list of all groups, of which each is one turn's
     thing = value.thing
     if isinstance(thing, Items) and thing.is_whole and len(thing.values) == 1:
         return False

@@ -97,7 +97,14 @@ def once(found: Iterable[Place]) -> Iterator[Place]:
 def is_distributed(entry: Entry) -> bool:
     """Whether this entry makes a process group, or does something that ranks do together, on its way."""
     history = entry.histories[0]
-    return any(starts_group(call) for call in history.calls) or any(op.is_sure for op in ops(history.items))
+    if any(starts_group(call) for call in history.calls):
+        return True
+    # What a library of the project's does together is no sign that those who use it are many.
+    return any(op.is_sure and _is_own(op.call) for op in ops(history.items))
+
+
+def _is_own(call: Call) -> bool:
+    return not call.stack or call.stack[0].module is call.module
 
 
 def is_sequence(entry: Entry, one: Call, other: Call) -> bool:
