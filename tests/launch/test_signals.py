@@ -139,10 +139,8 @@ def test_ctrl_c_twice_is_prompt(tmp_path: Path) -> None:
         terminal.type("\x03")
         time.sleep(0.5)
         assert terminal.process.poll() is None
-        start = time.monotonic()
         terminal.type("\x03")
-        assert terminal.finish(10).code == 130
-        assert time.monotonic() - start < 2
+        assert terminal.finish(10).code == 130  # of the 30 s that ranks have by default
         assert leftovers(wait_s=1) == []
 
 
@@ -154,10 +152,8 @@ def test_ctrl_c_twice_does_not_wait_for_deaf_grandchildren(tmp_path: Path) -> No
         wait_up(tmp_path, 1)
         job.send(signal.SIGINT)
         time.sleep(0.5)
-        start = time.monotonic()
         job.send(signal.SIGINT)
-        assert job.finish(10).code == 130
-        assert time.monotonic() - start < 2
+        assert job.finish(10).code == 130  # of the 30 s that ranks have by default
 
 
 def test_one_ctrl_c_is_one_signal_to_a_rank(tmp_path: Path) -> None:
@@ -203,7 +199,7 @@ def test_the_shutdown_timeout_is_honoured(tmp_path: Path) -> None:
         start = time.monotonic()
         job.send(signal.SIGTERM)
         assert job.finish(10).code == 143
-        assert 0.9 < time.monotonic() - start < 3
+        assert time.monotonic() - start > 0.9
     assert json.loads((tmp_path / "report.json").read_text())["exits"] == {"0": -9, "1": -9}
 
 
@@ -235,13 +231,11 @@ def test_a_stopped_rank_is_ended(end: str, tmp_path: Path) -> None:
     with start_rankwise(TWO, tmp_path) as job:
         wait_up(tmp_path)
         os.kill(int(wait_until((tmp_path / "up.0").read_text)), signal.SIGSTOP)
-        start = time.monotonic()
         if end == "signal":
             job.send(signal.SIGTERM)
         else:
             (tmp_path / "go").touch()
-        assert job.finish(10).code == (143 if end == "signal" else 1)
-        assert time.monotonic() - start < 4
+        assert job.finish(10).code == (143 if end == "signal" else 1)  # of the 30 s that ranks have by default
 
 
 def test_a_lost_terminal_ends_the_job(tmp_path: Path) -> None:
@@ -258,14 +252,14 @@ def test_a_lost_terminal_ends_the_job(tmp_path: Path) -> None:
 @pytest.mark.leaves_processes
 def test_after_success_what_the_script_left_goes_on(tmp_path: Path) -> None:
     """An uploader that the script left running outlives the job, and does not die of SIGPIPE when it speaks."""
-    child = "import sys, time, pathlib\nfor n in range(15):\n    sys.stderr.write(f'uploading {n}\\n'); sys.stderr.flush(); time.sleep(0.1)\npathlib.Path('uploaded').touch()"
+    child = "import sys, time, pathlib\nwhile not pathlib.Path('over').exists(): time.sleep(0.01)\nfor n in range(15):\n    sys.stderr.write(f'uploading {n}\\n'); sys.stderr.flush()\npathlib.Path('uploaded').touch()"
     write_script(
         tmp_path,
         f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)",
     )
     with start_rankwise(["--nproc-per-node", "1", "train.py"], tmp_path) as job:
-        assert job.process.wait(10) == 0
-        assert time.monotonic() - job.started_s < 1.4, "the launcher waited for the uploader"
+        assert job.process.wait(20) == 0, "the launcher waited for the uploader"
+        (tmp_path / "over").touch()
         wait_until((tmp_path / "uploaded").exists, 10)
         wait_until(lambda: "uploading 14" in job.err, 5)
 
@@ -284,11 +278,9 @@ def test_after_failure_nothing_goes_on(tmp_path: Path) -> None:
 @pytest.mark.leaves_processes
 def test_a_reader_of_standard_output_is_not_kept_waiting(tmp_path: Path) -> None:
     """`out=$(rankwise run …)` returns with the job although a process left behind still holds standard error."""
-    write_script(tmp_path, "import subprocess, sys\nsubprocess.Popen(['sleep', '5'], start_new_session=True, stdout=subprocess.DEVNULL)\nprint('done')")  # fmt: skip
-    start = time.monotonic()
+    write_script(tmp_path, "import subprocess, sys\nsubprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)\nprint('done')")  # fmt: skip
     done = subprocess.run([*RANKWISE, "train.py"], cwd=tmp_path, env=make_env(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=True)  # fmt: skip
     assert done.stdout == b"done\n"
-    assert time.monotonic() - start < 3
 
 
 def test_a_signal_before_the_ranks_run(tmp_path: Path) -> None:
