@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -20,6 +21,11 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1")
 # Ranks without a launcher have a thread for each core, as their users' have; several tests at once leave these no core, and
 # a thread that waits for one that has none would spin its time away. Inherited, too.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell starts what it runs in the background with SIGINT ignored, and all processes that tests start would inherit that:
+# those that are about Ctrl-C could not pass.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
 _REAL_PROCESSES = ("launch", "nodes", "warm")

@@ -54,8 +54,10 @@ NOT_COMPARABLE = "torchrun before 2.13 has other flags and variables"
 
 
 def without_patience(text: str) -> str:
-    """Leave out what a launcher says after two seconds of silence: who is waited for. It says so on a busy machine only."""
-    return re.sub(r"(?m)^rankwise: waiting for ranks? .* to stop, .*\n", "", text)
+    """Leave out what a launcher says after some seconds of silence: for whom it waits. It says so on a busy machine only."""
+    return re.sub(
+        r"(?m)^rankwise: (waiting for ranks? .* to stop, |no rank runs yet after \d+ s: ).*\n", "", text
+    )
 
 
 def set_marker(marker: str) -> None:

@@ -175,11 +175,18 @@ def tell_hows(files: Mapping[int, LeftFile]) -> None:
 
 
 def _find_first_gone(files: Mapping[int, LeftFile]) -> None:
-    """Tell of a host that can't be asked any more who was gone before its launcher ended the others, and nobody was left to see it."""
-    ended = {_name_host(file) for file in files.values() if file.how == "terminated" and file.asked.strip()}
+    """Tell of a host that can't be asked any more who was gone before its launcher ended the others, and nobody was left to see it.
+
+    All others of the host must have been told to end; of one that is alone with its silence a launcher of its own may have ended.
+    """
+    hosts: dict[tuple[str, str], list[LeftFile]] = {}
     for file in files.values():
-        if file.how == "unknown" and file.head.get("state") != "stopped" and _name_host(file) in ended:
-            file.how = "vanished"
+        hosts.setdefault(_name_host(file), []).append(file)
+    for there in hosts.values():
+        silent = [file for file in there if file.how == "unknown" and file.head.get("state") != "stopped"]
+        told = [file for file in there if file.how == "terminated" and file.asked.strip()]
+        if len(silent) == 1 and len(told) == len(there) - 1 > 0:
+            silent[0].how = "vanished"
 
 
 def _name_host(file: LeftFile) -> tuple[str, str]:

@@ -17,21 +17,23 @@ _WORDS = (
     r"|reduce_scatter\w*|gather_(object|for_metrics)|i?send|i?recv|batch_isend_irecv|wait_for_everyone|save_state|load_state"
     r"|backward|manual_backward|new_(sub)?groups?\w*"
     r"|(get_|is_|my_|this_)?((node_)?local_?|global_|world_|node_|group_|process_|proc_|dist_|ddp_|gpu_|mp_)?rank(_?(zero|0|id|idx)\w*)?"
-    r"|LOCAL_RANK|RANK|WORLD_SIZE|SLURM_\w+|(get_)?world_?size|num_replicas|\w*main_process\w*|\w*(master|primary|chief)_process\w*"
+    r"|LOCAL_RANK|RANK|WORLD_SIZE|(SLURM|OMPI_COMM_WORLD|PMI)_\w+|(get_)?world_?size|num_replicas|\w*main_process\w*|\w*(master|primary|chief)_process\w*"
     r"|master_(addr|port)|is_(main|master|chief|primary)\w*|process_index|num_processes|init_process_group"
     r"|destroy_process_group|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|DataLoader|\w*DistributedSampler"
     r"|set_epoch|IterableDataset|random_split|manual_seed|\w*seed_(everything|all)|set_seed|spawn|set_device|map_location"
     r"|[Aa]ccelerator|[Ff]abric|DataParallel|no_sync|SyncBatchNorm|convert_sync_batchnorm|full_tensor|summon_full_params"
-    r"|device_ids|sync_dist|save_checkpoint|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
+    r"|device_ids|sync_dist|save_checkpoint|save_(16bit|fp16)_model|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
     r"|LightningModule|Trainer|TrainingArguments|init_distributed|SummaryWriter|wandb"
     r"|(training|validation|test)_step|on_(train|validation|test|fit|step|epoch)_\w+"
 )
 _WORD = re.compile(_WORDS)
 _TALKS = re.compile(
     r"torch\.distributed|import distributed|\bas dist\b|distributed import|\bdist\.(get|init|is)_"
+    r"|from torch import[^\n]*\bdistributed\b|^(import|from) deepspeed\b",
+    re.MULTILINE,
 )
 _NAME = re.compile(r"\w+")
-#: These are words of tensors as well, and count only in a text that mentions torch.distributed.
+#: These are words of much else as well, and count only in a text that mentions torch.distributed or imports DeepSpeed.
 _DISTRIBUTED_WORD = re.compile(
     r"is_initialized|(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
 )

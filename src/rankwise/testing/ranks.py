@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Ranks that lost a peer get so long to say so, before they are killed.
 _GRACE_S = 5.0
 #: Imported once for all ranks of all cases, as far as it is installed; the functions that ranks run come from test modules,
-#: and pytest alone takes a rank twenty times as long as all else before its first line.
+#: and pytest, once torch is there, takes a rank twenty times as long as all else before its first line.
 _PRELOAD = [
     "torch",
     "torch.distributed",

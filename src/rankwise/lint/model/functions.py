@@ -75,6 +75,8 @@ def _key(run: Run, function: Function, scope: Scope) -> tuple[object, ...] | Non
     )
 
 
+#: Annotations that leave open what a parameter is, or say that it is a module.
+_ANYTHING = frozenset({"Any", "object", "ModuleType"})
 _PLAIN = (int, str, float, bool, type(None))
 
 
@@ -204,7 +206,7 @@ def is_generator(run: Run, function: Function) -> bool:
 
 
 def has_yield(node: ast.AST) -> bool:
-    """Whether a function is a generator."""
+    """Whether there is a `yield` in a function, or in a statement, that is its own."""
     todo = list(getattr(node, "body", ()))
     while todo:
         one = todo.pop()
@@ -255,10 +257,15 @@ def bound_arguments(
     defaults = dict(
         zip(positional[len(positional) - len(function.defaults) :], function.defaults, strict=True)
     )
-    annotated = {one.arg for one in (*node.posonlyargs, *node.args) if one.annotation is not None}
+    typed = {
+        one.arg
+        for one in (*node.posonlyargs, *node.args, *node.kwonlyargs)
+        if one.annotation is not None
+        and ast.unparse(one.annotation).strip("'\"").rpartition(".")[2] not in _ANYTHING
+    }
     for name in (*positional, *(one.arg for one in node.kwonlyargs)):
         if name not in names:
-            # Who writes the type of `dist` down has a class of that name in mind: a module has no type to write.
-            unknown = ANY if name == "dist" and name in annotated else guess(run, name)
+            # `dist: DistributedContext` is an object of a class, not torch's module.
+            unknown = ANY if name == "dist" and name in typed else guess(run, name)
             names[name] = defaults.get(name) or function.kw_defaults.get(name) or unknown
     return names

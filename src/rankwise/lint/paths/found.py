@@ -45,8 +45,8 @@ class Missed:
         op: The op.
         guard: The test on the rank that parts them.
         at: What a finding marks in this text.
-        is_sure: Whether it is a collective for certain, and what the others do is seen: past the `yield` of a function that
-            the text does not use it is not.
+        is_sure: Whether it is a collective for certain, and what the others do instead is seen: where a function alone is
+            looked at, and each arm of the test has a `yield` of its own, it is not.
     """
 
     doers: tuple[int, ...]
@@ -64,19 +64,16 @@ def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
         if isinstance(op, Op) and op.family in families and one.instead is None and guard is not None:
             at = anchor(op, guard, script)
             if at is not None:
-                is_seen = one.in_program or not _is_of_generator(guard)
+                is_seen = one.in_program or not _yields_by_test(guard)
                 yield Missed(one.doers, one.others, op, guard, at[0], op.is_sure and is_seen)
 
 
-def _is_of_generator(guard: Guard) -> bool:
-    line = getattr(guard.node, "lineno", 0)
-    around = [
-        node
+def _yields_by_test(guard: Guard) -> bool:
+    """Whether the ranks go back to the caller at different places."""
+    return any(
+        isinstance(node, ast.If) and node.test is guard.node and has_yield(node)
         for node in ast.walk(guard.module.tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    return bool(around) and has_yield(max(around, key=lambda node: node.lineno))
+    )
 
 
 def _first_of_each_test(found: Iterable[Parting]) -> list[Parting]:

@@ -60,14 +60,7 @@ class _Around:
 
 def how_bad(path: LocalPath, is_doubtful: bool) -> Severity:  # noqa: FBT001 - the rule's own doubt
     """An error where the program comes to it for certain; of a function alone it is not seen who calls it, and with what."""
-    is_sure = path.op.is_sure and path.in_program and not is_doubtful
-    return "error" if is_sure and not _is_guess(path) else "warning"
-
-
-def _is_guess(path: LocalPath) -> bool:
-    """Whether a value is held for one rank's own only as an exception may have been handled where it was made."""
-    origin = path.item.value.origin
-    return path.kind in {"arm", "leave", "loop"} and "exception" in origin and origin.isdisjoint(_SEEN_ALONE)
+    return "error" if path.op.is_sure and path.in_program and not is_doubtful else "warning"
 
 
 def local_paths(items: Sequence[Item]) -> Iterator[LocalPath]:

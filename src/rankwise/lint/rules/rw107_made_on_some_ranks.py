@@ -32,10 +32,10 @@ dist.destroy_process_group()
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.paths.found import all_local_paths, missed_ops
-from rankwise.lint.paths.local import how_bad
 from rankwise.lint.paths.reasons import test_of
 from rankwise.lint.paths.words import also, called, place, tested, who, written
 from rankwise.lint.rule import Rule
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
+
+
+_CACHE = re.compile(r"\bin (self\.|\w*cache)")
 
 
 def check(script: Script) -> Iterator[Finding]:
@@ -76,8 +79,8 @@ def _skipped(script: Script) -> Iterator[Finding]:
                 f"ranks for which `{written(test)}` differs do not all come to {called(path.op)}, which every rank must call,"
                 " members or not",
                 f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
-                # What `self` keeps may be a store of groups that were made before, alike on all ranks.
-                severity=how_bad(path, "in self." in ast.unparse(test)),
+                # What `self` or a cache keeps may be groups that were made before, alike on all ranks.
+                severity="warning" if _CACHE.search(ast.unparse(test)) else "error",
                 failure_class="C10",
                 also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
             )

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.model.history import Op
+    from rankwise.lint.model.history import Fork, Loop, Op
     from rankwise.lint.script import Script
 
 
@@ -80,8 +80,20 @@ def check(script: Script) -> Iterator[Finding]:
             f"a rank that meets an exception comes to {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
             " are in another collective: both wait, and the traceback is never seen",
             f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
-            severity="error" if is_handler else "hint" if _is_context_manager(op) else "warning",
+            severity="hint"
+            if not is_handler and _is_context_manager(op)
+            else "warning"
+            if not is_handler or _is_ctrl_c(path.item)
+            else "error",
         )
+
+
+def _is_ctrl_c(item: Fork | Loop) -> bool:
+    """Whether only Ctrl-C is handled: a terminal sends it to all ranks."""
+    handlers = getattr(item.node, "handlers", [])
+    return bool(handlers) and all(
+        isinstance(one.type, ast.Name) and one.type.id == "KeyboardInterrupt" for one in handlers
+    )
 
 
 def _is_context_manager(op: Op) -> bool:

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.device_index import fault_of
-from rankwise.lint.topics.job_view import function_of, once, places, text_of
+from rankwise.lint.topics.job_view import INIT, function_of, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +72,8 @@ def check(script: Script) -> Iterator[Finding]:
     """Devices that are chosen by the global rank; each expression once in a function."""
     seen: set[tuple[int, str]] = set()
     for place in once(places(script)):
+        if _is_one_node(place):
+            continue
         for value, node in _devices(place.last):
             fault = fault_of(script, place, value, node)
             key = (id(place.last.function), text_of(node))
@@ -79,6 +81,12 @@ def check(script: Script) -> Iterator[Finding]:
                 seen.add(key)
                 yield _tell(script, place, node, is_bare=fault == "bare")
                 break
+
+
+def _is_one_node(place: Place) -> bool:
+    """Whether the rank is the number that `mp.spawn` gives: all ranks are on this host then."""
+    starts = (call for call in place.entry.histories[0].calls if call.name == INIT)
+    return any((rank := call.arg(None, "rank")) is not None and "spawned" in rank.origin for call in starts)
 
 
 def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:

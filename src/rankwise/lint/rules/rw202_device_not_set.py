@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.cuda.device",
                    "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",
                    "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init",
-                   "transformers.TrainingArguments", "transformers.HfArgumentParser"})  # fmt: skip
+                   "transformers.TrainingArguments"})  # fmt: skip
 _GUESSES = frozenset(
     "torch.distributed." + name
     for name in (
@@ -142,6 +142,8 @@ def _guesses(
 def _sets_device(call: Call) -> bool:
     name = call.name.rpartition(".")[2]
     # A mesh gives each rank its GPU.
+    if call.name == "transformers.HfArgumentParser":
+        return "TrainingArguments" in ast.unparse(call.node)  # when they are made, they choose the device
     return (
         call.name in _SETS
         or name == "init_device_mesh"

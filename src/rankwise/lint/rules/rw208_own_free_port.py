@@ -105,6 +105,9 @@ def _ports(script: Script) -> Iterator[tuple[Place, ast.AST]]:
             statement = statement_of(script.tree, setting.node)
             yield setting.place, statement.value if isinstance(statement, ast.Assign) else setting.node
     for place in once(places(script, INIT, _STORE)):
+        serves = place.last.arg(3, "is_master") if place.last.name == _STORE else None
+        if serves is not None and serves.const is True:
+            continue  # who serves the store draws the port, and tells the others
         node = place.last.arg_node(1, "init_method" if place.last.name == INIT else "port")
         if node is not None:
             yield place, node

@@ -102,7 +102,7 @@ def check(script: Script) -> Iterator[Finding]:
                 node,
                 f"{value.const!r} is another host on each node, and {why}: the nodes never meet",
                 "give the first node's name or address",
-                severity="error" if is_certain else "warning",
+                severity="error" if is_certain and place.entry.is_program else "warning",
             )
 
 

@@ -33,11 +33,12 @@ dist.destroy_process_group()
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.collective_calls import ROOTED, collectives, has_group, root_value, word_of
-from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.job_view import is_parameter, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,8 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         position, name = ROOTED[word_of(place.last)]
         node = place.last.arg_node(position, name)
+        if isinstance(node, ast.Name) and not place.entry.is_program and is_parameter(place.last, node.id):
+            continue  # `def send(tensor, rank)`: whoever calls it may mean another rank than its own
         yield script.finding(
             RULE,
             node or place.last.node,

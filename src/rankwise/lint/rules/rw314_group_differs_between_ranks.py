@@ -75,9 +75,15 @@ def _differs(place: Place) -> bool:
         # A group of one needs nobody else.
         return len(set(lists)) > 1 and any(len(one or ()) > 1 for one in lists)
     value = place.last.arg(0, "ranks")
-    loops = place.last.loops
-    if value is None or (loops and isinstance(loops[-1], (ast.ListComp, ast.DictComp))):
-        return False  # a list of all groups, of which each is one turn's
+    loops, node = place.last.loops, place.last.arg_node(0, "ranks")
+    if value is None:
+        return False
+    if (
+        loops
+        and isinstance(loops[-1], (ast.ListComp, ast.DictComp))
+        and isinstance(node, (ast.Name, ast.Subscript))
+    ):
+        return False  # one of some lists, each of them in a turn of its own
     thing = value.thing
     if isinstance(thing, Items) and thing.is_whole and len(thing.values) == 1:
         return False

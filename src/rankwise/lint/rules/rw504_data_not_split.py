@@ -57,6 +57,7 @@ split too (tensor or pipeline parallel). Where the data set is made out of sight
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,8 @@ def _is_whole_for_all(script: Script, one: Pass) -> bool:
         for other in script.all_calls
     ):
         return False
+    if isinstance(call.arg_node(AT["sampler"], "sampler"), ast.IfExp):
+        return False  # `sampler=sampler if ... else None`: which, only a run can tell
     return not loop_shares(one) and not is_given_away(one)
 
 

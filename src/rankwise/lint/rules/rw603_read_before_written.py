@@ -40,7 +40,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import is_distributed, line_of, ops, text_of
+from rankwise.lint.topics.job_view import is_distributed, is_sequence, line_of, ops, text_of
 from rankwise.lint.topics.saved_files import reads, writes
 
 if TYPE_CHECKING:
@@ -64,7 +64,12 @@ def check(script: Script) -> Iterator[Finding]:
         ):
             continue
         for write in written:
-            if write.place.entry is read.place.entry and write.same_file(read) and _races(write, read):
+            if (
+                write.place.entry is read.place.entry
+                and is_sequence(read.place.entry, write.call, read.call)
+                and write.same_file(read)
+                and _races(write, read)
+            ):
                 line = line_of(write.call)
                 yield script.finding(
                     RULE,

@@ -71,6 +71,8 @@ def _start_server() -> None:
 def _begin(roots: tuple[Path, ...]) -> None:
     global _checker  # noqa: PLW0603 - a worker has one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us all; the parent alone decides
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked on the way here
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _checker = Checker(roots=roots)
     # What is there stays there, and trees of text are many objects with few cycles: to look through them costs a quarter of the time.

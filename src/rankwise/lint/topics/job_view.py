@@ -99,8 +99,8 @@ def is_distributed(entry: Entry) -> bool:
     history = entry.histories[0]
     if any(starts_group(call) for call in history.calls):
         return True
-    # What a library of the project's does together is no sign that those who use it are many.
-    return any(op.is_sure and _is_own(op.call) for op in ops(history.items))
+    # What a module that it imports does together is no sign that whoever calls a function alone is one of many.
+    return any(op.is_sure and (entry.is_program or _is_own(op.call)) for op in ops(history.items))
 
 
 def _is_own(call: Call) -> bool:
