@@ -235,7 +235,9 @@ def test_a_stopped_rank_is_ended(end: str, tmp_path: Path) -> None:
             job.send(signal.SIGTERM)
         else:
             (tmp_path / "go").touch()
-        assert job.finish(10).code == (143 if end == "signal" else 1)  # of the 30 s that ranks have by default
+        assert job.finish(10).code == (
+            143 if end == "signal" else 1
+        )  # of the 30 s that ranks have by default
 
 
 def test_a_lost_terminal_ends_the_job(tmp_path: Path) -> None:

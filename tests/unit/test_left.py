@@ -73,6 +73,20 @@ def test_the_newest_run_and_its_last_attempt_are_meant(tmp_path: Path) -> None:
     assert len(found.notes) == 2
 
 
+@pytest.mark.parametrize(("told_to_end", "gone"), [((0, 2), [1]), ((0,), []), ((0, 1, 2), [])])
+def test_of_ranks_that_were_all_told_to_end_the_silent_one_was_gone_before(
+    told_to_end: tuple[int, ...], gone: list[int], tmp_path: Path
+) -> None:
+    """Read on another host: one rank without a stack beside others that have one was gone before; of two it may be another launcher's doing."""
+    for rank in range(3):
+        path = write_rank(tmp_path, rank, step_s=90.0, host="one")
+        if rank in told_to_end:
+            (path.parent / f"rank{rank}.stacks.txt").write_text(
+                'Current thread 0x00007f0000000000 (most recent call first):\n  File "train.py", line 3 in <module>\n'
+            )
+    assert [one.facts.rank for one in read(tmp_path).ranks if one.how == "vanished"] == gone
+
+
 def test_what_an_earlier_job_left_under_the_same_name_is_no_rank(tmp_path: Path) -> None:
     """A file of rank 2 that was last written long before the others began belongs to a run of yesterday."""
     write_rank(tmp_path, 0, step_s=90.0)
