@@ -137,3 +137,13 @@ def test_deepspeed_alone_is_enough_to_be_read() -> None:
     """A script whose only words of ranks are DeepSpeed's and Open MPI's is run on paper as any other."""
     code = "import os, deepspeed\nengine = deepspeed.initialize(model=None)[0]\nif os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n    engine.save_16bit_model('out')\n"
     assert _severities("RW105", code) == {"error"}
+
+
+@pytest.mark.parametrize("call", ["_init_api('pkg.graph')", "register(__name__)"])
+def test_a_module_that_is_handed_over_may_get_names(call: str) -> None:
+    """Bindings to C put functions into a module that names itself to them; without that call the name is undefined."""
+    code = (
+        "import torch\nfrom pkg._ffi import _init_api, register\ndef clear(graph):\n    _CAPI_Clear(graph)\n"
+    )
+    assert _severities("RW804", code) == {"error"}
+    assert _severities("RW804", f"{code}{call}\n") == set()

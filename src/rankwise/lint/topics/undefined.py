@@ -18,6 +18,7 @@ _MAKES_NAMES = re.compile(
     r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__|run_line_magic|get_ipython"
     r"|\b_convert_?\(|\bglobal_enum\b|\b_simple_enum\b|sys\.modules\[__name__\]|get_config\(\)|run_cell_magic"
 )
+_DOTTED = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 _PYTHON_2 = frozenset(
     [
         "unicode",
@@ -54,8 +55,26 @@ def undefined(scopes: Scopes) -> tuple[tuple[ast.Name, Scope], ...]:
 
 
 def may_make_names(script: Script, scopes: Scopes) -> bool:
-    """Whether the text may bind names where that does not show: star imports, ``exec``, ``globals()``."""
-    return scopes.has_star_import or bool(_MAKES_NAMES.search(script.piece.code))
+    """Whether the text may bind names where that does not show: star imports, ``exec``, ``globals()``, a module that is handed over."""
+    return (
+        scopes.has_star_import
+        or bool(_MAKES_NAMES.search(script.piece.code))
+        or any(map(_hands_module_over, script.tree.body))
+    )
+
+
+def _hands_module_over(statement: ast.stmt) -> bool:
+    """Whether it gives this module to somebody who may put names into it: ``_init_api("pkg.mod", __name__)``."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and any(
+        (isinstance(one, ast.Name) and one.id == "__name__")
+        or (
+            isinstance(one, ast.Constant)
+            and isinstance(one.value, str)
+            and _DOTTED.fullmatch(one.value) is not None
+        )
+        for one in call.args
+    )
 
 
 def is_certain(script: Script, scopes: Scopes, name: ast.Name) -> bool:
