@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rankwise.lint.running.one_file import Checker, Result
@@ -35,13 +36,12 @@ def check_chunks(
     from concurrent.futures import as_completed  # noqa: PLC0415
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor  # noqa: PLC0415
 
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
-        _start_server()
+    # Not a fork server: a Python process has one, and what is imported there is not for us to choose.
+    context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(roots,))
     try:
-        tasks = {pool.submit(_check, tuple(chunk)): chunk for chunk in chunks}
+        with _deaf_to_ctrl_c():
+            tasks = {pool.submit(_check, tuple(chunk)): chunk for chunk in chunks}
         for task in as_completed(tasks):
             try:
                 yield from task.result()
@@ -55,15 +55,18 @@ def check_chunks(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_server() -> None:
-    """Start what forks the workers with SIGINT blocked, as they inherit it: one that comes before ``_begin`` would be told by a traceback."""
-    from multiprocessing import forkserver, resource_tracker  # noqa: PLC0415 - as above
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start workers with SIGINT blocked, as they inherit it: one that comes before ``_begin`` would be told by a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker  # noqa: PLC0415 - as above
 
-    forkserver.set_forkserver_preload(["rankwise.lint.running.pool", "rankwise.lint.running.check"])
     resource_tracker.ensure_running()  # first: it lets SIGINT through when it is through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
