@@ -65,6 +65,6 @@ def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaves_processes"):
         support.kill_leftovers(marker)
         return
-    left = support.leftovers(marker, wait_s=10)
+    left = support.leftovers(marker)
     support.kill_leftovers(marker)
     assert not left, f"left behind: {left}"

@@ -140,10 +140,49 @@ def test_deepspeed_alone_is_enough_to_be_read() -> None:
 
 
 @pytest.mark.parametrize("call", ["_init_api('pkg.graph')", "register(__name__)"])
-def test_a_module_that_is_handed_over_may_get_names(call: str) -> None:
-    """Bindings to C put functions into a module that names itself to them; without that call the name is undefined."""
+def test_a_module_that_names_itself_may_get_names(call: str) -> None:
+    """Bindings to C put functions into a module that names itself to them; another text that looks like a name is none."""
     code = (
         "import torch\nfrom pkg._ffi import _init_api, register\ndef clear(graph):\n    _CAPI_Clear(graph)\n"
     )
-    assert _severities("RW804", code) == {"error"}
-    assert _severities("RW804", f"{code}{call}\n") == set()
+    assert _severities("RW804", code, "pkg/graph.py") == {"error"}
+    assert _severities("RW804", f"{code}{call}\n", "pkg/graph.py") == set()
+    assert _severities("RW804", f"{code}torch.save(1, 'model.pt')\n", "pkg/graph.py") == {"error"}
+
+
+def test_a_rank_that_counts_nodes_is_no_gpu_under_spawn_either() -> None:
+    """`node * gpus + number`: the second node has no such GPU; the number alone, on one node, is right."""
+    code = _HEAD + textwrap.dedent("""
+        import argparse
+        import torch.multiprocessing as mp
+        def train(number, args):
+            rank = args.node_rank * 8 + number
+            dist.init_process_group("nccl", rank=rank, world_size=16)
+            torch.cuda.set_device(dist.get_rank())
+        if __name__ == "__main__":
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--node_rank", type=int, default=0)
+            mp.spawn(train, args=(parser.parse_args(),), nprocs=8)
+    """)
+    assert _severities("RW201", code) == {"error"}
+    assert _severities("RW201", code.replace("args.node_rank * 8 + number", "number")) == set()
+
+
+def test_a_choice_of_two_plain_samplers_splits_nothing() -> None:
+    """Only `... else None` leaves open what the loader gets."""
+    code = (
+        _HEAD
+        + _INIT
+        + textwrap.dedent("""
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+        from torchvision.datasets import MNIST
+        data = MNIST("data")
+        model = DDP(torch.nn.Linear(2, 1))
+        loader = DataLoader(data, sampler=RandomSampler(data) if os.environ.get("SHUFFLE") else SequentialSampler(data))
+        for x, _ in loader:
+            model(x).sum().backward()
+    """)
+    )
+    assert _severities("RW504", code) == {"error"}
+    assert _severities("RW504", code.replace("SequentialSampler(data))", "None)")) == set()

@@ -200,7 +200,7 @@ def assert_same(
 def test_curves_are_those_of_one_process(world_size: int) -> None:
     """MLP, BatchNorm net and transformer with uneven tokens, SGD to 1e-12 and AdamW to 1e-9 over 50 steps, in float64."""
     cases = [(kind, optimizer, {}) for kind in MODELS for optimizer in OPTIMIZERS]
-    for rank, found in enumerate(run_ranks(fit_all, world_size, cases, timeout_s=180)):
+    for rank, found in enumerate(run_ranks(fit_all, world_size, cases)):
         for (kind, optimizer, _), ours in zip(cases, found, strict=True):
             expected = train_by_hand(kind, optimizer)
             assert_same(
@@ -212,7 +212,7 @@ def test_curves_are_those_of_one_process(world_size: int) -> None:
 def test_float32_curves_differ_by_rounding_only(world_size: int) -> None:
     """In float32 the curves are equal to 2e-5 of the loss: what a change in the order of sums makes in 50 steps."""
     cases = [(kind, "sgd", {"dtype": torch.float32}) for kind in MODELS]
-    for ours, kind in zip(run_ranks(fit_all, world_size, cases, timeout_s=180)[0], MODELS, strict=True):
+    for ours, kind in zip(run_ranks(fit_all, world_size, cases)[0], MODELS, strict=True):
         assert_same(ours, train_by_hand(kind, "sgd", dtype=torch.float32), TOLERANCE_FLOAT32, kind)
 
 
@@ -225,7 +225,7 @@ def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
     expected = [
         train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195) for kind, optimizer, _ in cases
     ]
-    for found in run_ranks(fit_all, world_size, cases, timeout_s=180):
+    for found in run_ranks(fit_all, world_size, cases):
         for (kind, optimizer, _), ours, by_hand in zip(cases, found, expected, strict=True):
             assert_same(ours, by_hand, TOLERANCE[optimizer], f"{world_size} ranks, {kind}, {optimizer}")
 

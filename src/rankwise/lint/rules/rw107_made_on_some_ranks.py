@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
 
-
+#: What `self` or a cache keeps may be groups that were made before, alike on all ranks.
 _CACHE = re.compile(r"\bin (self\.|\w*cache)")
 
 
@@ -62,6 +62,7 @@ def check(script: Script) -> Iterator[Finding]:
             + (", members or not" if is_group else ""),
             f"call {called(op)} on every rank"
             + (", and use the group on its members only" if is_group else ""),
+            severity="error" if one.is_sure else "warning",
             failure_class="C10" if is_group else "D13",
             also=also(op, one.at, guard),
         )
@@ -79,7 +80,6 @@ def _skipped(script: Script) -> Iterator[Finding]:
                 f"ranks for which `{written(test)}` differs do not all come to {called(path.op)}, which every rank must call,"
                 " members or not",
                 f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
-                # What `self` or a cache keeps may be groups that were made before, alike on all ranks.
                 severity="warning" if _CACHE.search(ast.unparse(test)) else "error",
                 failure_class="C10",
                 also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],

@@ -50,8 +50,10 @@ from rankwise.lint.rule import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.base.findings import Severity
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.history import Fork, Loop, Op
+    from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script
 
 
@@ -80,12 +82,14 @@ def check(script: Script) -> Iterator[Finding]:
             f"a rank that meets an exception comes to {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
             " are in another collective: both wait, and the traceback is never seen",
             f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
-            severity="hint"
-            if not is_handler and _is_context_manager(op)
-            else "warning"
-            if not is_handler or _is_ctrl_c(path.item)
-            else "error",
+            severity=_severity(path),
         )
+
+
+def _severity(path: LocalPath) -> Severity:
+    if path.kind == "handler":
+        return "warning" if _is_ctrl_c(path.item) else "error"
+    return "hint" if _is_context_manager(path.op) else "warning"
 
 
 def _is_ctrl_c(item: Fork | Loop) -> bool:

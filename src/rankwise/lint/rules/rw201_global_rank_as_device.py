@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
-    from rankwise.lint.script import Script
+    from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.job_view import Place
 
 #: Where a library takes a device by position.
@@ -71,8 +71,9 @@ _NAMES = ("device", "device_id", "output_device", "device_ids")
 def check(script: Script) -> Iterator[Finding]:
     """Devices that are chosen by the global rank; each expression once in a function."""
     seen: set[tuple[int, str]] = set()
+    on_one_node = {id(entry) for entry in script.entries if _is_one_node(entry)}
     for place in once(places(script)):
-        if _is_one_node(place):
+        if id(place.entry) in on_one_node:
             continue
         for value, node in _devices(place.last):
             fault = fault_of(script, place, value, node)
@@ -83,10 +84,17 @@ def check(script: Script) -> Iterator[Finding]:
                 break
 
 
-def _is_one_node(place: Place) -> bool:
-    """Whether the rank is the number that `mp.spawn` gives: all ranks are on this host then."""
-    starts = (call for call in place.entry.histories[0].calls if call.name == INIT)
-    return any((rank := call.arg(None, "rank")) is not None and "spawned" in rank.origin for call in starts)
+def _is_one_node(entry: Entry) -> bool:
+    """Whether the rank is just the number that `mp.spawn` gives: all ranks are on this host then, unlike with `node * gpus + number`."""
+    history = entry.histories[-1]
+    starts = (call.arg(None, "rank") for call in history.calls if call.name == INIT)
+    return any(
+        rank is not None
+        and "spawned" in rank.origin
+        and "node_rank" not in rank.origin
+        and rank.const == history.rank
+        for rank in starts
+    )
 
 
 def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:

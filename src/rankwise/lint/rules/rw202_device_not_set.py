@@ -42,7 +42,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import INIT, backend_of, once, places, places_of, settings, text_of
+from rankwise.lint.topics.job_view import INIT, backend_of, once, places_of, settings, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,13 +120,9 @@ def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Finding, 
 def _guesses(
     script: Script, entry: Entry, init: Call, set_at: int | None
 ) -> Iterator[tuple[Finding, ast.AST]]:
-    for place in once(places(script, *_GUESSES)):
+    for place in once(places_of(entry, tuple(_GUESSES), script.module)):
         call = place.last
-        if (
-            place.entry is not entry
-            or not init.index < call.index
-            or (set_at is not None and set_at < call.index)
-        ):
+        if not init.index < call.index or (set_at is not None and set_at < call.index):
             continue
         if any(name in call.kwargs for name in ("device_ids", "device", "group")):
             continue
@@ -141,9 +137,9 @@ def _guesses(
 
 def _sets_device(call: Call) -> bool:
     name = call.name.rpartition(".")[2]
-    # A mesh gives each rank its GPU.
     if call.name == "transformers.HfArgumentParser":
         return "TrainingArguments" in ast.unparse(call.node)  # when they are made, they choose the device
+    # A mesh gives each rank its GPU.
     return (
         call.name in _SETS
         or name == "init_device_mesh"

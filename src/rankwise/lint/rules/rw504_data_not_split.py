@@ -125,7 +125,8 @@ def _is_whole_for_all(script: Script, one: Pass) -> bool:
         for other in script.all_calls
     ):
         return False
-    if isinstance(call.arg_node(AT["sampler"], "sampler"), ast.IfExp):
+    sampler = call.arg_node(AT["sampler"], "sampler")
+    if isinstance(sampler, ast.IfExp) and isinstance(sampler.orelse, ast.Constant):
         return False  # `sampler=sampler if ... else None`: which, only a run can tell
     return not loop_shares(one) and not is_given_away(one)
 

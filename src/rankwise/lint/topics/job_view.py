@@ -99,11 +99,11 @@ def is_distributed(entry: Entry) -> bool:
     history = entry.histories[0]
     if any(starts_group(call) for call in history.calls):
         return True
-    # What a module that it imports does together is no sign that whoever calls a function alone is one of many.
     return any(op.is_sure and (entry.is_program or _is_own(op.call)) for op in ops(history.items))
 
 
 def _is_own(call: Call) -> bool:
+    """Whether a function makes a call in its own text. One that lies in a module below it may be for those who have a group."""
     return not call.stack or call.stack[0].module is call.module
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from difflib import SequenceMatcher
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.lint.topics.scopes import BUILTINS, FunctionNode, Scope, Scopes, is_function
@@ -18,7 +19,6 @@ _MAKES_NAMES = re.compile(
     r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__|run_line_magic|get_ipython"
     r"|\b_convert_?\(|\bglobal_enum\b|\b_simple_enum\b|sys\.modules\[__name__\]|get_config\(\)|run_cell_magic"
 )
-_DOTTED = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 _PYTHON_2 = frozenset(
     [
         "unicode",
@@ -59,20 +59,17 @@ def may_make_names(script: Script, scopes: Scopes) -> bool:
     return (
         scopes.has_star_import
         or bool(_MAKES_NAMES.search(script.piece.code))
-        or any(map(_hands_module_over, script.tree.body))
+        or any(_hands_module_over(statement, Path(script.piece.path)) for statement in script.tree.body)
     )
 
 
-def _hands_module_over(statement: ast.stmt) -> bool:
-    """Whether it gives this module to somebody who may put names into it: ``_init_api("pkg.mod", __name__)``."""
+def _hands_module_over(statement: ast.stmt, path: Path) -> bool:
+    """Whether it names this module to somebody who may put names into it: ``_init_api("pkg.graph")`` in graph.py, ``bind(__name__)``."""
     call = statement.value if isinstance(statement, ast.Expr) else None
+    mine = "." + (path.parent.name if path.stem == "__init__" else path.stem)
     return isinstance(call, ast.Call) and any(
         (isinstance(one, ast.Name) and one.id == "__name__")
-        or (
-            isinstance(one, ast.Constant)
-            and isinstance(one.value, str)
-            and _DOTTED.fullmatch(one.value) is not None
-        )
+        or (isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.endswith(mine))
         for one in call.args
     )
 
