@@ -1,0 +1,163 @@
+"""The host as probes see it: its files, programs, names and environment, all behind one seam.
+
+A test gives a folder in the place of ``/``, an environment, and answers of programs; nothing else of the host is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.environ import environ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rankwise.base.clock import Clock
+    from rankwise.doctor.torch_facts import TorchFacts
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a program has answered.
+
+    Attributes:
+        code: Its exit code; None if there is no such program, or it did not end in time.
+        why: Why there is none.
+    """
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+    why: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it ended with 0."""
+        return self.code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """The job that is to run here, as far as it is known; what is not known is None or empty.
+
+    Attributes:
+        num_ranks: Ranks on this host.
+        num_nodes: Hosts of the job; 1 where nobody says more.
+        num_workers: Workers of each rank's data loader.
+        master_addr: Where the ranks meet.
+        master_port: The port there.
+        is_master: Whether this host is the one where they meet; None if that is not known.
+        checkpoints: The folder for checkpoints.
+        python: The interpreter of the ranks.
+        backend: ``gloo`` or ``nccl``; empty: whichever fits.
+    """
+
+    num_ranks: int | None = None
+    num_nodes: int = 1
+    num_workers: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    is_master: bool | None = None
+    checkpoints: Path | None = None
+    python: str = ""
+    backend: str = ""
+
+
+def run_program(argv: Sequence[str], timeout_s: float) -> Ran:
+    """Run a program to its end, or to the end of its time, with English words and no input."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, env={**environ(), "LC_ALL": "C"}
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Ran(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
+    except OSError as error:
+        return Ran(code=None, why=f"{argv[0]} can't be run: {error.strerror}")
+    return Ran(
+        code=done.returncode,
+        out=done.stdout.decode(errors="replace"),
+        err=done.stderr.decode(errors="replace"),
+    )
+
+
+@final
+class Host:
+    """One host.
+
+    Args:
+        env: The environment of the job.
+        job: The job that is to run here.
+        root: Where its files are: ``/``, or a folder in a test.
+        run: Runs a program.
+        clock: Where the time comes from.
+        name: Its name; the system's without.
+        torch_facts: Tells what torch says in the ranks' interpreter; without, a process there is asked when it is first needed.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        job: JobShape | None = None,
+        root: Path = Path("/"),
+        run: Callable[[Sequence[str], float], Ran] = run_program,
+        clock: Clock = SYSTEM_CLOCK,
+        name: str = "",
+        torch_facts: Callable[[Host], TorchFacts] | None = None,
+    ) -> None:
+        self.env: Mapping[str, str] = environ() if env is None else env
+        self.job = job or JobShape()
+        self.root, self._run, self.clock = root, run, clock
+        self.name = name or socket.gethostname()
+        self._torch_facts = torch_facts
+
+    def path(self, path: str) -> Path:
+        """Return where a file of the host is."""
+        return self.root / path.lstrip("/")
+
+    def read(self, path: str) -> str:
+        """Return a file's text without blanks at its ends; empty if it can't be read."""
+        try:
+            with self.path(path).open("rb") as file:
+                return file.read(_MOST_BYTES).decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def has(self, path: str) -> bool:
+        """Tell whether there is such a file or folder."""
+        return self.path(path).exists()
+
+    def names(self, path: str) -> list[str]:
+        """Return what a folder holds, sorted; nothing if it can't be read."""
+        try:
+            return sorted(one.name for one in self.path(path).iterdir())
+        except OSError:
+            return []
+
+    def run(self, *argv: str, timeout_s: float = 5.0) -> Ran:
+        """Run a program; one that is missing, or late, is an answer, too."""
+        return self._run(argv, timeout_s)
+
+    def usage(self, path: str) -> tuple[int, int] | None:
+        """Return the size of the file system that holds a folder, and what is free in it for us, in bytes; None if it can't be told."""
+        try:
+            told = os.statvfs(self.path(path))
+        except (OSError, AttributeError):
+            return None
+        return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+
+    @cached_property
+    def torch(self) -> TorchFacts:
+        """What torch says in the ranks' interpreter; asking takes seconds the first time."""
+        from rankwise.doctor.torch_facts import ask_torch  # noqa: PLC0415 - most runs never ask
+
+        return (self._torch_facts or ask_torch)(self)

@@ -1,0 +1,1 @@
+"""What is looked at: one probe a file, whose docstring is its page."""

@@ -1,0 +1,89 @@
+"""The words of the doctor: what a probe has read on a host, and its verdict on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Verdict = Literal["ok", "warn", "fail", "skipped"]
+#: From the best to the worst.
+VERDICTS: tuple[Verdict, ...] = ("ok", "skipped", "warn", "fail")
+#: What survives a journey as JSON.
+Fact: TypeAlias = "str | int | float | bool | list[Fact] | dict[str, Fact] | None"
+Facts: TypeAlias = "Mapping[str, Fact]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one probe tells of one thing.
+
+    Attributes:
+        verdict: ``fail`` breaks or hangs a job, ``warn`` does so in some settings or makes it slow, ``skipped`` could
+            not be looked at.
+        what: What was seen, as a clause without a full stop, with the values: ``/dev/shm has 64 MiB``.
+        why: What comes of it, or why it was skipped; empty for ok.
+        fix: The command that mends it, to be typed as it is, or several, one a line; what can't be typed stands
+            behind ``#``. Empty for ok.
+        class_id: The failure class it leads to (docs/reference/failure-classes.md); empty for none.
+        facts: What other hosts' facts of the same probe are compared with; plain JSON.
+        probe: The probe's id; set by who runs it.
+        hosts: The hosts that it is about, by name; set by who runs it, or by a comparison of hosts.
+    """
+
+    verdict: Verdict
+    what: str
+    why: str = ""
+    fix: str = ""
+    class_id: str = ""
+    facts: Facts = field(default_factory=dict)
+    probe: str = ""
+    hosts: tuple[str, ...] = ()
+
+    def of(self, probe: str, *hosts: str) -> Reading:
+        """Return it with the name of its probe, and of its hosts if it names none."""
+        return replace(self, probe=probe, hosts=self.hosts or hosts)
+
+    def to_json(self) -> dict[str, Fact]:
+        """Return it as plain JSON."""
+        return {
+            "probe": self.probe, "hosts": list(self.hosts), "verdict": self.verdict, "what": self.what, "why": self.why,
+            "fix": self.fix, "class": self.class_id or None, "facts": dict(self.facts),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(told: Facts) -> Reading:
+        """Read it again.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        facts, hosts = told.get("facts"), told.get("hosts")
+        known = next((one for one in VERDICTS if one == told.get("verdict")), None)
+        if known is None or not isinstance(facts, dict) or not isinstance(hosts, list):
+            raise ValueError(f"this is no reading of the doctor: {told!r:.200}")
+
+        def text(name: str) -> str:
+            return str(told.get(name) or "")
+
+        return Reading(
+            verdict=known, what=text("what"), why=text("why"), fix=text("fix"), class_id=text("class"), facts=facts, probe=text("probe"),
+            hosts=tuple(map(str, hosts)),
+        )  # fmt: skip
+
+
+def ok(what: str, **facts: Fact) -> Reading:
+    """Return a reading that all is well."""
+    return Reading(verdict="ok", what=what, facts=facts)
+
+
+def skipped(what: str, why: str) -> Reading:
+    """Return a reading of what could not be looked at, and why."""
+    return Reading(verdict="skipped", what=what, why=why)
+
+
+def find_worst(readings: Iterable[Reading]) -> Verdict:
+    """Return the worst verdict; ok where there is none."""
+    return max((one.verdict for one in readings), key=VERDICTS.index, default="ok")

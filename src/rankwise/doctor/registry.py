@@ -1,0 +1,62 @@
+"""All probes: each module in `rankwise.doctor.probes` has one, and its docstring is the probe's page."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+from rankwise.doctor import probes
+from rankwise.doctor.probe import TOPICS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from rankwise.doctor.probe import Probe
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    names = sorted(module.name for module in pkgutil.iter_modules(probes.__path__))
+    return {name.replace("_", "-"): importlib.import_module(f"{probes.__name__}.{name}") for name in names}
+
+
+@cache
+def all_probes() -> tuple[Probe, ...]:
+    """Return all probes, by topic, then by id.
+
+    Raises:
+        ValueError: A probe's id is not that of its module.
+    """
+    found: list[Probe] = []
+    for name, module in _modules().items():
+        if module.PROBE.id != name:
+            raise ValueError(f"the probe in {module.__name__} calls itself {module.PROBE.id!r}")
+        found.append(module.PROBE)
+    return tuple(sorted(found, key=lambda one: (TOPICS.index(one.topic), one.id)))
+
+
+def probe(id: str) -> Probe:  # noqa: A002 - the word for it
+    """Return the probe of an id.
+
+    Raises:
+        UsageError: There is none; says which one may be meant.
+    """
+    known = {one.id: one for one in all_probes()}
+    word = id.strip().lower().replace("_", "-")
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`rankwise doctor --list` lists all of them"
+        raise UsageError(f"there is no probe {id!r}", hint=hint)
+    return known[word]
+
+
+def page(one: Probe) -> str:
+    """Return the page of a probe: the docstring of its module, as Markdown."""
+    text = inspect.cleandoc(_modules()[one.id].__doc__ or "")
+    return re.sub(r"(?<!`)``(?!`)", "`", text) + "\n"

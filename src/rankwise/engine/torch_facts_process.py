@@ -1,0 +1,80 @@
+"""Tell, as one line of JSON, what torch says of itself and of the devices that a rank would see here."""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+del sys.path[0]  # our own folder: its names must not shadow anybody's
+
+# The answer leaves through a private descriptor: whatever a library prints goes to standard error.
+_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
+
+
+def ask() -> dict[str, Any]:
+    """Return all that torch tells."""
+    told: dict[str, Any] = {"python_version": platform.python_version()}
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a broken library may raise anything, and that is the answer
+        return {**told, "why": f"{type(error).__name__}: {error}"[:500]}
+    told |= {
+        "version": torch.__version__,
+        "folder": str(Path(torch.__file__).parent),
+        "cuda": torch.version.cuda,
+        "hip": getattr(torch.version, "hip", None),
+        "backends": _list_backends(),
+        "archs": torch.cuda.get_arch_list() if torch.version.cuda else [],
+    }
+    return {**told, **_ask_devices(torch)}
+
+
+def _list_backends() -> list[str]:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return []
+    names = ("gloo", "nccl", "mpi", "ucc", "xccl")
+    return [name for name in names if getattr(dist, f"is_{name}_available", lambda: False)()]
+
+
+def _ask_devices(torch: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"nccl": "", "devices": [], "peers": []}
+    if not torch.version.cuda and not getattr(torch.version, "hip", None):
+        return told
+    try:
+        version = torch.cuda.nccl.version()
+        told["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+    except Exception:  # noqa: BLE001 - built without it
+        told["nccl"] = ""
+    try:
+        count = torch.cuda.device_count()
+        if count:
+            torch.cuda.init()
+        told["devices"] = [
+            _describe(torch.cuda.get_device_properties(index), index) for index in range(count)
+        ]
+        told["peers"] = [
+            [a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)] for a in range(count)
+        ]
+    except Exception as error:  # noqa: BLE001 - what is wrong with the driver is what we ask for
+        told["cuda_error"] = f"{type(error).__name__}: {error}"[:500]
+    return told
+
+
+def _describe(one: Any, index: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "name": one.name,
+        "uuid": str(getattr(one, "uuid", "")),
+        "memory": one.total_memory,
+        "capability": f"{one.major}.{one.minor}",
+    }
+
+
+if __name__ == "__main__":
+    _answers.write(json.dumps(ask()) + "\n")
+    _answers.flush()

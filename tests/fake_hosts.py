@@ -1,0 +1,60 @@
+"""Hosts for tests of the doctor: a folder in the place of ``/``, an environment, and answers of programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.host import Host, Ran
+from rankwise.doctor.reading import Reading
+from rankwise.doctor.torch_facts import TorchFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rankwise.doctor.host import JobShape
+    from rankwise.doctor.probe import Probe
+
+
+def make_host(
+    root: Path,
+    *,
+    files: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    programs: Mapping[str, str | Ran] | None = None,
+    job: JobShape | None = None,
+    torch: TorchFacts | None = None,
+    name: str = "host0",
+) -> Host:
+    """Make a host of which nothing but this is seen.
+
+    Args:
+        root: An empty folder.
+        files: Texts by path (``/proc/meminfo``).
+        env: Its environment.
+        programs: Answers by the beginning of a command (``nvidia-smi --query-gpu``): what it prints, or all of it. Others are missing.
+        job: The job that is to run there.
+        torch: What torch says there; without, that there is none.
+        name: Its name.
+    """
+    for path, text in (files or {}).items():
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    answers = programs or {}
+
+    def run(argv: Sequence[str], timeout_s: float) -> Ran:
+        typed = " ".join(argv)
+        known = [start for start in answers if typed == start or typed.startswith(f"{start} ")]
+        if not known:
+            return Ran(code=None, why=f"{argv[0]} can't be run: No such file or directory")
+        told = answers[max(known, key=len)]
+        return told if isinstance(told, Ran) else Ran(code=0, out=told)
+
+    facts = torch or TorchFacts(python="python", why="ModuleNotFoundError: No module named 'torch'")
+    return Host(env=env or {}, job=job, root=root, run=run, name=name, torch_facts=lambda _: facts)
+
+
+def look(probe: Probe, host: Host) -> list[Reading]:
+    """Return what a probe reads on a host, as plain JSON would carry it."""
+    return [Reading.from_json(one.of(probe.id, host.name).to_json()) for one in probe.look(host)]
