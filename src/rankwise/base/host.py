@@ -87,17 +87,22 @@ def is_loopback(host: str) -> bool:
     return name in {"localhost", "::1", "0:0:0:0:0:0:0:1", "ip6-localhost"} or name.startswith("127.")
 
 
-def find_port_holder(port: int) -> str:
-    """Say who listens on a TCP port: ``"pid 123 (python train.py)"``; empty if that can't be seen."""
+def find_port_holder(port: int, *, proc: Path = Path("/proc")) -> str:
+    """Say who listens on a TCP port: ``"pid 123 (python train.py)"``; empty if nobody does.
+
+    Args:
+        port: The port.
+        proc: Where the kernel tells of its processes.
+    """
     inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _read(Path(table)).splitlines()[1:]:
+    for table in ("net/tcp", "net/tcp6"):
+        for line in _read(proc / table).splitlines()[1:]:
             field = line.split()
             if field[3] == "0A" and int(field[1].rsplit(":", 1)[1], 16) == port:
                 inodes.add(f"socket:[{field[9]}]")
     if not inodes:
         return ""
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in proc.glob("[0-9]*"):
         if inodes.intersection(_list_open(process)):
             command = " ".join(_read(process / "cmdline").replace("\0", " ").split())
             return f"pid {process.name} ({command[:80]})"

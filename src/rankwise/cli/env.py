@@ -1,0 +1,129 @@
+"""`rankwise env`: who this process is by its variables, which variable told what, and what among them can't be true."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rankwise.base import terminal
+from rankwise.base.environ import environ
+from rankwise.cli.columns import align
+from rankwise.doctor.variables.contradictions import find_contradictions
+from rankwise.doctor.variables.listing import list_variables
+from rankwise.doctor.variables.masking import mask_text
+from rankwise.doctor.variables.spelling import tell_misspellings
+from rankwise.doctor.variables.understanding import understand
+from rankwise.lint.reporters.words import paint, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.variables.listing import Listed
+    from rankwise.doctor.variables.understanding import Understood
+
+_NAMES = {"world_size": "world size", "local_rank": "local rank", "local_world_size": "local world size", "node_rank": "node rank",
+          "num_nodes": "nodes", "master_addr": "master address", "master_port": "master port"}  # fmt: skip
+_WORDS = {"fail": "error", "warn": "warning"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show what the environment says; return the exit code: 1 if something in it can't be true."""
+    parser = argparse.ArgumentParser(
+        prog="rankwise env",
+        description="Tell which rank this process is by its variables, which variable told what, and what contradicts what. "
+        "Exit code 1: something can't be true. Secrets are not shown.",
+    )
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="Lines, or a JSON object.")
+    args = parser.parse_args(list(argv))
+    env = environ()
+    found = [*find_contradictions(env), *tell_misspellings(env)]
+    told, variables = understand(env), list_variables(env)
+    if args.format == "json":
+        print(json.dumps(_to_json(told, found, variables), indent=1))
+    else:
+        print("\n".join(_write(told, found, variables, color=terminal.has_colour(1))))
+    return 1 if any(one.verdict == "fail" for one in found) else 0
+
+
+def _to_json(told: Understood, found: Sequence[Reading], variables: Sequence[Listed]) -> Mapping[str, object]:
+    place = told.place
+    return {
+        "role": told.role,
+        "launcher": told.launcher or None,
+        "problem": told.problem or None,
+        "identity": {one.name: {"value": one.value, "from": one.how or None} for one in told.values} or None,
+        "place": place and {"told_by": place.told_by, "what": place.what, "node_rank": place.node_rank, "num_nodes": place.num_nodes,
+                            "command": mask_text(place.command), "note": place.note or None},
+        "other_sources": [{"source": one.name, "says": one.says} for one in told.others],
+        "findings": [{"verdict": one.verdict, "what": one.what, "why": one.why, "fix": one.fix, "class": one.class_id or None} for one in found],
+        "variables": [{"name": one.name, "value": one.value, "family": one.family, "does": one.does or None} for one in variables],
+    }  # fmt: skip
+
+
+def _write(
+    told: Understood, found: Sequence[Reading], variables: Sequence[Listed], *, color: bool
+) -> Iterator[str]:
+    yield from _write_role(told, color=color)
+    if told.others:
+        yield ""
+        yield paint("other sources", "bold", color=color)
+        yield from (f"  {line}" for line in align([(one.name, safe(one.says)) for one in told.others]))
+    for one in found:
+        yield ""
+        yield from _write_finding(one, color=color)
+    for family, group in groupby(variables, key=lambda one: one.family):
+        yield ""
+        yield paint(family, "bold", color=color)
+        rows = [(f"{one.name}={safe(one.value)}", one.does) for one in group]
+        width = max((len(name) for name, does in rows if len(name) <= 48), default=0)
+        yield from (f"  {name.ljust(width)}  {does}".rstrip() for name, does in rows)
+
+
+def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
+    values = {one.name: one for one in told.values}
+    if told.role == "rank":
+        head = f"rank {values['rank'].value} of {values['world_size'].value}, started by {told.launcher}"
+        yield paint(head, "bold", color=color)
+        yield from _write_values(told)
+        if values["master_addr"].value is None and values["world_size"].value != 1:
+            yield "  nothing tells where rank 0 is: pass MASTER_ADDR and MASTER_PORT on to all (Open MPI: -x, MPICH and Intel MPI: -genv)"
+        if told.place is not None:
+            yield ""
+            yield f"{told.place.what}: a launcher may be started here as well"
+            yield f"  {safe(mask_text(told.place.command))}"
+    elif told.role == "node" and told.place is not None:
+        place = told.place
+        where = "" if place.node_rank is None else f", node {place.node_rank}" + (f" of {place.num_nodes}" if place.num_nodes else "")  # fmt: skip
+        yield paint(f"no rank, but a place to start a launcher: {place.what}{where}", "bold", color=color)
+        yield f"  {safe(mask_text(place.command))}"
+        if place.note:
+            yield f"  ({place.note})"
+        if values:
+            yield ""
+            yield f"a script that is started here without a launcher is rank {values['rank'].value} of {values['world_size'].value}:"
+            yield from _write_values(told)
+    elif told.role == "alone":
+        yield paint("this process is alone: no variable says it is one of several", "bold", color=color)
+        yield "  rankwise run --nproc-per-node auto train.py  # a rank for each GPU, or for each CPU"
+    else:
+        yield paint("it is not clear which rank this is: see below", "bold", color=color)
+
+
+def _write_values(told: Understood) -> Iterator[str]:
+    rows = [
+        (_NAMES.get(one.name, one.name), "-" if one.value is None else safe(str(one.value)), safe(one.how) or "not told")
+        for one in told.values
+    ]  # fmt: skip
+    yield from (f"  {line}" for line in align(rows))
+
+
+def _write_finding(one: Reading, *, color: bool) -> Iterator[str]:
+    head = paint(f"{_WORDS.get(one.verdict, one.verdict)}:", "red" if one.verdict == "fail" else "yellow", color=color)  # fmt: skip
+    yield f"{head} {safe(one.what)}" + (f" [{one.class_id}]" if one.class_id else "")
+    if one.why:
+        yield f"  {safe(one.why)}"
+    for line in one.fix.splitlines():
+        yield f"  -> {safe(line)}"

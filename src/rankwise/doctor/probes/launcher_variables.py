@@ -1,0 +1,63 @@
+"""The variables by which launchers tell a process who it is, and what among them can't be true together.
+
+**Why it matters.** A `RANK` that was exported once is the same in every task of `srun`: two processes claim one rank, and the rest wait for
+ever. `MASTER_ADDR=localhost` is another host on each node. A launcher in each of several tasks on a node builds worlds that overlap. A
+name with a letter wrong is read by nobody, and nobody says so.
+
+**How it is looked at.** The environment alone: what torchrun, Slurm, the kinds of MPI, Kubernetes, TF_CONFIG, SageMaker and SkyPilot say is
+read as `rankwise.init()` reads it, and compared. Where they differ by right, as for torchrun inside a step of Slurm, nothing is said.
+Where a launcher is to be started, only what it does not set itself is looked at.
+Secrets are never shown.
+
+**What to do.** `rankwise env` shows each value with the variable that it came from, and the command that fits a node on which a launcher is to
+be started. Unset what is left over; look for its `export` in `~/.bashrc` and in the job script.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.variables.contradictions import find_contradictions
+from rankwise.doctor.variables.launches import find_launch_contradictions
+from rankwise.doctor.variables.spelling import tell_misspellings
+from rankwise.doctor.variables.understanding import understand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what the variables contradict each other in; else who they say that this is."""
+    job = host.job
+    if job.num_ranks is None:
+        wrong = find_contradictions(host.env)
+    else:  # a launch is meant: what RANK and its kin say now is set anew for the ranks
+        wrong = find_launch_contradictions(host.env, num_nodes=job.num_nodes, num_ranks=job.num_ranks)
+    found = [*wrong, *tell_misspellings(host.env)]
+    yield from found
+    if found:
+        return
+    it = understand(host.env)
+    if it.role == "rank":
+        rank, world = it.values[0], it.values[1]
+        yield ok(f"rank {rank.value} of {world.value} ({rank.how}, {world.how})")
+    elif it.place is not None:
+        node, nodes = it.place.node_rank, it.place.num_nodes
+        where = "" if node is None else f": node {node}" + (f" of {nodes}" if nodes else "")
+        yield ok(f"{it.place.what}{where}, where a launcher is to be started")
+    else:
+        yield ok("no variable says that a process here is one of several")
+
+
+PROBE = Probe(
+    id="launcher-variables",
+    title="variables of launchers",
+    topic="environment",
+    speed="instant",
+    look=look,
+    classes=("I1", "I4", "I10", "I11", "I12", "I24", "L7", "L16"),
+)

@@ -1,0 +1,276 @@
+"""Variables that can't all be true, of a process that is to be a rank: both values, what comes of it, what to do.
+
+Only what is wrong for sure is told. torchrun in a step of one task a node, mpirun inside a Slurm job, a pod whose RANK counts pods: there
+variables differ, and all is well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+from rankwise.base.host import is_loopback
+from rankwise.base.identity import Identity, read_all, read_identity
+from rankwise.base.identity_launchers import (
+    read_flux,
+    read_hydra,
+    read_mvapich,
+    read_open_mpi,
+    read_slurm,
+    read_torch,
+)
+from rankwise.doctor.reading import Reading
+from rankwise.doctor.variables.launches import check_switches, count_devices
+from rankwise.doctor.variables.masking import mask_text
+from rankwise.doctor.variables.places import find_place, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_LEFT_OVER = (
+    "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc"
+)
+
+
+def find_contradictions(env: Mapping[str, str]) -> tuple[Reading, ...]:
+    """Return what can't be true in the environment of a rank, or of a script that is to become one.
+
+    Args:
+        env: The environment.
+
+    Returns:
+        A reading for each contradiction, without secrets: ``fail`` if the job breaks or hangs, ``warn`` if it may.
+    """
+    checks = (
+        _check_readable, _check_rank, _check_against_step, _check_leftover_local_rank, _check_loopback, _check_ports, _check_pair, _check_nodes,
+        _check_tasks, _check_devices, _check_skypilot, check_switches,
+    )  # fmt: skip
+    found = [one for check in checks for one in check(env)]
+    return tuple(
+        replace(one, what=mask_text(one.what), why=mask_text(one.why), fix=mask_text(one.fix))
+        for one in found
+    )
+
+
+def _winner(env: Mapping[str, str]) -> Identity | None:
+    try:
+        return read_identity(env)
+    except UsageError:
+        return None
+
+
+def _outer(env: Mapping[str, str]) -> Identity | None:
+    """Return what the launcher of processes says, below whatever RANK and WORLD_SIZE say."""
+    readers: tuple[Callable[[Mapping[str, str]], Identity | None], ...] = (read_open_mpi, read_hydra, read_mvapich, read_slurm, read_flux)  # fmt: skip
+    for read in readers:
+        try:
+            it = read(env)
+        except UsageError:
+            return None
+        if it is not None:
+            return it if it.world_size > 1 else None
+    return None
+
+
+def _check_readable(env: Mapping[str, str]) -> Iterator[Reading]:
+    try:
+        it = read_identity(env)
+    except UsageError as error:
+        is_other_task = "no part of a process group" in error.message
+        if find_place(env) is None or not _is_half(env):
+            yield Reading(
+                verdict="warn" if is_other_task else "fail", what=error.message, why="rankwise.init() and init_process_group() stop here",
+                fix=f"# {error.hint}" if error.hint else "",
+            )  # fmt: skip
+        return
+    for told in read_all(env) if it is not None else ():
+        if isinstance(told, UsageError) and "can't be read" in told.message:
+            yield Reading(
+                verdict="warn", what=told.message, why="nearer variables are complete, so only others read it: TensorFlow, SageMaker's toolkit",
+                fix=f"# {told.hint}",
+            )  # fmt: skip
+
+
+def _is_half(env: Mapping[str, str]) -> bool:
+    """Tell whether only one of a pair is set: a pod is told its number, a job script how many ranks there will be; a launcher knows the rest."""
+    has_rank = bool(env.get("RANK") or env.get("JOB_COMPLETION_INDEX"))
+    names = ("RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX")
+    is_readable = all(number(env, name) is not None for name in names if env.get(name))
+    return is_readable and has_rank != bool(env.get("WORLD_SIZE"))
+
+
+def _check_rank(env: Mapping[str, str]) -> Iterator[Reading]:
+    it = _winner(env)
+    if it is not None and it.rank >= it.world_size:
+        rank, world = it.told.get("rank", ""), it.told.get("world_size", "")
+        yield Reading(
+            verdict="fail", what=f"rank {it.rank} of {it.world_size}: {rank}, {world}", class_id="I11",
+            why=f"ranks are 0 to {it.world_size - 1}: the store refuses it, or all others wait for a rank that never comes",
+            fix=f"# count {it.names[0]} from 0, and let {it.names[1]} be the number of all processes",
+        )  # fmt: skip
+
+
+def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
+    """RANK and WORLD_SIZE against the launcher that has started this very process, if no other launcher stands in between."""
+    outer = _outer(env)
+    if outer is None or "TORCHELASTIC_RUN_ID" in env or env.get("SLURM_HET_SIZE"):
+        return
+    local = number(env, "LOCAL_RANK")
+    if local is not None and local != outer.local_rank:
+        return  # a launcher of another make, started by some of the step's processes
+    world, rank = number(env, "WORLD_SIZE"), number(env, "RANK")
+    size, who = outer.told["world_size"], outer.source
+    is_alone_on_node = outer.local_world_size in {None, 1}
+    if world is not None and world != outer.world_size:
+        # With one process a node, each may start the rest of its node's ranks itself.
+        if not is_alone_on_node or (local is None and (world < outer.world_size or world % outer.world_size)):
+            yield Reading(
+                verdict="fail", what=f"WORLD_SIZE={world}, and {who} has started {outer.world_size} processes ({size})", class_id="I12",
+                why=f"all {outer.world_size} are told the same WORLD_SIZE: they form other worlds, or wait for ranks that nobody starts",
+                fix=_LEFT_OVER,
+            )  # fmt: skip
+    elif world is not None and rank is not None and rank != outer.rank:
+        yield Reading(
+            verdict="fail", what=f"RANK={rank}, and {who} says rank {outer.rank} ({outer.told['rank']}), of {world} both", class_id="I10",
+            why="a RANK that was exported once is the same in all processes: two claim one rank, and others never come", fix=_LEFT_OVER,
+        )  # fmt: skip
+
+
+def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
+    outer, local = _outer(env), number(env, "LOCAL_RANK")
+    if outer is None or local is None or env.get("RANK") or outer.local_rank in {None, local}:
+        return
+    if outer.local_world_size in {None, 1}:
+        return  # another launcher's ranks on this node
+    yield Reading(
+        verdict="fail", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.told['local_rank']})",
+        why="scripts that choose their GPU by LOCAL_RANK all take the same one", fix="unset LOCAL_RANK  # left over from an export?", class_id="I10",
+    )  # fmt: skip
+
+
+def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
+    addr = env.get("MASTER_ADDR", "")
+    # Nodes that met there through torchrun are on this host, all of them.
+    if not addr or not is_loopback(addr) or "TORCHELASTIC_RUN_ID" in env:
+        return
+    try:
+        own = read_torch(env)
+    except UsageError:
+        own = None
+    if own is not None and own.local_world_size == own.world_size:
+        return
+    for it in read_all(env):
+        if not isinstance(it, Identity):
+            continue
+        is_spread = it.local_world_size is not None and it.local_world_size < it.world_size
+        if (it.num_nodes or 1) < 2 and not is_spread:
+            continue
+        how = (
+            it.told["num_nodes"]
+            if it.num_nodes
+            else f"{it.told['local_world_size']} of {it.told['world_size']}"
+        )
+        yield Reading(
+            verdict="warn" if it.source == "RANK and WORLD_SIZE" else "fail", what=f"MASTER_ADDR={addr}, and the job has several nodes ({how})", class_id="I4",
+            why="on each node it is that node: the ranks of all nodes but one wait for a store that is not there", fix="unset MASTER_ADDR  # or give it an address of node 0 that the others reach",
+        )  # fmt: skip
+        return
+
+
+def _check_ports(env: Mapping[str, str]) -> Iterator[Reading]:
+    try:
+        it = read_identity(env)
+    except UsageError:
+        return  # that is told already
+    is_alone = it is None or it.world_size == 1
+    for name, first in (("MASTER_PORT", 0 if is_alone else 1), ("PET_MASTER_PORT", 0)):
+        text = env.get(name, "").strip()
+        port = number(env, name)
+        if text and port is None:
+            what = f"{name}={text!r} is not a whole number"
+        elif port is not None and not first <= port <= 65535:
+            what = f"{name}={port} is no port that all ranks can meet at: {first} to 65535"
+        else:
+            continue
+        yield Reading(verdict="fail", what=what, why="the store can't be opened, or each rank looks for it elsewhere", fix=f"export {name}=29500")  # fmt: skip
+
+
+def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
+    it = _winner(env)
+    if it is None or it.world_size < 2 or find_place(env) is not None:
+        return
+    if bool(it.master_addr) == (it.master_port is not None):
+        return
+    has, lacks = ("MASTER_ADDR", "MASTER_PORT") if it.master_addr else ("MASTER_PORT", "MASTER_ADDR")
+    if not env.get(has):
+        return  # it was derived: scripts with their own address are none of our business
+    example = "29500" if lacks == "MASTER_PORT" else "HOST  # where rank 0 runs, the same on all"
+    yield Reading(
+        verdict="fail", what=f"{has}={env[has]} is set, and {lacks} is not", why=f"ValueError: environment variable {lacks} expected, but not set",
+        fix=f"export {lacks}={example}",
+    )  # fmt: skip
+
+
+def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
+    """PET_NNODES, which torchrun takes for --nnodes, against the nodes that Slurm has given."""
+    low, _, high = env.get("PET_NNODES", "").partition(":")
+    most = high or low
+    in_step = number(env, "SLURM_STEP_NUM_NODES") if "TORCHELASTIC_RUN_ID" not in env else None
+    have = in_step or number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    name = "SLURM_STEP_NUM_NODES" if in_step else "SLURM_NNODES"
+    if have is None or not low.isdecimal() or not most.isdecimal():
+        return
+    if int(low) > have:
+        yield Reading(
+            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, and Slurm has given {have} ({name}={have})", class_id="I1",
+            why="the launcher waits for nodes that nobody starts", fix=f"export PET_NNODES={have}",
+        )  # fmt: skip
+    elif in_step is not None and 1 < int(most) < have:
+        yield Reading(
+            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, and the step runs on {have} nodes ({name}={have})", class_id="I12",
+            why="nodes are left over that no world takes in", fix=f"export PET_NNODES={have}",
+        )  # fmt: skip
+
+
+def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
+    """A launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
+    outer, is_rank = _outer(env), "TORCHELASTIC_RUN_ID" in env
+    nodes = number(env, "GROUP_WORLD_SIZE" if is_rank else "PET_NNODES")
+    if outer is None or nodes is None or nodes < 2:
+        return
+    if (outer.local_world_size or 1) < 2 or nodes == outer.world_size:
+        return
+    # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start none.
+    each = (
+        f"each of them a launcher of a job of {nodes} nodes"
+        if is_rank
+        else f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
+    )
+    yield Reading(
+        verdict="fail" if outer.local_rank and is_rank else "warn", class_id="I24",
+        what=f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']}), and {each}",
+        why="more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait for ever", fix="# srun --ntasks-per-node=1 …",
+    )  # fmt: skip
+
+
+def _check_devices(env: Mapping[str, str]) -> Iterator[Reading]:
+    ranks, local, devices = number(env, "LOCAL_WORLD_SIZE"), number(env, "LOCAL_RANK"), count_devices(env)
+    # One device may well be this rank's own.
+    if ranks is None or devices is None or not 2 <= devices < ranks:
+        return
+    is_beyond = local is not None and local >= devices
+    yield Reading(
+        verdict="fail" if is_beyond else "warn", what=f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} GPUs for LOCAL_WORLD_SIZE={ranks} ranks" + (f", this one with LOCAL_RANK={local}" if is_beyond else ""),
+        why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`", class_id="L7",
+        fix=f"rankwise run --nproc-per-node {devices} …",
+    )  # fmt: skip
+
+
+def _check_skypilot(env: Mapping[str, str]) -> Iterator[Reading]:
+    nodes, addresses = number(env, "SKYPILOT_NUM_NODES"), env.get("SKYPILOT_NODE_IPS", "").split()
+    if nodes is not None and addresses and len(addresses) != nodes:
+        yield Reading(
+            verdict="fail", what=f"SKYPILOT_NUM_NODES={nodes}, and SKYPILOT_NODE_IPS has {len(addresses)} addresses", class_id="I12",
+            why="the nodes wait for others that are not there", fix="unset SKYPILOT_NUM_NODES SKYPILOT_NODE_IPS  # left over from another task?",
+        )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Variables that can't all be true where a launcher is started: what it sets for its ranks does not matter there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+from rankwise.base.identity_launchers import (
+    read_flux,
+    read_hydra,
+    read_mvapich,
+    read_open_mpi,
+    read_slurm,
+)
+from rankwise.doctor.reading import Reading
+from rankwise.doctor.variables.masking import mask_text
+from rankwise.doctor.variables.places import number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from rankwise.base.identity import Identity
+
+
+def find_launch_contradictions(
+    env: Mapping[str, str], *, num_nodes: int | None = None, num_ranks: int | None = None
+) -> tuple[Reading, ...]:
+    """Return what can't be true in the environment of a launcher; pure, and without secrets.
+
+    Args:
+        env: The launcher's environment.
+        num_nodes: Nodes of the job, the most of a range; None if it is not known.
+        num_ranks: Ranks on this node; None if it is not known.
+
+    Returns:
+        A reading for each contradiction: ``fail`` if the job breaks or hangs, ``warn`` if it may.
+    """
+    found = [*_check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *_check_devices(env, num_ranks), *check_switches(env)]  # fmt: skip
+    return tuple(
+        replace(one, what=mask_text(one.what), why=mask_text(one.why), fix=mask_text(one.fix))
+        for one in found
+    )
+
+
+def count_devices(env: Mapping[str, str]) -> int | None:
+    """Return how many GPUs CUDA_VISIBLE_DEVICES shows; None if it is not set, or hides all, as jobs on CPUs do."""
+    entries = [one.strip() for one in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    # CUDA stops at the first entry that is no device.
+    shown = next((n for n, one in enumerate(entries) if not one or one.startswith("-") or one == "NoDevFiles"), len(entries))  # fmt: skip
+    return shown or None
+
+
+def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
+    """Tell of settings of accelerate that were left over from another launch."""
+    on = [name for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+          if env.get(name, "").strip().lower() in {"1", "true", "yes", "on", "y", "t"}]  # fmt: skip
+    if len(on) > 1:
+        yield Reading(
+            verdict="fail", what=f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen", class_id="L16",
+            why="one of them is left over from another launch: the model is spread in a way that nobody asked for, or accelerate stops", fix=f"unset {on[1]}  # or {on[0]}",
+        )  # fmt: skip
+
+
+def _outer(env: Mapping[str, str]) -> Identity | None:
+    readers: tuple[Callable[[Mapping[str, str]], Identity | None], ...] = (read_open_mpi, read_hydra, read_mvapich, read_slurm, read_flux)  # fmt: skip
+    try:
+        return next((it for read in readers if (it := read(env)) is not None), None)
+    except UsageError:
+        return None
+
+
+def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
+    outer = _outer(env)
+    if (
+        outer is None
+        or num_nodes is None
+        or (outer.local_world_size or 1) < 2
+        or num_nodes == outer.world_size
+    ):
+        return
+    is_sure = num_nodes > 1 and bool(outer.local_rank)
+    worlds = f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait for ever"  # fmt: skip
+    yield Reading(
+        verdict="fail" if is_sure else "warn", class_id="I24", what=f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']}), and each of them starts a launcher",
+        why=worlds, fix="# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …",
+    )  # fmt: skip
+
+
+def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
+    in_step = number(env, "SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_TASKS" in env else None
+    have = in_step or number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    # More launchers than nodes are possible: a task each.
+    tasks = number(env, "SLURM_STEP_NUM_TASKS") or 1
+    if (
+        num_nodes is not None
+        and have is not None
+        and num_nodes > max(have, tasks) > 0
+        and "SLURM_JOB_ID" in env
+    ):
+        yield Reading(
+            verdict="warn", what=f"the job is to have {num_nodes} nodes, and Slurm has given {have}", class_id="I1",
+            why="the launcher waits for nodes that nobody starts, unless they come from another Slurm job", fix=f"rankwise run --nnodes {have} …",
+        )  # fmt: skip
+
+
+def _check_devices(env: Mapping[str, str], num_ranks: int | None) -> Iterator[Reading]:
+    devices = count_devices(env)
+    if num_ranks is not None and devices is not None and devices < num_ranks:
+        yield Reading(
+            verdict="warn", what=f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} {'GPU' if devices == 1 else 'GPUs'} for {num_ranks} ranks on this node", class_id="L7",
+            why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are well", fix=f"rankwise run --nproc-per-node {devices} …",
+        )  # fmt: skip

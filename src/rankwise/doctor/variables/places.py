@@ -1,0 +1,201 @@
+"""Where a launcher is to be started: a node that a cluster has set up, and the command that fits it.
+
+Kubernetes, SageMaker, SkyPilot and a Slurm allocation start one process on a node, and tell it which node it is. Such a process is
+a rank only if it is meant to be the only one on its node; most often it starts a launcher, which starts a rank for each GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.errors import UsageError
+from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_tf_config
+from rankwise.base.identity_facts import Identity, derive_port, find_first_host
+from rankwise.base.identity_launchers import is_slurm_step, read_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_PET_SIGNS = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
+_DEFAULT_PORT = 29500
+#: The step in which Slurm runs the shell of `salloc`.
+_INTERACTIVE = "4294967290"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node on which a launcher is to be started.
+
+    Attributes:
+        told_by: Who says so: ``SkyPilot``.
+        what: What it is, in words.
+        node_rank: The number of the node; None if it is not told.
+        num_nodes: How many there are; None if it is not told.
+        command: What to start here; capital words are to be filled in.
+        note: What else must be known about the command.
+        is_rank_too: Whether a script that is started here without a launcher is a rank itself, as with `srun`.
+    """
+
+    told_by: str
+    what: str
+    node_rank: int | None = None
+    num_nodes: int | None = None
+    command: str
+    note: str = ""
+    is_rank_too: bool = False
+
+
+def find_place(env: Mapping[str, str]) -> Place | None:
+    """Return where this process stands if a launcher is to be started here; None if it is a rank of one, or nobody says anything."""
+    if "TORCHELASTIC_RUN_ID" in env or (env.get("RANK") and env.get("LOCAL_RANK")) or _is_mpi_rank(env):
+        return None
+    readers: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
+        _read_pet, _read_pod, _read_step, _read_tf_config, _read_sagemaker, _read_skypilot, _read_allocation,
+    )  # fmt: skip
+    return next((place for reader in readers if (place := reader(env)) is not None), None)
+
+
+def _is_mpi_rank(env: Mapping[str, str]) -> bool:
+    return any(name in env for name in ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"))
+
+
+def number(env: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of some variables that is a number; None if none is."""
+    for name in names:
+        text = env.get(name, "").strip()
+        if text.lstrip("-").isdecimal():
+            return int(text)
+    return None
+
+
+def _count_gpus(env: Mapping[str, str], *names: str) -> str:
+    told = number(env, *names)
+    return str(told) if told else "auto"
+
+
+def _read_pet(env: Mapping[str, str]) -> Place | None:
+    """Kubeflow sets torchrun's flags as variables: PyTorchJob (v1), TrainJob (v2)."""
+    if not any(env.get(name) for name in _PET_SIGNS):
+        return None
+    nodes, node = env.get("PET_NNODES", ""), number(env, "PET_NODE_RANK")
+    flags = []
+    if env.get("PET_N_PROC_PER_NODE") and not env.get("PET_NPROC_PER_NODE"):
+        flags.append(f"--nproc-per-node {env['PET_N_PROC_PER_NODE']}")  # what PyTorchJob set before 1.6
+    rank = number(env, "RANK")
+    if node is None and rank is not None and not env.get("PET_RDZV_ENDPOINT"):
+        flags.append(f"--node-rank {rank}")
+        node = rank
+    is_pod = _is_pod(env)
+    return Place(
+        told_by="Kubeflow" if is_pod else "PET_* variables", what="a pod in which Kubeflow has set torchrun's flags" if is_pod else "torchrun's flags are set as variables",
+        node_rank=node, num_nodes=int(nodes) if nodes.isdecimal() else None,
+        command=" ".join(["rankwise run", *flags, "train.py"]), is_rank_too=_try(read_slurm, env) is not None, note="the PET_* variables stand in for the other flags" + ("; RANK counts pods here" if is_pod and rank is not None else ""),
+    )  # fmt: skip
+
+
+def _is_pod(env: Mapping[str, str]) -> bool:
+    return "KUBERNETES_SERVICE_HOST" in env or "JOB_COMPLETION_INDEX" in env
+
+
+def _read_pod(env: Mapping[str, str]) -> Place | None:
+    """An indexed job, a JobSet, or an old PyTorchJob, which counts its pods in RANK and WORLD_SIZE."""
+    node = number(env, "RANK", "JOB_COMPLETION_INDEX")
+    if not _is_pod(env) or node is None or env.get("LOCAL_RANK"):
+        return None
+    nodes = number(env, "WORLD_SIZE")
+    if nodes == 1 or (nodes is None and "JOB_COMPLETION_INDEX" not in env):
+        return None
+    is_index = "JOB_COMPLETION_INDEX" in env
+    told = "a pod of an indexed job" if is_index else "a pod with RANK and WORLD_SIZE"
+    return Place(
+        told_by="Kubernetes", what=told, node_rank=node, num_nodes=nodes,
+        command=_write(str(nodes or "NODES"), node, env.get("MASTER_ADDR") or "POD0", str(number(env, "MASTER_PORT") or _DEFAULT_PORT), "auto"),
+        note="" if nodes else "no variable says how many pods there are: put the job's completions in the place of NODES",
+    )  # fmt: skip
+
+
+def _read_step(env: Mapping[str, str]) -> Place | None:
+    """A step of Slurm with one task on each of several nodes: as good for ranks as for launchers."""
+    it = _try(read_slurm, env)
+    if it is None or it.num_nodes is None or it.num_nodes < 2 or it.world_size != it.num_nodes:
+        return None
+    return Place(
+        told_by="Slurm", what="srun has started one task on each node", node_rank=it.node_rank, num_nodes=it.num_nodes,
+        command=_write_c10d(it.num_nodes, it.master_addr or "NODE0", it.master_port, env), is_rank_too=True,
+    )  # fmt: skip
+
+
+def _read_tf_config(env: Mapping[str, str]) -> Place | None:
+    return _from_identity(_try(read_tf_config, env), "TF_CONFIG lists one process a host", "auto")
+
+
+def _read_sagemaker(env: Mapping[str, str]) -> Place | None:
+    gpus = _count_gpus(env, "SM_NUM_GPUS")
+    several = _from_identity(_try(read_sagemaker, env), "a host of a SageMaker job", gpus)
+    return several or _alone("SageMaker", "the only host of a SageMaker job", gpus, "SM_HOSTS", env)
+
+
+def _read_skypilot(env: Mapping[str, str]) -> Place | None:
+    gpus = _count_gpus(env, "SKYPILOT_NUM_GPUS_PER_NODE")
+    several = _from_identity(_try(read_skypilot, env), "a node of a SkyPilot task", gpus)
+    return several or _alone("SkyPilot", "the only node of a SkyPilot task", gpus, "SKYPILOT_NODE_RANK", env)
+
+
+def _alone(told_by: str, what: str, ranks: str, sign: str, env: Mapping[str, str]) -> Place | None:
+    if not env.get(sign):
+        return None
+    return Place(told_by=told_by, what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {ranks} train.py")  # fmt: skip
+
+
+def _read_allocation(env: Mapping[str, str]) -> Place | None:
+    """The batch script of Slurm, a shell of `salloc`, or a single task."""
+    if not env.get("SLURM_JOB_ID"):
+        return None
+    nodes = number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE")
+    if is_slurm_step(env) and env.get("SLURM_STEP_ID") != _INTERACTIVE:
+        if (number(env, "SLURM_STEP_NUM_TASKS") or 1) > 1:
+            return None  # several ranks
+        return Place(told_by="Slurm", what="the only task of a step", num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
+    what = "inside a Slurm job, outside srun"
+    if nodes == 1:
+        return Place(told_by="Slurm", what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
+    first = find_first_host(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")) or "NODE0"
+    # srun does not take over --cpus-per-task from sbatch since 22.05.
+    cpus = f" --cpus-per-task={env['SLURM_CPUS_PER_TASK']}" if number(env, "SLURM_CPUS_PER_TASK") else ""
+    inner = _write_c10d(nodes, first, derive_port(env["SLURM_JOB_ID"]), env)
+    return Place(
+        told_by="Slurm", what=what, num_nodes=nodes, command=f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{cpus} {inner}",
+        note="one task a node: each starts a launcher, which starts the node's ranks",
+    )  # fmt: skip
+
+
+def _try(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str, str]) -> Identity | None:
+    try:
+        return read(env)
+    except UsageError:
+        return None
+
+
+def _from_identity(it: Identity | None, what: str, ranks: str) -> Place | None:
+    if it is None or it.local_world_size != 1 or it.num_nodes is None or it.node_rank is None:
+        return None
+    if it.num_nodes < 2:
+        return None
+    command = _write(str(it.num_nodes), it.node_rank, it.master_addr or "NODE0", str(it.master_port or _DEFAULT_PORT), ranks)  # fmt: skip
+    return Place(told_by=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)  # fmt: skip
+
+
+def _write(nodes: str, node: int, addr: str, port: str, ranks: str) -> str:
+    return f"rankwise run --nnodes {nodes} --node-rank {node} --nproc-per-node {ranks} --master-addr {addr} --master-port {port} train.py"
+
+
+def _write_c10d(nodes: int, addr: str, port: int | None, env: Mapping[str, str]) -> str:
+    job = env.get("SLURM_JOB_ID", "JOB")
+    gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE")
+    return (
+        f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port or _DEFAULT_PORT} "
+        f"--rdzv-id {job} train.py"
+    )

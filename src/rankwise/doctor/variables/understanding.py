@@ -1,0 +1,134 @@
+"""What the environment was understood to say: who this process is, each value with the variable that it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+from rankwise.base.errors import UsageError
+from rankwise.base.identity import Identity, read_all, read_identity
+from rankwise.doctor.variables.masking import mask_text, mask_value
+from rankwise.doctor.variables.places import find_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.doctor.variables.places import Place
+
+#: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``: what is said can't be right.
+Role = Literal["rank", "node", "alone", "unclear"]
+VALUES = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_addr", "master_port")  # fmt: skip
+_LAUNCHERS = {
+    "RANK and WORLD_SIZE": "whoever set RANK and WORLD_SIZE",
+    "Slurm": "srun (Slurm)",
+    "Open MPI": "mpirun (Open MPI)",
+    "MPICH": "mpiexec (MPICH)",
+    "Intel MPI": "mpirun (Intel MPI)",
+    "MVAPICH2": "mpirun_rsh (MVAPICH2)",
+    "PALS": "mpiexec (PALS)",
+    "PMI": "a process manager that speaks PMI",
+    "Flux": "flux run",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One value, and how it is known.
+
+    Attributes:
+        name: As in Identity: ``local_rank``.
+        value: None if nothing tells it.
+        how: ``SLURM_PROCID=3``; empty if nothing tells it.
+    """
+
+    name: str
+    value: int | str | None
+    how: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What one launcher's variables say.
+
+    Attributes:
+        name: The launcher.
+        says: Rank and world size with their variables, or why they can't be read.
+    """
+
+    name: str
+    says: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Understood:
+    """All that is known of this process's place in its job; no secret is in it.
+
+    Attributes:
+        role: What it is.
+        launcher: Who has started it, in words; empty if nothing tells.
+        values: Who it is, or would be if a script were started here without a launcher; empty if nothing tells.
+        place: Where a launcher is to be started.
+        others: What other sources say, which are farther away.
+        problem: Why it is unclear.
+        hint: What to do about it.
+    """
+
+    role: Role
+    launcher: str = ""
+    values: tuple[Value, ...] = ()
+    place: Place | None = None
+    others: tuple[Source, ...] = ()
+    problem: str = ""
+    hint: str = ""
+
+
+def understand(env: Mapping[str, str]) -> Understood:
+    """Return what an environment says of the process that has it."""
+    place = find_place(env)
+    try:
+        it = read_identity(env)
+    except UsageError as error:
+        role: Role = "unclear" if place is None else "node"
+        return Understood(role=role, place=place, problem=mask_text(error.message), hint=error.hint or "")
+    others = tuple(_say(one) for one in read_all(env) if it is None or _source(one) != it.source)
+    if it is None:
+        return Understood(role="alone" if place is None else "node", place=place, others=others)
+    is_rank = place is None or place.is_rank_too
+    return Understood(
+        role="rank" if is_rank else "node", launcher=_name_launcher(it, env), values=tuple(_values(it)), place=place, others=others,
+    )  # fmt: skip
+
+
+def _values(it: Identity) -> list[Value]:
+    numbers: dict[str, int | str | None] = {
+        "rank": it.rank, "world_size": it.world_size, "local_rank": it.local_rank, "local_world_size": it.local_world_size, "node_rank": it.node_rank,
+        "num_nodes": it.num_nodes, "master_addr": it.master_addr and mask_value("MASTER_ADDR", it.master_addr), "master_port": it.master_port,
+    }  # fmt: skip
+    return [
+        Value(name=name, value=numbers[name], how=mask_text(it.told.get(name, "")) if numbers[name] is not None else "")
+        for name in VALUES
+    ]  # fmt: skip
+
+
+def _source(told: Identity | UsageError) -> str:
+    return told.source if isinstance(told, Identity) else ""
+
+
+def _say(told: Identity | UsageError) -> Source:
+    if isinstance(told, UsageError):
+        return Source(name="unreadable", says=mask_text(told.message))
+    rank, world = told.told.get("rank", ""), told.told.get("world_size", "")
+    return Source(
+        name=told.source, says=mask_text(f"rank {told.rank} of {told.world_size} ({rank}, {world})")
+    )
+
+
+def _name_launcher(it: Identity, env: Mapping[str, str]) -> str:
+    if it.source != "torchrun's variables":
+        return _LAUNCHERS.get(it.source, it.source)
+    if "/rankwise_" in env.get("TORCHELASTIC_ERROR_FILE", ""):
+        return "rankwise run"
+    return "torchrun, or a launcher that is built on it"

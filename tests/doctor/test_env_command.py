@@ -1,0 +1,117 @@
+"""`rankwise env` as users see it: text, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from field_environments import FOLDER, load
+from rankwise.cli.env import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Return what shows one environment: the exit code and what was printed."""
+
+    def run(env: dict[str, str], *flags: str) -> tuple[int, str]:
+        monkeypatch.setattr("rankwise.cli.env.environ", lambda: env)
+        code = main(flags)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def show_json(show: Callable[..., tuple[int, str]], env: dict[str, str]) -> dict[str, Any]:
+    """Return the JSON for one environment."""
+    return json.loads(show(env, "--format", "json")[1])
+
+
+def test_a_rank(show: Callable[..., tuple[int, str]]) -> None:
+    """Each value stands beside the variable it came from, and what others say below."""
+    code, text = show(load(FOLDER / "srun_torchrun.json").ranks[3])
+    assert code == 0
+    assert text.startswith("rank 3 of 4, started by torchrun")
+    assert "  world size        4       WORLD_SIZE=4\n" in text
+    assert "Slurm  rank 1 of 2 (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=2)" in text
+    assert "OMP_NUM_THREADS=1" in text
+
+
+def test_a_place_for_a_launcher(show: Callable[..., tuple[int, str]]) -> None:
+    """On a node of a cluster the command for this node is shown, and what a script without a launcher would be."""
+    code, text = show(load(FOLDER / "sagemaker.json").ranks[1])
+    assert code == 0
+    assert text.splitlines()[:2] == [
+        "no rank, but a place to start a launcher: a host of a SageMaker job, node 1 of 2",
+        "  rankwise run --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr algo-1 --master-port 7777 train.py",
+    ]
+    assert "a script that is started here without a launcher is rank 1 of 2:" in text
+
+
+def test_nobody_says_anything(show: Callable[..., tuple[int, str]]) -> None:
+    """A process alone is told so, and what to do; nothing of its environment is shown."""
+    code, text = show({"HOME": "/home/you", "PATH": "/usr/bin"})
+    assert code == 0
+    assert text.splitlines()[0] == "this process is alone: no variable says it is one of several"
+    assert "rankwise run" in text
+    assert "/home/you" not in text
+
+
+def test_a_contradiction_is_exit_code_1(show: Callable[..., tuple[int, str]]) -> None:
+    """An error is shown with its class, consequence and remedy, and ends with 1; a warning ends with 0."""
+    code, text = show({"RANK": "4", "WORLD_SIZE": "4"})
+    assert code == 1
+    assert "error: rank 4 of 4: RANK=4, WORLD_SIZE=4 [I11]\n" in text
+    code, text = show({"NCCL_SOCKET_IF_NAME": "eth0"})
+    assert code == 0
+    assert (
+        "warning: NCCL_SOCKET_IF_NAME is set, which nothing reads; did you mean NCCL_SOCKET_IFNAME?" in text
+    )
+
+
+def test_an_unclear_rank(show: Callable[..., tuple[int, str]]) -> None:
+    """Half of a pair is no rank: what lacks is told, in JSON too."""
+    code, text = show({"RANK": "1"})
+    assert code == 1
+    assert text.startswith("it is not clear which rank this is")
+    told = show_json(show, {"RANK": "1"})
+    assert (told["role"], told["identity"]) == ("unclear", None)
+    assert "WORLD_SIZE is not" in told["problem"]
+
+
+def test_json(show: Callable[..., tuple[int, str]]) -> None:
+    """JSON has the same: identity with sources, place, other sources, findings, variables."""
+    told = show_json(show, load(FOLDER / "srun_where_a_launcher_starts.json").ranks[1])
+    assert told["role"] == "rank"
+    assert told["launcher"] == "srun (Slurm)"
+    assert told["identity"]["rank"] == {"value": 1, "from": "SLURM_PROCID=1"}
+    assert told["place"]["command"].startswith("rankwise run --nnodes 2 ")
+    assert told["findings"] == []
+    assert {"name": "SLURM_PROCID", "value": "1", "family": "told by launchers", "does": None} in told[
+        "variables"
+    ]
+
+
+def test_ranks_that_know_no_address(show: Callable[..., tuple[int, str]]) -> None:
+    """Where nothing tells on which host rank 0 is, the remedy stands below the values."""
+    text = show(load(FOLDER / "sbatch_mpich_2_nodes.json").ranks[3])[1]
+    assert "nothing tells where rank 0 is: pass MASTER_ADDR and MASTER_PORT on to all" in text
+
+
+def test_escape_sequences_reach_no_terminal(show: Callable[..., tuple[int, str]]) -> None:
+    """A value can't move the cursor or paint the screen."""
+    assert "\x1b" not in show({"NCCL_DEBUG": "\x1b[2J", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "\x1b[31m"})[1]  # fmt: skip
+
+
+def test_the_environment_is_not_changed(show: Callable[..., tuple[int, str]]) -> None:
+    """Showing changes nothing."""
+    before = dict(os.environ)
+    show({"RANK": "0", "WORLD_SIZE": "1"})
+    assert dict(os.environ) == before

@@ -1,0 +1,165 @@
+"""Variables that can't all be true are found, with both values; what is legal beside them is not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from field_environments import FOLDER, load
+from rankwise.doctor.probes.launcher_variables import PROBE
+from rankwise.doctor.variables.contradictions import find_contradictions
+from rankwise.doctor.variables.launches import count_devices, find_launch_contradictions
+
+if TYPE_CHECKING:
+    from rankwise.doctor.reading import Reading
+
+_STEP = load(FOLDER / "sbatch_srun.json").ranks[3]
+_ONE_TASK_A_NODE = load(FOLDER / "srun_where_a_launcher_starts.json").ranks[1]
+_UNDER_TORCHRUN = load(FOLDER / "srun_torchrun.json").ranks[3]
+_MPI = load(FOLDER / "openmpi.json").ranks[1]
+_HAND = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
+_LOCAL = {**_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
+    """Return the only reading."""
+    assert len(readings) == 1, readings
+    return readings[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "verdict", "class_id", "texts"),
+    [
+        ({**_STEP, "RANK": "0", "WORLD_SIZE": "4"}, "fail", "I10", ["RANK=0", "SLURM_PROCID=3"]),
+        ({**_STEP, "RANK": "0", "WORLD_SIZE": "1"}, "fail", "I12", ["WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=4"]),
+        ({**_STEP, "WORLD_SIZE": "8"}, "fail", "I12", ["WORLD_SIZE=8", "4 processes"]),
+        ({**_ONE_TASK_A_NODE, "RANK": "0", "WORLD_SIZE": "1"}, "fail", "I12", ["WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=2"]),
+        ({**_MPI, "RANK": "0", "WORLD_SIZE": "2"}, "fail", "I10", ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
+        ({**_MPI, "RANK": "0", "WORLD_SIZE": "1"}, "fail", "I12", ["WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=2"]),
+        ({**_STEP, "LOCAL_RANK": "0"}, "fail", "I10", ["LOCAL_RANK=0", "SLURM_LOCALID=1"]),
+        ({**_LOCAL, "LOCAL_RANK": "4"}, "fail", "", ["local rank 4 with 4 ranks"]),
+        ({**_LOCAL, "LOCAL_WORLD_SIZE": "5"}, "fail", "", ["LOCAL_WORLD_SIZE=5", "WORLD_SIZE=4"]),
+        ({**_HAND, "RANK": "4"}, "fail", "I11", ["RANK=4", "WORLD_SIZE=4"]),
+        ({**_STEP, "MASTER_ADDR": "localhost"}, "fail", "I4", ["MASTER_ADDR=localhost", "SLURM_STEP_NUM_NODES=2"]),
+        ({**load(FOLDER / "skypilot.json").ranks[1], "MASTER_ADDR": "127.0.0.1"}, "fail", "I4", ["MASTER_ADDR=127.0.0.1", "SKYPILOT_NUM_NODES=2"]),
+        ({**load(FOLDER / "openmpi_2_hosts.json").ranks[1], "MASTER_ADDR": "::1"}, "fail", "I4", ["MASTER_ADDR=::1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"]),
+        ({**_HAND, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "warn", "I4", ["MASTER_ADDR=localhost", "LOCAL_WORLD_SIZE=2"]),
+        ({**_ONE_TASK_A_NODE, "PET_NNODES": "4"}, "fail", "I1", ["PET_NNODES=4", "SLURM_STEP_NUM_NODES=2"]),
+        ({**load(FOLDER / "sbatch_script.json").ranks[0], "PET_NNODES": "3:4"}, "fail", "I1", ["PET_NNODES=3:4", "SLURM_NNODES=2"]),
+        ({**_STEP, "PET_NNODES": "2"}, "warn", "I24", ["PET_NNODES=2", "SLURM_STEP_TASKS_PER_NODE=2(x2)"]),
+        ({**_UNDER_TORCHRUN, **{name: value for name, value in _STEP.items() if name.startswith("SLURM_")}}, "fail", "I24", ["2 tasks on this node", "2 nodes"]),
+        ({**_UNDER_TORCHRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_TASKS": "4"}, "warn", "I24", ["2 tasks on this node"]),
+        ({**_HAND, "MASTER_PORT": "port"}, "fail", "", ["MASTER_PORT='port'"]),
+        ({**_HAND, "MASTER_PORT": "70000"}, "fail", "", ["MASTER_PORT=70000"]),
+        ({**_HAND, "MASTER_PORT": "0"}, "fail", "", ["MASTER_PORT=0"]),
+        ({"PET_MASTER_PORT": "x"}, "fail", "", ["PET_MASTER_PORT='x'"]),
+        ({"TF_CONFIG": "{"}, "fail", "", ["TF_CONFIG can't be read"]),
+        ({**_HAND, "TF_CONFIG": "{"}, "warn", "", ["TF_CONFIG can't be read"]),
+        ({"TF_CONFIG": json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "ps", "index": 0}})}, "warn", "", ["'ps'"]),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "fail", "", ["SM_HOSTS can't be read"]),
+        ({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-3"}, "fail", "", ["SM_CURRENT_HOST=algo-3", "algo-1, algo-2"]),
+        ({"RANK": "1"}, "fail", "", ["RANK=1 is set, and WORLD_SIZE is not"]),
+        ({"WORLD_SIZE": "2"}, "fail", "", ["WORLD_SIZE=2 is set, and RANK is not"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node01"}, "fail", "", ["MASTER_ADDR=node01 is set, and MASTER_PORT is not"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}, "fail", "", ["MASTER_PORT=29500 is set, and MASTER_ADDR is not"]),
+        ({**_LOCAL, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}, "fail", "L7", ["CUDA_VISIBLE_DEVICES=0,1", "LOCAL_WORLD_SIZE=4", "LOCAL_RANK=3"]),
+        ({**_LOCAL, "CUDA_VISIBLE_DEVICES": "0,1"}, "warn", "L7", ["2 GPUs", "LOCAL_WORLD_SIZE=4"]),
+        ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "fail", "I12", ["SKYPILOT_NUM_NODES=3", "2 addresses"]),
+        ({"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "true"}, "fail", "L16", ["ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=true"]),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: str, texts: list[str]) -> None:
+    """It is the only one, with the values that contradict each other, the consequence and what to do."""
+    one = only(find_contradictions(env))
+    assert (one.verdict, one.class_id) == (verdict, class_id)
+    for text in texts:
+        assert text in one.what
+    assert one.why
+    assert one.fix
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {**_STEP, "SLURM_HET_SIZE": "2", "WORLD_SIZE": "8"},
+        {**_STEP, "RANK": "6", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "1"},
+        {**_LOCAL, "CUDA_VISIBLE_DEVICES": "1"},
+        {**_LOCAL, "CUDA_VISIBLE_DEVICES": "-1"},
+        {**_ONE_TASK_A_NODE, "PET_NNODES": "1:2"},
+        {**_ONE_TASK_A_NODE, "PET_NNODES": "1"},
+        {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "0"},
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "false"},
+        {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+    ],
+)  # fmt: skip
+def test_what_is_legal_is_left_alone(env: dict[str, str]) -> None:
+    """Jobs of several components, agents as many as tasks, a GPU of one's own, an address without a job: nothing is found."""
+    assert find_contradictions(env) == ()
+
+
+def test_devices_are_counted_as_cuda_does() -> None:
+    """Counting stops at the first entry that is no device; none at all means that GPUs are hidden on purpose."""
+    told = {"0,1": 2, "": None, "-1": None, "0,-1,1": 1, "GPU-1a2b,MIG-3c4d": 2, "NoDevFiles": None}
+    assert {text: count_devices({"CUDA_VISIBLE_DEVICES": text}) for text in told} == told
+    assert count_devices({}) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "nodes", "ranks", "verdict", "class_id"),
+    [
+        (_STEP, 2, 8, "fail", "I24"),
+        ({**_STEP, "SLURM_LOCALID": "0"}, 2, 8, "warn", "I24"),
+        (_STEP, 1, 2, "warn", "I24"),
+        (_MPI, 1, 2, "warn", "I24"),
+        (_ONE_TASK_A_NODE, 3, 8, "warn", "I1"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, 2, "warn", "L7"),
+        ({"ACCELERATE_USE_FSDP": "1", "ACCELERATE_USE_MEGATRON_LM": "1"}, 1, 2, "fail", "L16"),
+    ],
+)
+def test_where_a_launcher_is_started(
+    env: dict[str, str], nodes: int, ranks: int, verdict: str, class_id: str
+) -> None:
+    """What contradicts the launch is told above it."""
+    one = only(find_launch_contradictions(env, num_nodes=nodes, num_ranks=ranks))
+    assert (one.verdict, one.class_id) == (verdict, class_id)
+
+
+@pytest.mark.parametrize(
+    ("env", "nodes", "ranks"),
+    [
+        (_ONE_TASK_A_NODE, 2, 8),
+        (_STEP, 4, 1),
+        ({"RANK": "9", "WORLD_SIZE": "2", "MASTER_PORT": "x", "LOCAL_RANK": "7"}, 1, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 1, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, 2),
+        ({"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"}, 1, 1),
+        ({}, None, None),
+    ],
+)
+def test_a_launch_is_not_told_what_it_replaces(
+    env: dict[str, str], nodes: int | None, ranks: int | None
+) -> None:
+    """A launcher sets RANK and its kin anew: what they said before does not matter, nor do as many agents as tasks."""
+    assert find_launch_contradictions(env, num_nodes=nodes, num_ranks=ranks) == ()
+
+
+def test_the_doctor_tells_contradictions_and_slips() -> None:
+    """The probe tells both, as readings that travel; a slip is a warning only."""
+    from rankwise.doctor.host import Host
+
+    env = {"RANK": "4", "WORLD_SIZE": "4", "NCCL_SOCKT_IFNAME": "eth0"}
+    told = list(PROBE.look(Host(env=env, name="host0")))
+    assert [one.verdict for one in told] == ["fail", "warn"]
+    assert "NCCL_SOCKET_IFNAME" in told[1].what
+
+
+def test_the_doctor_of_a_launch_leaves_ranks_variables_alone() -> None:
+    """Where the job to be launched is known, a leftover RANK does no harm, and what harms the launch is told."""
+    from rankwise.doctor.host import Host, JobShape
+
+    env = {"RANK": "4", "WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0"}
+    told = list(PROBE.look(Host(env=env, name="host0", job=JobShape(num_ranks=2))))
+    assert [(one.verdict, one.class_id) for one in told] == [("warn", "L7")]
