@@ -36,6 +36,7 @@ bench: $(DEV)  ## measure every speed claim
 docs: $(DEV)  ## write the reference and draw the README's pictures anew
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_rules.py
+	$(BIN)/python docs/generate_probes.py
 	$(BIN)/python docs/draw_permutation.py
 	$(BIN)/python docs/draw_commit.py
 	$(BIN)/python docs/pictures.py

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
+from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, Ran
+from rankwise.doctor.network.interfaces import Address, Interface
 from rankwise.doctor.reading import Reading
 from rankwise.doctor.torch_facts import TorchFacts
 
@@ -12,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from rankwise.base.clock import Clock
     from rankwise.doctor.host import JobShape
+    from rankwise.doctor.network.interfaces import Kind
     from rankwise.doctor.probe import Probe
 
 
@@ -25,6 +30,9 @@ def make_host(
     job: JobShape | None = None,
     torch: TorchFacts | None = None,
     name: str = "host0",
+    names: Mapping[str, Sequence[str]] | None = None,
+    interfaces: Sequence[Interface] = (),
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Host:
     """Make a host of which nothing but this is seen.
 
@@ -36,6 +44,9 @@ def make_host(
         job: The job that is to run there.
         torch: What torch says there; without, that there is none.
         name: Its name.
+        names: The addresses by name that it can look up; an address is its own name.
+        interfaces: Its network interfaces.
+        clock: Its clock.
     """
     for path, text in (files or {}).items():
         target = root / path.lstrip("/")
@@ -52,7 +63,32 @@ def make_host(
         return told if isinstance(told, Ran) else Ran(code=0, out=told)
 
     facts = torch or TorchFacts(python="python", why="ModuleNotFoundError: No module named 'torch'")
-    return Host(env=env or {}, job=job, root=root, run=run, name=name, torch_facts=lambda _: facts)
+    return Host(
+        env=env or {}, job=job, root=root, run=run, name=name, clock=clock, torch_facts=lambda _: facts,
+        lookup=lambda asked: _look_up(asked, names or {}), interfaces=lambda: tuple(interfaces),
+    )  # fmt: skip
+
+
+def make_interface(
+    name: str, *addresses: str, kind: Kind | None = None, mtu: int = 1500, is_up: bool = True
+) -> Interface:
+    """Make a network interface from its addresses, as in ``eth0 10.0.0.1/24 fe80::1/64``."""
+    found = [one.partition("/") for one in addresses]
+    return Interface(
+        name=name, kind=kind or ("loopback" if name == "lo" else "ethernet"), mtu=mtu, is_up=is_up,
+        addresses=tuple(Address(ip=ip, prefix=int(bits or 32)) for ip, _, bits in found),
+    )  # fmt: skip
+
+
+LOOPBACK = make_interface("lo", "127.0.0.1/8", "::1/128", mtu=65536)
+ETH0 = make_interface("eth0", "10.0.0.1/24", "fe80::1/64")
+
+
+def _look_up(asked: str, names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    try:
+        return (str(ipaddress.ip_address(asked)),)
+    except ValueError:
+        return tuple(names.get(asked, ()))
 
 
 def look(probe: Probe, host: Host) -> list[Reading]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from threading import Thread
-from typing import TYPE_CHECKING
+from threading import Event, Thread
+from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.reading import Reading, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.probe import Probe, Speed
@@ -20,28 +18,28 @@ if TYPE_CHECKING:
 BOUND_S: dict[Speed, float] = {"instant": 5.0, "quick": 20.0, "slow": 120.0}
 
 
-def examine(host: Host, probes: Sequence[Probe]) -> list[Reading]:
+def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")) -> list[Reading]:
     """Look at one host by some probes.
 
     Args:
         host: The host.
         probes: What to look at.
+        most_s: So long it may take in all, whatever the probes' own bounds are.
 
     Returns:
         Their readings, with the names of probe and host, in the order of the probes. A probe that fails, or takes too long (a disk
         that does not answer blocks whoever asks it), is a reading, too.
     """
     begin_s = host.clock.monotonic()
-    # Threads that nobody waits for at the end: one that hangs in the kernel must not keep us.
-    asked: list[Future[list[Reading]]] = [_start(host, one) for one in probes]
+    asked = [(one, _Asked(host, one.id, one.look)) for one in probes if one.look is not None]
     found: list[Reading] = []
-    for probe, future in zip(probes, asked, strict=True):
-        left_s = max(0.0, begin_s + BOUND_S[probe.speed] - host.clock.monotonic())
-        try:
-            readings = future.result(timeout=left_s)
-        except FutureTimeoutError:
-            readings = [_tell_late(probe)]
-        found += [one.of(probe.id, host.name) for one in readings]
+    for probe, answer in asked:
+        bound_s = min(BOUND_S[probe.speed], most_s)
+        readings = answer.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
+        found += [
+            one.of(probe.id, host.name)
+            for one in (_tell_late(probe, bound_s) if readings is None else readings)
+        ]
     return found
 
 
@@ -71,34 +69,38 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
     return found
 
 
-def _start(host: Host, probe: Probe) -> Future[list[Reading]]:
-    future: Future[list[Reading]] = Future()
+@final
+class _Asked:
+    """One probe at work, in a thread that nobody waits for at the end: one that hangs in the kernel must not keep us."""
 
-    def run() -> None:
+    def __init__(self, host: Host, name: str, look: Callable[[Host], Iterable[Reading]]) -> None:
+        self._readings: list[Reading] = []
+        self._is_done = Event()
+        Thread(target=self._run, args=(host, look), name=f"rankwise-probe-{name}", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> list[Reading] | None:
+        """Return its readings; None if they have not come in time."""
+        return self._readings if self._is_done.wait(timeout_s) else None
+
+    def _run(self, host: Host, look: Callable[[Host], Iterable[Reading]]) -> None:
         try:
-            future.set_result(list(probe.look(host)))
+            self._readings = list(look(host))
         except Exception as error:  # noqa: BLE001 - one broken probe must not cost the others' readings
-            future.set_result([_tell_broken(probe, error)])
-
-    Thread(target=run, name=f"rankwise-probe-{probe.id}", daemon=True).start()
-    return future
+            self._readings = [_tell_broken(error)]
+        self._is_done.set()
 
 
-def _tell_late(probe: Probe) -> Reading:
-    bound = f"no answer within {BOUND_S[probe.speed]:.0f} s"
+def _tell_late(probe: Probe, bound_s: float) -> list[Reading]:
+    late = f"{probe.title}: no answer within {bound_s:g} s"
+    return [skipped(late, "a disk, a driver or a name server does not answer; look at it by hand")]
+
+
+def _tell_broken(error: Exception) -> Reading:
+    import traceback  # noqa: PLC0415 - hardly ever needed
+
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    told = f"{type(error).__name__}: {error}{place}"
     return skipped(
-        f"{probe.title}: {bound}",
-        "a disk, a driver or a name server does not answer; try again, or look at it by hand",
+        "the probe itself failed", f"{told}; this is a mistake of rankwise's own, please report it"
     )
-
-
-def _tell_broken(probe: Probe, error: Exception) -> Reading:
-    place = ""
-    trace = sys.exc_info()[2]
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is not None:
-        place = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
-    return skipped(
-        f"{probe.title}: the probe failed", f"{type(error).__name__}: {error}{place}; this is a mistake of rankwise's own: please report it"
-    )  # fmt: skip

@@ -8,18 +8,23 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import environ
+from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.doctor.network.names import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.base.clock import Clock
+    from rankwise.doctor.network.interfaces import Interface
     from rankwise.doctor.torch_facts import TorchFacts
 
 _MOST_BYTES = 1 << 20
@@ -59,6 +64,7 @@ class JobShape:
         checkpoints: The folder for checkpoints.
         python: The interpreter of the ranks.
         backend: ``gloo`` or ``nccl``; empty: whichever fits.
+        script: The program of the ranks: a file, or a folder.
     """
 
     num_ranks: int | None = None
@@ -70,23 +76,40 @@ class JobShape:
     checkpoints: Path | None = None
     python: str = ""
     backend: str = ""
+    script: Path | None = None
 
 
 def run_program(argv: Sequence[str], timeout_s: float) -> Ran:
     """Run a program to its end, or to the end of its time, with English words and no input."""
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, env={**environ(), "LC_ALL": "C"}
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"}, start_new_session=True
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Ran(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
     except OSError as error:
         return Ran(code=None, why=f"{argv[0]} can't be run: {error.strerror}")
-    return Ran(
-        code=done.returncode,
-        out=done.stdout.decode(errors="replace"),
-        err=done.stderr.decode(errors="replace"),
-    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _abandon(process)
+        return Ran(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
+    return Ran(code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
+
+
+#: Programs that could not be ended: one that is stuck in a driver does not listen to SIGKILL either.
+_stuck: list[subprocess.Popen[bytes]] = []
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """End a program and what it has started, and wait for none of them: `subprocess.run` would, for ever."""
+    with suppress(OSError):
+        os.killpg(process.pid, KILL_SIGNAL) if hasattr(os, "killpg") else process.kill()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        _stuck.append(process)
 
 
 @final
@@ -101,9 +124,11 @@ class Host:
         clock: Where the time comes from.
         name: Its name; the system's without.
         torch_facts: Tells what torch says in the ranks' interpreter; without, a process there is asked when it is first needed.
+        lookup: Tells the addresses of a name, in their order; none if it has none. Without, the system is asked.
+        interfaces: Tells the network interfaces, in the system's order; without, psutil is asked.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a host, each of which a test may give alone
         self,
         *,
         env: Mapping[str, str] | None = None,
@@ -113,12 +138,17 @@ class Host:
         clock: Clock = SYSTEM_CLOCK,
         name: str = "",
         torch_facts: Callable[[Host], TorchFacts] | None = None,
+        lookup: Callable[[str], tuple[str, ...]] = resolve,
+        interfaces: Callable[[], tuple[Interface, ...]] | None = None,
     ) -> None:
         self.env: Mapping[str, str] = environ() if env is None else env
         self.job = job or JobShape()
         self.root, self._run, self.clock = root, run, clock
         self.name = name or socket.gethostname()
-        self._torch_facts = torch_facts
+        self._lookup, self._interfaces = lookup, interfaces
+        self._looked_up: dict[str, tuple[tuple[str, ...], float]] = {}
+        self._lookup_lock = Lock()
+        self._torch_facts, self._torch_lock = torch_facts, Lock()
 
     def path(self, path: str) -> Path:
         """Return where a file of the host is."""
@@ -147,6 +177,27 @@ class Host:
         """Run a program; one that is missing, or late, is an answer, too."""
         return self._run(argv, timeout_s)
 
+    def lookup(self, name: str) -> tuple[str, ...]:
+        """Return the addresses of a name, in their order; none if it has none."""
+        return self.time_lookup(name)[0]
+
+    def time_lookup(self, name: str) -> tuple[tuple[str, ...], float]:
+        """Return the addresses of a name, and how many seconds it took to get them. Each name is asked for once."""
+        with (
+            self._lookup_lock
+        ):  # several probes want the same name, and a dead name server costs seconds each time
+            if name not in self._looked_up:
+                begin_s = self.clock.monotonic()
+                ips = self._lookup(name)
+                self._looked_up[name] = ips, self.clock.monotonic() - begin_s
+            return self._looked_up[name]
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        """Return its network interfaces, in the order in which Gloo and NCCL see them."""
+        from rankwise.doctor.network.interfaces import read_interfaces  # noqa: PLC0415 - most probes never ask
+
+        return self._interfaces() if self._interfaces else read_interfaces(self)
+
     def usage(self, path: str) -> tuple[int, int] | None:
         """Return the size of the file system that holds a folder, and what is free in it for us, in bytes; None if it can't be told."""
         try:
@@ -155,9 +206,22 @@ class Host:
             return None
         return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
 
-    @cached_property
+    def count_inodes(self, path: str) -> tuple[int, int] | None:
+        """Return how many files a file system can hold, and how many more; None if it can't be told, or there is no such limit."""
+        try:
+            told = os.statvfs(self.path(path))
+        except (OSError, AttributeError):
+            return None
+        return (told.f_files, told.f_favail) if told.f_files else None
+
+    @property
     def torch(self) -> TorchFacts:
-        """What torch says in the ranks' interpreter; asking takes seconds the first time."""
+        """What torch says in the ranks' interpreter; asking takes seconds the first time. Several threads may ask at once."""
+        with self._torch_lock:
+            return self._torch
+
+    @cached_property
+    def _torch(self) -> TorchFacts:
         from rankwise.doctor.torch_facts import ask_torch  # noqa: PLC0415 - most runs never ask
 
         return (self._torch_facts or ask_torch)(self)

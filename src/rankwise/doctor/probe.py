@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rankwise.doctor.host import Host
     from rankwise.doctor.reading import Facts, Reading
 
-Topic = Literal["environment", "software", "gpu", "limits", "storage", "network"]
-TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "limits", "storage", "network")
+Topic = Literal["environment", "software", "gpu", "limits", "storage", "network", "hosts"]
+TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "limits", "storage", "network", "hosts")
 #: ``instant``: reads some files, a millisecond. ``quick``: asks other programs or the network, some seconds at most. ``slow``: more.
 Speed = Literal["instant", "quick", "slow"]
 
@@ -28,7 +28,8 @@ class Probe:
         topic: The chapter it stands in.
         speed: How long it takes.
         classes: The failure classes that it explains: at such a failure a launcher asks it.
-        look: Looks at one host. It never raises for what a host may lack: that is a reading, too.
+        look: Looks at one host. It never raises for what a host may lack: that is a reading, too. None: there is something to
+            see only where several hosts meet (``rankwise.doctor.meeting``).
         compare: Compares what ``look`` has put into the facts of its readings (those of one host are merged), by name of host, where
             several hosts are looked at. It tells only of what differs, and names the hosts. None: there is nothing to compare.
     """
@@ -37,6 +38,6 @@ class Probe:
     title: str
     topic: Topic
     speed: Speed
-    look: Callable[[Host], Iterable[Reading]]
+    look: Callable[[Host], Iterable[Reading]] | None = None
     classes: tuple[str, ...] = ()
     compare: Callable[[Mapping[str, Facts]], Iterable[Reading]] | None = None

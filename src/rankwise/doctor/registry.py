@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import pkgutil
 import re
 from functools import cache
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
 @cache
 def _modules() -> dict[str, ModuleType]:
     names = sorted(module.name for module in pkgutil.iter_modules(probes.__path__))
-    return {name.replace("_", "-"): importlib.import_module(f"{probes.__name__}.{name}") for name in names}
+    return {name.replace("_", "-"): _import(name) for name in names}
+
+
+def _import(id_: str) -> ModuleType:
+    return importlib.import_module(f"{probes.__name__}.{id_.replace('-', '_')}")
 
 
 @cache
@@ -56,7 +59,18 @@ def probe(id: str) -> Probe:  # noqa: A002 - the word for it
     return known[word]
 
 
+def find(*ids: str) -> tuple[Probe, ...]:
+    """Return some probes, and import no others: a launcher has no time for all.
+
+    Raises:
+        ModuleNotFoundError: There is no such probe.
+    """
+    return tuple(_import(id_).PROBE for id_ in ids)
+
+
 def page(one: Probe) -> str:
     """Return the page of a probe: the docstring of its module, as Markdown."""
+    import inspect  # noqa: PLC0415 - a launcher, which shows no page, pays for each module
+
     text = inspect.cleandoc(_modules()[one.id].__doc__ or "")
     return re.sub(r"(?<!`)``(?!`)", "`", text) + "\n"

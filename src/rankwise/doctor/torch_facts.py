@@ -43,6 +43,9 @@ class TorchFacts:
         cuda_error: What torch says when it can't use the GPUs.
         peers: Which devices reach each other's memory: ``peers[a][b]``; empty where there are none.
         archs: The GPU architectures that torch was built for: ``sm_90``.
+        prefix: The folder of the interpreter's environment.
+        wheels: The installed packages that torch consists of, as ``torch 2.13.0 in /folder``, by what Python finds first.
+        nccl_file: The file of NCCL that is loaded with torch; empty if it is part of torch itself, or not there.
     """
 
     python: str
@@ -58,6 +61,9 @@ class TorchFacts:
     cuda_error: str = ""
     peers: tuple[tuple[bool, ...], ...] = ()
     archs: tuple[str, ...] = ()
+    prefix: str = ""
+    wheels: tuple[str, ...] = ()
+    nccl_file: str = ""
 
     @property
     def has_torch(self) -> bool:
@@ -100,5 +106,6 @@ def _read(python: str, told: dict[str, Fact]) -> TorchFacts:
     return TorchFacts(
         python=python, why=text("why"), python_version=text("python_version"), version=text("version"), folder=text("folder"), cuda=text("cuda"),
         hip=text("hip"), nccl=text("nccl"), backends=tuple(map(str, entries("backends"))), devices=devices, cuda_error=text("cuda_error"),
-        peers=peers, archs=tuple(map(str, entries("archs"))),
+        peers=peers, archs=tuple(map(str, entries("archs"))), prefix=text("prefix"), wheels=tuple(map(str, entries("wheels"))),
+        nccl_file=text("nccl_file"),
     )  # fmt: skip

@@ -10,3 +10,4 @@ from pathlib import Path
 STORE_PROCESS = Path(__file__).with_name("store_process.py")
 HELPER_PROCESS = Path(__file__).with_name("helper_process.py")
 TORCH_FACTS_PROCESS = Path(__file__).with_name("torch_facts_process.py")
+ALL_REDUCE_PROCESS = Path(__file__).with_name("all_reduce_process.py")

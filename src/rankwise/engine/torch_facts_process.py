@@ -16,7 +16,9 @@ os.dup2(2, 1)
 
 def ask() -> dict[str, Any]:
     """Return all that torch tells."""
-    told: dict[str, Any] = {"python_version": platform.python_version()}
+    told: dict[str, Any] = {
+        "python_version": platform.python_version(), "prefix": sys.prefix, "wheels": _list_wheels(),
+    }  # fmt: skip
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken library may raise anything, and that is the answer
@@ -29,7 +31,30 @@ def ask() -> dict[str, Any]:
         "backends": _list_backends(),
         "archs": torch.cuda.get_arch_list() if torch.version.cuda else [],
     }
-    return {**told, **_ask_devices(torch)}
+    return {**told, **_ask_devices(torch), "nccl_file": _find_loaded_nccl()}
+
+
+def _list_wheels() -> list[str]:
+    from importlib import metadata
+
+    found = []
+    for one in metadata.distributions():
+        try:
+            name = str(one.metadata["Name"] or "").lower().replace("_", "-")
+            if name == "torch" or name.startswith(("nvidia-nccl", "torch-nightly")):
+                found.append(f"{name} {one.version} in {one.locate_file('')}")
+        except Exception:  # noqa: BLE001 - a broken folder of a removed package tells nothing
+            continue
+    return list(dict.fromkeys(found))
+
+
+def _find_loaded_nccl() -> str:
+    try:
+        text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    paths = [line.split(maxsplit=5)[5] for line in text.splitlines() if "/libnccl.so" in line]
+    return str(Path(paths[0]).resolve()) if paths else ""
 
 
 def _list_backends() -> list[str]:

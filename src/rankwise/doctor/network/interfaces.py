@@ -1,20 +1,34 @@
-"""The host's network interfaces: what each is, and which of them Gloo and NCCL will take."""
+"""The host's network interfaces: what each is, with its addresses."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.base.deadline import OverdueError, call_within
+from rankwise.doctor.network.gloo import find_gloo_address
+from rankwise.doctor.network.names import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from rankwise.doctor.host import Host
 
+__all__ = [
+    "Address", "Interface", "Kind", "choose_best", "find_gloo_address", "find_kind", "list_interfaces", "read_interfaces", "resolve",
+]  # fmt: skip
+
 Kind = Literal["loopback", "ethernet", "infiniband", "wireless", "bridge", "container", "vpn", "virtual"]
+
+_LOOPBACK, _INFINIBAND, _TUNNELS = "772", "32", {"768", "769", "776", "778", "65534"}
+#: docker and podman call their networks by hexadecimal numbers; ``br-ex`` and the like are bridges of the host itself.
+_CONTAINER = re.compile(
+    r"docker|veth|cni|flannel|cali|cilium|weave|antrea|virbr|vmnet|vboxnet|lxc|lxdbr|incusbr|podman|kube|nodelocaldns|vxlan\.|br-[0-9a-f]{12}$"
+)
+_VPN = re.compile(r"tun\d|tap\d|wg|tailscale|zt|ppp|utun|ipsec|vpn|nordlynx")
+_SOLID = ("ethernet", "infiniband", "bridge", "wireless", "virtual")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +74,26 @@ class Interface:
     is_up: bool = True
     speed_mbit: int = 0
 
+    @property
+    def reachable(self) -> tuple[Address, ...]:
+        """Those of its addresses that other hosts may reach: not of loopback, and not for its cable only."""
+        if self.kind == "loopback":
+            return ()
+        return tuple(one for one in self.addresses if not one.is_link_local)
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether ranks of several hosts may meet on it: it is up, has an address, and is neither a container's nor a VPN's."""
+        return self.is_up and self.kind in _SOLID and bool(self.reachable)
+
 
 def list_interfaces(host: Host) -> tuple[Interface, ...]:
-    """Return all interfaces of the host."""
+    """Return all interfaces of the host, in the order in which Gloo and NCCL see them."""
+    return host.interfaces()
+
+
+def read_interfaces(host: Host) -> tuple[Interface, ...]:
+    """Ask the system for all interfaces; those with an address of IPv4 come first, by their numbers."""
     import psutil  # noqa: PLC0415 - most runs never ask
 
     stats = psutil.net_if_stats()
@@ -87,60 +118,33 @@ def find_kind(host: Host, name: str) -> Kind:
     """Tell what an interface is, by what the kernel says of it, and by the names that programs give theirs."""
     folder = f"/sys/class/net/{name}"
     number = host.read(f"{folder}/type")
-    if number == "772" or name == "lo":
-        return "loopback"
-    if number == "32":
-        return "infiniband"
-    if name.startswith(
-        (
-            "docker",
-            "veth",
-            "cni",
-            "flannel",
-            "cali",
-            "virbr",
-            "lxc",
-            "lxdbr",
-            "podman",
-            "br-",
-            "kube",
-            "nodelocaldns",
-        )
-    ):
-        return "container"
-    if host.has(f"{folder}/tun_flags") or name.startswith(
-        ("tun", "tap", "wg", "tailscale", "zt", "ppp", "utun", "ipsec", "vpn", "nordlynx")
-    ):
-        return "vpn"
-    if host.has(f"{folder}/bridge"):
-        return "bridge"
-    if host.has(f"{folder}/wireless") or host.has(f"{folder}/phy80211"):
-        return "wireless"
-    if number and not host.has(f"{folder}/device"):
-        return "virtual"
-    return "ethernet"
+    signs: tuple[tuple[Kind, bool], ...] = (
+        ("loopback", number == _LOOPBACK or name == "lo"),
+        ("infiniband", number == _INFINIBAND),
+        ("container", _CONTAINER.match(name) is not None),
+        ("vpn", number in _TUNNELS or host.has(f"{folder}/tun_flags") or _VPN.match(name) is not None),
+        ("bridge", host.has(f"{folder}/bridge")),
+        ("wireless", host.has(f"{folder}/wireless") or host.has(f"{folder}/phy80211")),
+        ("virtual", bool(number) and not host.has(f"{folder}/device")),
+    )
+    return next((kind for kind, is_so in signs if is_so), "ethernet")
 
 
-def find_gloo_address(host: Host, interfaces: Sequence[Interface]) -> str:
-    """Return the address at which Gloo will listen here: GLOO_SOCKET_IFNAME's, else that of the host's name, else loopback."""
-    named = host.env.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
-    if named:
-        return next((one.addresses[0].ip for one in interfaces if one.name == named and one.addresses), "")
-    own = {address.ip for one in interfaces for address in one.addresses}
-    return next((ip for ip in resolve(host.name) if ip in own or ip.startswith("127.")), "127.0.0.1")
+def choose_best(interfaces: Iterable[Interface], near: Iterable[str] = ()) -> Interface | None:
+    """Return the interface on which the hosts of a job should meet; None if there is none.
 
+    Args:
+        interfaces: Those of the host.
+        near: Addresses of other hosts, as the master's: an interface in their network is better than any other one.
+    """
+    others = [ipaddress.ip_address(ip) for ip in near]
 
-def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
-    """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers."""
+    def rank(one: Interface) -> tuple[bool, int, bool]:
+        networks = [ipaddress.ip_network(address.network) for address in one.reachable]
+        is_near = any(ip in network for ip in others for network in networks)
+        return not is_near, _SOLID.index(one.kind), not any(address.is_ipv4 for address in one.reachable)
 
-    def ask() -> tuple[str, ...]:
-        told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in told))
-
-    try:
-        return call_within(timeout_s, ask)
-    except (OSError, UnicodeError, OverdueError):
-        return ()
+    return min((one for one in interfaces if one.is_candidate), key=rank, default=None)
 
 
 def _count_bits(netmask: str | None) -> int:

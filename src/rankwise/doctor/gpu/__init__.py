@@ -1,0 +1,1 @@
+"""What NVIDIA's tools say of the GPUs, read from their text."""

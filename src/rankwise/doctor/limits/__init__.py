@@ -1,0 +1,1 @@
+"""What the system allows a job: its control groups, and the processes that are there."""

@@ -1,0 +1,114 @@
+"""The control groups that this process stands in: their limits and counters, of both versions of Linux's interface."""
+
+from __future__ import annotations
+
+import math
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.doctor.host import Host
+
+_ROOT = "/sys/fs/cgroup"
+
+
+def list_groups(host: Host, controller: str) -> list[str]:
+    """Return the folders of our group and of those around it, ours first: a limit may stand at any of them.
+
+    Args:
+        host: The host.
+        controller: ``cpu``, ``memory`` or ``pids``.
+    """
+    root, own = _find_root(host, controller)
+    here = PurePosixPath(root + own)
+    chain = [str(one) for one in (here, *here.parents) if one.is_relative_to(root)]
+    # In a container the path may be that of the host outside: what is seen of it is the root.
+    return [one for one in chain if host.has(one)]
+
+
+def _find_root(host: Host, controller: str) -> tuple[str, str]:
+    """Return where a controller's groups are, and which of them is ours."""
+    groups = _read_own(host)
+    if controller in groups:  # version 1
+        return f"{_ROOT}/{controller}", groups[controller]
+    return (f"{_ROOT}/unified" if host.has(f"{_ROOT}/unified") else _ROOT), groups.get("", "/")
+
+
+def _read_own(host: Host) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in host.read("/proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        for controller in controllers.split(","):
+            found[controller] = path or "/"
+    return found
+
+
+def read_number(host: Host, path: str) -> float:
+    """Return a file's number; infinity if it says ``max``, or is none, or so large that it means no limit."""
+    text = host.read(path)
+    number = float(text) if text.isdigit() else math.inf
+    return number if number < 1 << 60 else math.inf
+
+
+def read_counters(host: Host, path: str) -> dict[str, int]:
+    """Return a file of names and numbers, one pair a line."""
+    pairs = (line.split() for line in host.read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def find_cpu_quota(host: Host) -> float:
+    """Return the CPUs' worth of time that the groups allow; infinity without a limit."""
+    quotas = [math.inf]
+    for folder in list_groups(host, "cpu"):
+        limit = host.read(f"{folder}/cpu.max").split()
+        if len(limit) == 2 and all(one.isdigit() for one in limit) and int(limit[1]):
+            quotas.append(int(limit[0]) / int(limit[1]))
+        quota, period = host.read(f"{folder}/cpu.cfs_quota_us"), host.read(f"{folder}/cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas)
+
+
+def find_memory_room(host: Host) -> tuple[float, float]:
+    """Return the tightest group's memory limit, and what it leaves, in bytes; infinity without a limit.
+
+    The page cache that the kernel gives back when it is needed counts as left.
+    """
+    found = (math.inf, math.inf)
+    is_first = _find_root(host, "memory")[0] == f"{_ROOT}/memory"
+    names = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_first else ("memory.max", "memory.current")
+    )
+    for folder in list_groups(host, "memory"):
+        limit = read_number(host, f"{folder}/{names[0]}")
+        if math.isinf(limit):
+            continue
+        counters = read_counters(host, f"{folder}/memory.stat")
+        cache = counters.get("total_inactive_file" if is_first else "inactive_file", 0)
+        left = limit - read_number(host, f"{folder}/{names[1]}") + cache
+        if not math.isinf(left):
+            found = min(found, (limit, left), key=lambda one: one[1])
+    return found
+
+
+def count_oom_kills(host: Host) -> int:
+    """Count the processes of our own group that the kernel has killed for lack of memory; those of the whole host don't count."""
+    root, own = _find_root(host, "memory")
+    is_first = root == f"{_ROOT}/memory"
+    # The root of version 1 is the whole host's; that of version 2 has no such file, but in a container.
+    groups = list_groups(host, "memory")
+    if not groups or (is_first and own == "/"):
+        return 0
+    return read_counters(host, f"{groups[0]}/memory.{'oom_control' if is_first else 'events'}").get(
+        "oom_kill", 0
+    )
+
+
+def find_process_room(host: Host) -> tuple[float, float]:
+    """Return the tightest group's limit of processes and threads, and how many more it allows; infinity without a limit."""
+    found = (math.inf, math.inf)
+    for folder in list_groups(host, "pids"):
+        limit, used = read_number(host, f"{folder}/pids.max"), read_number(host, f"{folder}/pids.current")
+        if not math.isinf(limit) and not math.isinf(used):
+            found = min(found, (limit, limit - used), key=lambda one: one[1])
+    return found

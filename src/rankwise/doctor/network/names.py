@@ -1,0 +1,29 @@
+"""The addresses of a name, as a rank gets them, within a bound: a name server that does not answer blocks for half a minute."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from rankwise.base.deadline import OverdueError, call_within
+
+
+def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
+    """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers."""
+
+    def ask() -> tuple[str, ...]:
+        told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in told))
+
+    try:
+        return call_within(timeout_s, ask)
+    except (OSError, UnicodeError, OverdueError):
+        return ()
+
+
+def is_loopback_address(ip: str) -> bool:
+    """Tell whether an address means the host that uses it; False for what is no address."""
+    try:
+        return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

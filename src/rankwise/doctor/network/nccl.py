@@ -1,0 +1,132 @@
+"""Which interfaces NCCL will take on this host for TCP, by the rules of NCCL 2.30 (misc/socket.cc, misc/param.cc)."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.interfaces import Address, Interface
+
+#: NCCL keeps no more.
+_MOST_INTERFACES = 16
+#: What it tries without NCCL_SOCKET_IFNAME, one after the other.
+_BY_ITSELF = ("^docker,lo,virbr", "docker", "lo", "virbr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A variable of NCCL.
+
+    Attributes:
+        value: Letter by letter.
+        source: The file it stands in; empty for the environment.
+    """
+
+    value: str
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for a sentence: `` (in /etc/nccl.conf)``; empty for the environment."""
+        return f" (in {self.source})" if self.source else ""
+
+
+def read_settings(host: Host) -> dict[str, Setting]:
+    """Return the variables of NCCL by name: those of the environment, then of the user's file, then of /etc/nccl.conf."""
+    home = host.env.get("HOME", "")
+    files = [host.env.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else ""), "/etc/nccl.conf"]
+    found = {name: Setting(value=value) for name, value in host.env.items()}
+    for path in filter(None, files):
+        for line in host.read(path).splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not line.startswith("#"):
+                found.setdefault(name, Setting(value=value, source=path))
+    return found
+
+
+def uses_nccl(host: Host) -> bool:
+    """Tell whether ranks here will use NCCL: they ask for it, or there are GPUs and they ask for nothing else."""
+    if host.job.backend:
+        return "nccl" in host.job.backend
+    return bool(host.names("/proc/driver/nvidia/gpus")) or host.has("/dev/kfd")
+
+
+def list_rdma_devices(host: Host) -> list[str]:
+    """Return the devices of InfiniBand and RoCE; Amazon's EFA, which NCCL reaches by a plugin only, is none of them."""
+    return [name for name in host.names("/sys/class/infiniband") if not name.startswith(("efa", "rdmap"))]
+
+
+def choose_nccl_interfaces(host: Host, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
+    """Return the interfaces that NCCL will take, the first one for its bootstrap; none if it finds none, and fails.
+
+    NCCL_SOCKET_IFNAME chooses by beginnings of names. Without it, interfaces that begin with ``ib`` are taken; if there are none,
+    those in the network of NCCL_COMM_ID; then all but docker's, virbr and lo; then these.
+    """
+    return tuple(interface for interface, _ in _choose(host, interfaces))
+
+
+def find_nccl_address(host: Host, interfaces: Sequence[Interface]) -> str:
+    """Return the address at which NCCL's bootstrap will listen here; empty if it finds none, and fails."""
+    return next((address.ip for _, address in _choose(host, interfaces)), "")
+
+
+def match_names(value: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that a list of NCCL's form chooses: ``eth``, ``=eth0,eth1``, ``^docker``, ``^=docker0``."""
+    is_not, rest = value.startswith("^"), value.removeprefix("^")
+    is_exact, rest = rest.startswith("="), rest.removeprefix("=")
+    wanted = [one.partition(":")[0] for one in rest.split(",") if one]
+
+    def is_meant(name: str) -> bool:
+        return not wanted or any(name == one if is_exact else name.startswith(one) for one in wanted)
+
+    return tuple(name for name in names if is_meant(name) != is_not)
+
+
+def _choose(host: Host, interfaces: Sequence[Interface]) -> list[tuple[Interface, Address]]:
+    settings = read_settings(host)
+
+    def value(name: str) -> str:
+        told = settings.get(name)
+        return told.value if told and len(told.value) > 1 else ""
+
+    found = _list_running(interfaces, value("NCCL_SOCKET_FAMILY"))
+    named = value("NCCL_SOCKET_IFNAME")
+    if named:
+        return _pick(found, named)
+    return next(
+        filter(
+            None, [_pick(found, "ib"), _match_network(host, found, value("NCCL_COMM_ID")), *(_pick(found, one) for one in _BY_ITSELF)]
+        ), []
+    )  # fmt: skip
+
+
+def _pick(found: list[tuple[Interface, Address]], names: str) -> list[tuple[Interface, Address]]:
+    chosen = match_names(names, [interface.name for interface, _ in found])
+    return [one for one in found if one[0].name in chosen][:_MOST_INTERFACES]
+
+
+def _list_running(interfaces: Sequence[Interface], family: str) -> list[tuple[Interface, Address]]:
+    """List interfaces with the address that NCCL would take: the first one of its family; those of IPv4 come first."""
+    wanted = {"AF_INET": (True,), "AF_INET6": (False,)}.get(family, (True, False))
+    found: dict[str, tuple[Interface, Address]] = {}
+    for is_ipv4 in wanted:
+        for one in interfaces:
+            fitting = [
+                address for address in one.addresses if address.is_ipv4 == is_ipv4 and address.ip != "::1"
+            ]
+            if one.is_up and fitting:
+                found.setdefault(one.name, (one, fitting[0]))
+    return list(found.values())
+
+
+def _match_network(
+    host: Host, found: list[tuple[Interface, Address]], comm_id: str
+) -> list[tuple[Interface, Address]]:
+    name = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.rpartition(":")[0]
+    ips = [ipaddress.ip_address(ip) for ip in host.lookup(name)[:1]] if name else []
+    return [one for one in found if any(ip in ipaddress.ip_network(one[1].network) for ip in ips)]

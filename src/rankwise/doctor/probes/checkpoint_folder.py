@@ -1,0 +1,184 @@
+"""Whether the folder for checkpoints can do what checkpoints need, and is the same one on all hosts.
+
+**Why it matters.** A folder that can't be written to is mostly found out an hour after the start, at the first checkpoint. On several hosts a folder
+that each has for itself holds a part of each checkpoint only: some ranks find one to resume from and some don't, and the job hangs. In a
+container what is not on a volume is gone with the container.
+
+**How it is looked at.** In a folder of its own inside, removed again: a file takes the place of another by `rename`, a folder gets its final name,
+a file is flushed (`fsync`) and locked, and for one second, or 64 MiB, data is written. The file system's kind stands in `/proc/mounts`. Between
+hosts the device or the server's export, and the number of the folder there (inode), are compared; nothing is left behind for the others.
+
+**What to do.** Use a folder on a file system that all hosts mount (NFS, Lustre, GPFS), at the same path.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.storage.mounts import find_existing, find_mount
+from rankwise.doctor.storage.trying import try_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.storage.mounts import Mount
+    from rankwise.doctor.storage.trying import Trial
+
+_MIB = 1 << 20
+#: A model of a billion parameters with its optimizer is 12 GB: twenty minutes at this speed.
+_SLOW_BYTES_PER_S = 10e6
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Try the folder, and tell what it is on."""
+    if host.job.checkpoints is None:
+        yield skipped("no folder for checkpoints was named", "nothing to look at")
+        return
+    wanted = str(host.job.checkpoints.absolute())
+    folder = find_existing(host, wanted)
+    mount = find_mount(host, folder)
+    facts = _collect(host, folder, mount)
+    facts["exists"] = folder == wanted
+    if not host.path(folder).is_dir():
+        yield Reading(
+            verdict="fail",
+            what=f"{folder} is no folder",
+            why="the first checkpoint fails: `Not a directory`",
+            fix=f"ls -l {folder}",
+            facts=facts,
+        )
+        return
+    trial = try_folder(host.path(folder), host.clock)
+    if trial.error:
+        yield Reading(
+            verdict="fail", what=f"nothing can be written in {folder}: {trial.error}", why="the first checkpoint fails, long after the start",
+            fix=f"ls -ld {folder}; df -h {folder}  # or use another folder", facts=facts,
+        )  # fmt: skip
+        return
+    found = [*_judge_trial(wanted, mount, trial), *_judge_mount(wanted, mount)]
+    yield from found
+    kind = f" ({mount.kind} on {mount.point})" if mount else ""
+    later = "" if facts["exists"] else ", not there yet"
+    yield ok(
+        f"{wanted}{later}{kind}: {trial.size_bytes // _MIB} MiB written at {trial.bytes_per_s / 1e6:.0f} MB/s",
+        **facts,
+    )
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of hosts that have another folder under the name."""
+    groups = group_hosts({host: {"place": _name_place(told)} for host, told in facts.items()}, "place")
+    if len(groups) < 2:
+        return
+    shared = [host for host, told in facts.items() if told.get("is_shared")]
+    local = [host for host in facts if host not in shared]
+    folder = next((str(told.get("folder")) for told in facts.values()), "")
+    if shared and local:
+        yield Reading(
+            verdict="fail",
+            what=f"{folder} is shared by {', '.join(shared[:8])}, and a disk of its own on {', '.join(local[:8])}: {say_groups(_say_kinds(facts))}",
+            why="the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume", class_id="K8",
+            fix="mount -a  # there, or: findmnt " + folder, hosts=tuple(local),
+        )  # fmt: skip
+    elif local:
+        yield Reading(
+            verdict="warn", what=f"{folder} is another folder on each host: {say_groups(_say_kinds(facts))}", class_id="K8", hosts=tuple(facts),
+            why="no host has a whole checkpoint of a sharded model, and only some find one to resume from: the others start anew, and the job hangs",
+            fix="# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
+        )  # fmt: skip
+    else:
+        yield Reading(
+            verdict="warn", what=f"{folder} is not the same folder on all hosts: {say_groups(groups)}", class_id="K8", hosts=find_odd_hosts(groups),
+            why="only some ranks find a checkpoint to resume from: the others start anew, and the job hangs", fix=f"findmnt -T {folder}  # on these hosts",
+        )  # fmt: skip
+
+
+def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {"folder": folder}
+    if mount is not None:
+        facts |= {
+            "kind": mount.kind,
+            "source": mount.source,
+            "point": mount.point,
+            "is_shared": mount.is_shared,
+        }
+    try:
+        told = host.path(folder).stat()
+    except OSError:
+        return facts
+    # Two containers on one machine have the same kernel, and may have the same folder.
+    return facts | {
+        "inode": told.st_ino,
+        "device": told.st_dev,
+        "boot": host.read("/proc/sys/kernel/random/boot_id"),
+    }
+
+
+def _name_place(told: Facts) -> str:
+    """Name the folder so that two hosts have the same name if they have the same folder."""
+    if told.get("is_shared"):
+        if told.get("is_fuse"):
+            return f"{told.get('kind')} {told.get('source')}"
+        # One server may have several addresses; the folder's number there is the same, and its size.
+        return f"{told.get('kind')} inode {told.get('inode')}, {told.get('size')} bytes"
+    return f"boot {told.get('boot')} device {told.get('device')} inode {told.get('inode')}"
+
+
+def _say_kinds(facts: Mapping[str, Facts]) -> dict[str, list[str]]:
+    return group_hosts(
+        {
+            host: {"kind": f"{told.get('kind') or 'unknown'} on {told.get('source') or '?'}"}
+            for host, told in facts.items()
+        },
+        "kind",
+    )
+
+
+def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Reading]:
+    kind = f" ({mount.kind})" if mount else ""
+    if trial.rename_error:
+        yield Reading(
+            verdict="fail", what=f"a file or folder in {folder}{kind} can't take its final name: {trial.rename_error}",
+            why="checkpoints are written under another name and renamed when they are whole: this fails", fix="# use a folder on another file system",
+        )  # fmt: skip
+    if trial.sync_error:
+        yield Reading(
+            verdict="warn", what=f"data in {folder}{kind} can't be flushed: {trial.sync_error}", why="after a crash of the host, a checkpoint may be empty",
+            fix="# use a folder on another file system",
+        )  # fmt: skip
+    if not trial.has_locks:
+        yield Reading(
+            verdict="warn", what=f"files in {folder}{kind} can't be locked", why="two jobs that write into one folder by mistake are not kept apart",
+            fix="# mount it with locks: without nolock for NFS, with flock for Lustre",
+        )  # fmt: skip
+    if trial.bytes_per_s < _SLOW_BYTES_PER_S:
+        yield Reading(
+            verdict="warn", what=f"{folder}{kind} takes {trial.bytes_per_s / 1e6:.1f} MB/s ({trial.size_bytes // _MIB} MiB, flushed)",
+            why="all ranks wait while a checkpoint is written; a long wait ends at the time-out of a collective",
+            fix=f"df -h {folder}  # or use a faster folder",
+        )  # fmt: skip
+
+
+def _judge_mount(folder: str, mount: Mount | None) -> Iterator[Reading]:
+    if mount is None:
+        return
+    if mount.kind in {"tmpfs", "ramfs"}:
+        yield Reading(
+            verdict="warn", what=f"{folder} is in memory ({mount.kind})", why="checkpoints take memory from the job, and are gone with the host's next start",
+            fix="# use a folder on a disk",
+        )  # fmt: skip
+    elif mount.kind == "overlay" and mount.point == "/":
+        yield Reading(
+            verdict="warn", what=f"{folder} is in the container's own file system (overlay)", why="checkpoints are gone with the container",
+            fix=f"docker run -v /some/disk:{folder} …  # or a volume of Kubernetes",
+        )  # fmt: skip
+
+
+PROBE = Probe(
+    id="checkpoint-folder", title="the folder for checkpoints", topic="storage", speed="quick", look=look, classes=("K8",), compare=compare,
+)  # fmt: skip

@@ -1,0 +1,19 @@
+"""By how much the hosts' clocks differ.
+
+**Why it matters.** The `c10d` rendezvous of torch compares the time of day of different hosts: a node whose heartbeat seems older than 15 seconds
+counts as dead, is dropped, and joins again, over and over. Logs of several hosts can't be put in order, and files seem to come from the future.
+
+**How it is looked at.** Each host tells the first one what time it is, several times over; the exchange with the shortest way there and back
+counts, and half of that way is how far off the answer may be. More than a second is a warning, more than five seconds fails.
+
+**What to do.** On the host that is named: `sudo chronyc makestep`, or `sudo timedatectl set-ntp true`. A container or a virtual machine has the clock of
+its host.
+"""
+
+from __future__ import annotations
+
+from rankwise.doctor.probe import Probe
+
+PROBE = Probe(
+    id="clocks", title="by how much the hosts' clocks differ", topic="hosts", speed="quick", classes=("I23",)
+)

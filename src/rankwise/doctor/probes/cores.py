@@ -1,0 +1,161 @@
+"""The cores that the job may use, against its ranks, threads and workers.
+
+**Why it matters.** In a container or a batch job a process sees all cores of the host and may use few of them: ranks that start a thread for each
+core that they see get in each other's way, and everything is many times slower. The other way round, `OMP_NUM_THREADS=1`, which torchrun sets, lets a
+job on the CPU use one core of many. More workers than cores make loading slower, not faster (`Our suggested max number of worker ...`).
+
+**How it is looked at.** The process's affinity and the control group's quota; how often the group was stopped because its quota was used up; the
+variable `OMP_NUM_THREADS`. `rankwise run` by itself gives each rank its share of the cores.
+
+**What to do.** As many threads as cores divided by ranks, and no more workers than cores. Ask for more cores: `--cpus-per-task` of Slurm,
+`docker run --cpus`, `resources.limits.cpu` of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.limits.cgroups import find_cpu_quota, list_groups, read_counters
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+
+#: A group that was stopped in more than this share of its periods has too few cores for what it runs.
+_OFTEN, _ENOUGH_PERIODS = 0.25, 100
+_IDLE = 4
+_MANY_CPUS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """What the job may use.
+
+    Attributes:
+        cpus: Processors as the system counts them: two for each core with hyper-threads.
+        cores: Cores of them.
+        quota: So many processors' worth of time; infinity without a limit.
+    """
+
+    cpus: int
+    cores: int
+    quota: float
+
+    @property
+    def usable(self) -> int:
+        """How many threads can compute at once."""
+        return self.cpus if math.isinf(self.quota) else max(1, min(self.cpus, math.ceil(self.quota)))
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell how many cores there are, and whether ranks, threads and workers fit."""
+    cores = read_cores(host)
+    if cores is None:
+        yield skipped(
+            "this system does not tell which cores a process may use", "there is no /proc/self/status"
+        )
+        return
+    found = [*_check_ranks(host, cores), *_check_throttled(host)]
+    yield from found
+    if not found:
+        limit = "" if math.isinf(cores.quota) else f", {cores.quota:g} of them by quota"
+        yield ok(
+            f"{cores.cores} cores ({cores.cpus} processors){limit}",
+            cores=cores.cores,
+            cpus=cores.cpus,
+            usable=cores.usable,
+        )
+
+
+def read_cores(host: Host) -> Cores | None:
+    """Return what the job may use; None where the system does not tell."""
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", host.read("/proc/self/status"), re.MULTILINE)
+    if found is None:
+        return None
+    cpus = read_list(found[1])
+    return Cores(cpus=len(cpus), cores=_count_cores(host, cpus), quota=find_cpu_quota(host))
+
+
+def _count_cores(host: Host, cpus: list[int]) -> int:
+    """Count the cores that processors belong to: two threads of one core share its arithmetic units."""
+    folder = "/sys/devices/system/cpu"
+    if (
+        len(cpus) > _MANY_CPUS
+    ):  # a large host is as its first core is: reading hundreds of files takes too long
+        return math.ceil(
+            len(cpus)
+            / max(1, len(read_list(host.read(f"{folder}/cpu{cpus[0]}/topology/thread_siblings_list"))))
+        )
+    return len({host.read(f"{folder}/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
+
+
+def read_list(text: str) -> list[int]:
+    """Read a list of the kernel: ``0-3,8`` is 0, 1, 2, 3, 8."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found += range(int(first), int(last if last.isdigit() else first) + 1)
+    return found
+
+
+def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
+    ranks, workers = host.job.num_ranks, host.job.num_workers or 0
+    if ranks is None:
+        return
+    seen = f"{cores.usable} processors can be used here" + (
+        "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
+    )
+    text = host.env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    threads = int(text) if text.isdigit() else 0
+    share = max(1, min(cores.cores, cores.usable) // ranks)
+    if ranks > cores.usable:
+        yield Reading(
+            verdict="warn", what=f"{ranks} ranks, and {seen}", why="ranks take turns: good for trying out, and slower than fewer ranks", class_id="X17",
+            fix=f"rankwise run --nproc-per-node {cores.usable} …",
+        )  # fmt: skip
+    elif ranks * threads > cores.usable:
+        yield Reading(
+            verdict="warn", what=f"{ranks} ranks with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
+            why="the threads get in each other's way: many times slower than with fewer", fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
+        )  # fmt: skip
+    elif threads == 1 and share >= _IDLE and host.job.backend == "gloo":
+        yield Reading(
+            verdict="warn", what=f"OMP_NUM_THREADS=1 lets {ranks} ranks use {ranks} of {min(cores.cores, cores.usable)} cores",
+            why="a job on the CPU is slower by as much", fix="unset OMP_NUM_THREADS  # rankwise run gives each rank its share", class_id="X17",
+        )  # fmt: skip
+    if ranks * workers > cores.usable:
+        yield Reading(
+            verdict="warn", what=f"{ranks} ranks with {workers} workers each are {ranks * workers} processes that load data, and {seen}",
+            why="they get in each other's way and in that of the ranks; torch says `Our suggested max number of worker`", class_id="X17",
+            fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
+        )  # fmt: skip
+
+
+def _check_throttled(host: Host) -> Iterator[Reading]:
+    for folder in list_groups(host, "cpu"):
+        told = read_counters(host, f"{folder}/cpu.stat")
+        periods, stopped = told.get("nr_periods", 0), told.get("nr_throttled", 0)
+        if periods >= _ENOUGH_PERIODS and stopped > _OFTEN * periods:
+            yield Reading(
+                verdict="warn", what=f"the quota of the control group was used up in {stopped} of {periods} periods ({stopped / periods:.0%})",
+                why="all threads were stopped until the next period: ranks stall for up to 0.1 s at a time, and all wait for them", class_id="X17",
+                fix="# fewer threads and workers, or a larger quota: docker run --cpus=…, resources.limits.cpu of Kubernetes",
+            )  # fmt: skip
+            return
+
+
+PROBE = Probe(
+    id="cores",
+    title="cores against ranks, threads and workers",
+    topic="limits",
+    speed="instant",
+    look=look,
+    classes=("X17",),
+)

@@ -1,0 +1,111 @@
+"""Room for files where jobs write: the temporary folder, the current one, and that of the checkpoints.
+
+**Why it matters.** A full disk ends a rank with `No space left on device`, often in the middle of a checkpoint; a full `/tmp` already stops
+launchers, compilers of kernels and data-loading workers at their start. A disk can be full of files while bytes are free (inodes), and quotas
+(`Disk quota exceeded`) are not seen here.
+
+**How it is looked at.** What the file system says of free bytes and inodes for your user, and whether it is mounted read-only. Nothing is written.
+
+**What to do.** Remove what is no longer needed, or write elsewhere: `TMPDIR` for temporary files, another folder for checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.storage.mounts import find_existing, find_mount, read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.storage.mounts import Mount
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_FEW_INODES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A folder that jobs write to: below ``full`` they break, below ``tight`` some do."""
+
+    title: str
+    folder: str
+    full_bytes: int
+    tight_bytes: int
+    must_write: bool = True
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what is free in each of the folders; one that is on the disk of another is told once."""
+    places = [
+        _Place(title="the temporary folder", folder=host.env.get("TMPDIR") or "/tmp", full_bytes=64 * _MIB, tight_bytes=_GIB // 2),
+        _Place(title="the current folder", folder=host.env.get("PWD") or str(Path.cwd()), full_bytes=16 * _MIB, tight_bytes=_GIB // 2, must_write=False),
+    ]  # fmt: skip
+    if host.job.checkpoints is not None:
+        folder = str(host.job.checkpoints.absolute())
+        places.insert(
+            0,
+            _Place(
+                title="the folder of the checkpoints",
+                folder=folder,
+                full_bytes=256 * _MIB,
+                tight_bytes=2 * _GIB,
+            ),
+        )
+    mounts = read_mounts(host)
+    told: list[str] = []
+    found: list[Reading] = []
+    for place in places:
+        folder = find_existing(host, place.folder)
+        usage = host.usage(folder)
+        if usage is None:
+            continue
+        bad = _judge(host, place, folder, usage, find_mount(host, folder, mounts))
+        if bad is not None:
+            found.append(bad)
+        told.append(f"{place.folder}: {_say(usage[1])}")
+    yield from found
+    if not told:
+        yield skipped("free space is not told", "this system tells it in another way")
+    elif not found:
+        yield ok(f"free: {', '.join(told)}")
+
+
+def _judge(
+    host: Host, place: _Place, folder: str, usage: tuple[int, int], mount: Mount | None
+) -> Reading | None:
+    size, free = usage
+    where = f"{place.title} {place.folder}"
+    disk = f" (on {mount.point}, {mount.kind})" if mount else ""
+    inodes = host.count_inodes(folder)
+    fix = f"du -xsh {mount.point if mount else folder}/* | sort -h | tail  # what takes the room"
+    if place.title.startswith("the temporary"):
+        fix += "\nexport TMPDIR=…  # a folder with room"
+    if mount is not None and mount.is_read_only and place.must_write:
+        return Reading(
+            verdict="fail", what=f"{where} can't be written to: {mount.point} ({mount.kind}) is mounted read-only",
+            why="`Read-only file system`: launchers, compilers of kernels or checkpoints fail", fix=f"mount | grep ' {mount.point} '  # and use another folder",
+        )  # fmt: skip
+    if inodes is not None and inodes[1] < _FEW_INODES:
+        return Reading(
+            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has room for {inodes[1]} more files of {inodes[0]}{disk}, and {_say(free)} free",
+            why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {mount.point if mount else folder}/* | sort -n | tail",
+        )  # fmt: skip
+    if free < min(place.tight_bytes, size):
+        return Reading(
+            verdict="fail" if free < place.full_bytes else "warn", what=f"{where} has {_say(free)} of {_say(size)} free{disk}",
+            why="a rank ends with `No space left on device`" + (" in the middle of a checkpoint" if "checkpoints" in place.title else ""), fix=fix,
+        )  # fmt: skip
+    return None
+
+
+def _say(size: float) -> str:
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"
+
+
+PROBE = Probe(id="disk-space", title="room on the disks", topic="storage", speed="instant", look=look)

@@ -1,0 +1,97 @@
+"""The firewall of this host: does it let the other ranks in.
+
+**Why it matters.** Many firewalls let `MASTER_PORT` through and nothing else. Then the ranks meet, and the first collective hangs: Gloo and
+NCCL listen at ports that the system gives out, any of `net.ipv4.ip_local_port_range`.
+
+**How it is looked at.** The rules of nftables and iptables are read, as root, and followed for a connection from a neighbour. Rules that
+depend on what can't be known here count as open. Whether connections really come through is tried where several hosts meet; firewalls
+of clouds and switches show up only there.
+
+**What to do.** Let TCP in from the other hosts' network, at all ports. The command is told for the firewall that was found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.network.firewalls import find_firewall, make_packet, suggest_opening
+from rankwise.doctor.network.gloo import find_gloo_address, find_interface
+from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
+from rankwise.doctor.network.nccl import choose_nccl_interfaces, uses_nccl
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.probes.ports import read_range
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.firewalls import Firewall
+    from rankwise.doctor.network.interfaces import Interface
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell whether the rules of this host drop what other ranks send."""
+    firewall = find_firewall(host)
+    name = f", by {firewall.program}" if firewall.program else ""
+    if firewall.why:
+        yield skipped(f"the firewall's rules{name}", firewall.why)
+        return
+    blocked = {
+        one.name: (one, ports)
+        for one in _list_interfaces(host)
+        if (ports := _find_blocked(host, firewall, one))
+    }
+    if not blocked:
+        yield ok(
+            f"no rule keeps the other hosts' ranks out{name}" if firewall.program else "no firewall runs here"
+        )
+        return
+    told = ", ".join(f"{name} ({', '.join(ports)})" for name, (_, ports) in blocked.items())
+    networks = [
+        address.network for one, _ in blocked.values() for address in one.reachable if address.is_ipv4
+    ]
+    what = f"the firewall drops TCP from neighbours{name}: {told}"
+    if not has_several_hosts(host):
+        yield ok(f"{what}; one host needs none of it")
+        return
+    yield Reading(
+        verdict="warn", what=what, class_id="I8", fix=suggest_opening(host, networks),
+        why="the ranks may meet, and then hang at the first collective: `connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
+    )  # fmt: skip
+
+
+def _list_interfaces(host: Host) -> list[Interface]:
+    """List the interfaces on which Gloo and NCCL will listen, or the one where they should."""
+    interfaces = host.interfaces()
+    gloo = find_interface(find_gloo_address(host, interfaces), interfaces)
+    taken = [gloo, *(choose_nccl_interfaces(host, interfaces) if uses_nccl(host) else ())]
+    if not any(one is not None and one.is_candidate for one in taken):
+        taken.append(suggest_interface(host, interfaces))
+    return list({one.name: one for one in taken if one is not None and one.kind != "loopback"}.values())
+
+
+def _find_blocked(host: Host, firewall: Firewall, one: Interface) -> list[str]:
+    low, high = read_range(host)
+    port = find_master(host)[1]
+    found = []
+    if all(_drops(firewall, one, port) for port in (low, (low + high) // 2, high)):
+        found.append(f"ports {low} to {high}, where Gloo and NCCL listen")
+    if port is not None and host.job.is_master is not False and _drops(firewall, one, port):
+        found.append(f"port {port}, where the ranks meet")
+    return found
+
+
+def _drops(firewall: Firewall, one: Interface, port: int) -> bool:
+    packet = make_packet(one, port)
+    return packet is not None and firewall.drops(packet)
+
+
+PROBE = Probe(
+    id="firewall",
+    title="the firewall of this host",
+    topic="network",
+    speed="quick",
+    look=look,
+    classes=("I8",),
+)

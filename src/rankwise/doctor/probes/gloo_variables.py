@@ -1,0 +1,124 @@
+"""The variables of Gloo and TensorPipe: do they name interfaces of this host, in the right form.
+
+**Why it matters.** `GLOO_SOCKET_IFNAME` holds whole names, with commas between them. A name that this host lacks, one without an address,
+a blank, or NCCL's `^` and `=`, end every rank: `Unable to find address for: ^lo`.
+
+**How it is looked at.** The values are split letter by letter as torch does it, and compared with the interfaces.
+
+**What to do.** Set it to a name that `ip -br addr` shows on this host, or take it out. Where the names differ from host to host, each one
+needs its own value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.network.gloo import split_names
+from rankwise.doctor.network.master import has_several_hosts, say_interface, suggest_name
+from rankwise.doctor.network.nccl import uses_nccl
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.interfaces import Interface
+    from rankwise.doctor.reading import Verdict
+
+#: torch's builds for Linux know the first two; other systems and builds have the rest.
+_TRANSPORTS = ("TCP", "LINUX", "TCP_TLS", "UV", "APPLE", "WIN32", "IBVERBS")
+_TLS_FILES = ("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT")
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what Gloo and TensorPipe are told, and what of it does not fit this host."""
+    wrong = [*_judge_names(host), *_judge_transport(host), *_judge_rpc(host)]
+    names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME")
+    told = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
+    yield from wrong or [ok(told or "no variable of Gloo is set")]
+
+
+def _judge_names(host: Host) -> Iterator[Reading]:
+    value = host.env.get("GLOO_SOCKET_IFNAME", "")
+    interfaces = host.interfaces() if value else ()
+    if len(value) == 1:
+        yield Reading(
+            verdict="warn", what=f"GLOO_SOCKET_IFNAME={value} is one letter", why="torch ignores it, and takes the address of the host's name",
+            fix=_set(host, "GLOO_SOCKET_IFNAME"),
+        )  # fmt: skip
+    for name in split_names(value):
+        told = _find_fault(name, interfaces)
+        one = next((one for one in interfaces if one.name == name), None)
+        if told:
+            yield Reading(
+                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {told}", class_id="I6",
+                why=f"every rank that uses Gloo fails: `Unable to find address for: {name}`", fix=_set(host, "GLOO_SOCKET_IFNAME", near=name),
+            )  # fmt: skip
+        elif one is not None and has_several_hosts(host) and one.kind in {"loopback", "container"}:
+            yield Reading(
+                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {say_interface(one)} is of this host alone", class_id="I5",
+                why="the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", fix=_set(host, "GLOO_SOCKET_IFNAME"),
+            )  # fmt: skip
+        elif one is not None and not one.is_up:
+            yield Reading(
+                verdict="warn", what=f"GLOO_SOCKET_IFNAME={value}: {name} is down", why="nobody reaches this host there: a hang",
+                fix=f"sudo ip link set dev {name} up",
+            )  # fmt: skip
+
+
+def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
+    """Say what is wrong with the name of an interface, by Gloo's rules; empty for nothing."""
+    one = next((one for one in interfaces if one.name == name), None)
+    if one is not None:
+        return "" if one.addresses else f"{name} has no address"
+    if not name:
+        return "there is an empty name between two commas"
+    if name[0] in "^=":
+        return f"{name!r} is NCCL's way of writing, which Gloo does not know"
+    if name != name.strip(" \t'\""):
+        return f"there are blanks or quotes in the name {name!r}"
+    return f"this host has no interface {name}"
+
+
+def _judge_transport(host: Host) -> Iterator[Reading]:
+    value = host.env.get("GLOO_DEVICE_TRANSPORT")
+    if value is None:
+        return
+    if value not in _TRANSPORTS:
+        yield Reading(
+            verdict=_bad(host), what=f"GLOO_DEVICE_TRANSPORT={value} is none of {', '.join(_TRANSPORTS[:3])}",
+            why="every rank that uses Gloo fails: `makeDeviceForHostname(): unsupported gloo device`", fix="unset GLOO_DEVICE_TRANSPORT",
+        )  # fmt: skip
+    elif value == "TCP_TLS":
+        lost = [name for name in _TLS_FILES if not host.env.get(name) or not host.has(host.env[name])]
+        if lost:
+            yield Reading(
+                verdict=_bad(host), what=f"GLOO_DEVICE_TRANSPORT=TCP_TLS, and {' and '.join(lost)} names no file here",
+                why="Gloo can't make its encrypted connections", fix="\n".join(f"export {name}=…" for name in lost),
+            )  # fmt: skip
+
+
+def _judge_rpc(host: Host) -> Iterator[Reading]:
+    name = host.env.get("TP_SOCKET_IFNAME", "")
+    told = _find_fault(name, host.interfaces()) if name else ""
+    if told:
+        yield Reading(
+            verdict="warn", what=f"TP_SOCKET_IFNAME={name}: {told}", why="torch.distributed.rpc fails at init_rpc; nothing else reads it",
+            fix=_set(host, "TP_SOCKET_IFNAME", near=name),
+        )  # fmt: skip
+
+
+def _bad(host: Host) -> Verdict:
+    """Return how bad a mistake is: ranks that use NCCL alone never ask Gloo."""
+    return "warn" if uses_nccl(host) else "fail"
+
+
+def _set(host: Host, variable: str, *, near: str = "") -> str:
+    name = suggest_name(host, host.interfaces(), near)
+    return f"export {variable}={name}" if name else f"unset {variable}"
+
+
+PROBE = Probe(
+    id="gloo-variables", title="variables of Gloo", topic="environment", speed="instant", look=look, classes=("I6", "I5"),
+)  # fmt: skip

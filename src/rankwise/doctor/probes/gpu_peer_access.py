@@ -1,0 +1,157 @@
+"""Whether the GPUs can reach each other's memory, and whether something is in the way.
+
+**Why it matters.** NCCL lets GPUs on one PCIe switch copy directly into each other's memory. Where access control (ACS) or the IOMMU sends
+these copies through the processor, they crawl, or never arrive: the first collective hangs with all GPUs at 100 %, with no error. Where GPUs can't
+do it at all, as most GeForce cards, NCCL knows, and goes through the host's memory: that is slower, and no fault.
+
+**How it is looked at.** The matrix of `nvidia-smi topo -p2p r`, the ways between the GPUs by `nvidia-smi topo -m`, what torch says of each pair, the
+control bits of the PCIe switches above the GPUs by `lspci -vvv` (which shows them to root only), and the kernel's IOMMU domain of each GPU. In a
+virtual machine the real switches can't be seen.
+
+**What to do.** `NCCL_P2P_DISABLE=1` makes the job run at once, more slowly: if it helps, this is it. The cure is to switch ACS off on these switches
+(`setpci`, until the next boot) or in the firmware, and to start the kernel with `iommu=pt`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.base.environ import is_on
+from rankwise.doctor.gpu.nvidia import ask_smi, list_cards
+from rankwise.doctor.gpu.topology import (
+    is_translated,
+    is_virtual,
+    list_bridges_with_acs,
+    list_gpu_pairs,
+    list_switches_above,
+    read_matrix,
+)
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.host import Host
+
+_NOW = "NCCL_P2P_DISABLE=1 rankwise run …  # at once, and slower"
+_WHY = "NCCL takes the direct way, and the copies crawl or never arrive: the first collective hangs with all GPUs at 100 %"
+_Pairs = dict[tuple[int, int], str]
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell which GPUs reach each other, and what stands in their way."""
+    cards = list_cards(host)
+    if len(cards.gpus) < 2:
+        yield cards.skip() if not cards.gpus else ok("one GPU: there is no other to reach")
+        return
+    access = list_gpu_pairs(read_matrix(ask_smi(host, "topo", "-p2p", "r").out))
+    ways = list_gpu_pairs(read_matrix(ask_smi(host, "topo", "-m").out))
+    if not access:
+        yield skipped(
+            "nvidia-smi does not tell which GPUs reach each other", "`nvidia-smi topo -p2p r` has no matrix"
+        )
+        return
+    direct = {pair: ways.get(pair, "") for pair, cell in access.items() if cell == "OK"}
+    found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, cards, direct)]
+    yield from found
+    if not found:
+        yield ok(_say(access, direct), direct=len(direct), pairs=len(access))
+
+
+def _say(access: _Pairs, direct: _Pairs) -> str:
+    if len(direct) == len(access):
+        return f"all {len(access)} pairs of GPUs reach each other directly"
+    words = {
+        "CNS": "the chipset does not let them",
+        "GNS": "these GPUs can't",
+        "TNS": "not on these ways",
+        "NS": "not supported",
+        "DR": "switched off",
+    }
+    others = sorted({cell for cell in access.values() if cell != "OK"})
+    reasons = ", ".join(f"{cell}: {words.get(cell, 'unknown')}" for cell in others)
+    return f"{len(direct)} of {len(access)} pairs of GPUs reach each other directly ({reasons}); the others go through the host's memory"
+
+
+def _check_links(access: _Pairs, ways: _Pairs) -> Iterator[Reading]:
+    closed = [pair for pair, way in ways.items() if way.startswith("NV") and access.get(pair, "OK") != "OK"]
+    if closed:
+        a, b = closed[0]
+        yield Reading(
+            verdict="warn", what=f"{len(closed)} pairs of GPUs have NVLink, and can't use it: GPU {a} and GPU {b} say {access[a, b]}",
+            why="NCCL goes through the host's memory instead, many times slower",
+            fix="nvidia-smi topo -p2p n  # and: sudo systemctl status nvidia-fabricmanager",
+        )  # fmt: skip
+
+
+def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
+    told = host.torch
+    # Only where torch sees the same GPUs in the same order can the two be held against each other.
+    if "CUDA_VISIBLE_DEVICES" in host.env or len(told.peers) * (len(told.peers) - 1) // 2 != len(access):
+        return
+    closed = [
+        (a, b)
+        for (a, b), cell in access.items()
+        if cell == "OK" and not (told.peers[a][b] and told.peers[b][a])
+    ]
+    if closed:
+        a, b = closed[0]
+        yield Reading(
+            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, and CUDA says that they don't ({len(closed)} such pairs)",
+            why="NCCL goes through the host's memory instead: slower", fix="NCCL_DEBUG=INFO rankwise run …  # shows the way that NCCL takes", class_id="R12",
+        )  # fmt: skip
+
+
+def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading]:
+    by_pcie = {pair: way for pair, way in direct.items() if way and not way.startswith("NV")}
+    is_off = is_on("NCCL_P2P_DISABLE", env=host.env) or host.env.get("NCCL_P2P_LEVEL", "").upper() in {
+        "LOC",
+        "NVL",
+        "0",
+    }
+    if not by_pcie or is_off or is_virtual(host):
+        return
+    places = {one.index: one.bus_id for one in cards.gpus}
+    by_switch = {index for pair, way in by_pcie.items() if way in {"PIX", "PXB"} for index in pair}
+    if by_switch:
+        above = {
+            bridge
+            for index in by_switch
+            if index in places
+            for bridge in list_switches_above(host, places[index])
+        }
+        closed = [
+            one
+            for one in list_bridges_with_acs(host.run("lspci", "-vvv", timeout_s=10.0).out)
+            if one in above
+        ]
+        if closed:
+            yield Reading(
+                verdict="warn", what=f"ACS is on at {len(closed)} PCIe switches above the GPUs: {', '.join(closed[:8])}", why=_WHY, class_id="R12",
+                fix="\n".join([_NOW, *(f"sudo setpci -s {one} ECAP_ACS+0x6.w=0000" for one in closed[:8]), "# for good: switch ACS off in the firmware"]),
+            )  # fmt: skip
+    translated = sorted(
+        {
+            index
+            for pair in by_pcie
+            for index in pair
+            if index in places and is_translated(host, places[index])
+        }
+    )
+    if translated:
+        yield Reading(
+            verdict="warn", what=f"the IOMMU translates the addresses of GPU {', '.join(map(str, translated))}, which reach others over PCIe", why=_WHY,
+            fix=f"{_NOW}\n# for good: iommu=pt on the kernel's command line, or the IOMMU off in the firmware", class_id="R12",
+        )  # fmt: skip
+
+
+def _takes_long_ways(host: Host, cards: Cards) -> bool:
+    """Tell whether NCCL lets GPUs copy directly even where they are on no common switch: it does for two of them on AMD."""
+    return len(cards.gpus) <= 2 and "AuthenticAMD" in host.read("/proc/cpuinfo")
+
+
+PROBE = Probe(
+    id="gpu-peer-access", title="GPUs that reach each other's memory", topic="gpu", speed="slow", look=look, classes=("R12", "R9"),
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""Whether a GPU is being slowed down by heat or by its power supply.
+
+**Why it matters.** All ranks wait for the slowest one at each step. One GPU that has to slow down, because its fan or its power supply fails, makes
+a job of a thousand slow, without an error anywhere.
+
+**How it is looked at.** The driver says for each GPU whether heat, the power supply or the board slow it down at this moment. The power limits of GPUs
+of one model are compared on the host and between hosts. A GPU at its power limit under load is no fault.
+
+**What to do.** Look at cooling and power; set the same power limit everywhere (`nvidia-smi -pl`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.gpu.nvidia import list_cards, query, to_int
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Facts
+
+_REASONS = {
+    "hw_thermal_slowdown": "it is too hot", "sw_thermal_slowdown": "it is too hot", "hw_power_brake_slowdown": "the power supply asks for it",
+    "hw_slowdown": "heat or power",
+}  # fmt: skip
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell which GPUs are slowed down, and which may use less power than others."""
+    cards = list_cards(host)
+    if not cards.gpus:
+        yield cards.skip()
+        return
+    told = _query_reasons(host)
+    if not told:
+        yield skipped(
+            "this driver does not tell what slows a GPU down",
+            "`nvidia-smi --query-gpu` knows none of the fields",
+        )
+        return
+    is_quiet = True
+    for index, values in told.items():
+        reasons = [name for name in _REASONS if values.get(name) == "Active"]
+        if reasons:
+            is_quiet = False
+            yield Reading(
+                verdict="warn", what=f"GPU {index} is slowed down at this moment ({_REASONS[reasons[0]]}), {values['temperature.gpu']} °C",
+                why="all ranks wait for it at each step", fix=f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER",
+            )  # fmt: skip
+    limits = {one.index: to_int(told[one.index]["power.limit"]) for one in cards.gpus if one.index in told}
+    highest = {
+        name: max(limits.get(one.index, 0) for one in cards.gpus if one.name == name)
+        for name in {one.name for one in cards.gpus}
+    }
+    for one in cards.gpus:
+        limit = limits.get(one.index, 0)
+        if 0 < limit < 0.95 * highest[one.name]:
+            is_quiet = False
+            yield Reading(
+                verdict="warn", what=f"GPU {one.index} may use {limit} W, others of its model here {highest[one.name]} W",
+                why="all ranks wait for it at each step", fix=f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}",
+            )  # fmt: skip
+    power = ", ".join(f"{name}: {watts} W" for name, watts in sorted(highest.items()))
+    if is_quiet:
+        yield ok(f"no GPU is slowed down; power limits {power}", power=power)
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of hosts whose GPUs may use less power."""
+    groups = group_hosts(facts, "power")
+    models = {tuple(part.rpartition(":")[0] for part in value.split(", ")) for value in groups}
+    if len(groups) > 1 and len(models) == 1:
+        yield Reading(
+            verdict="warn", what=f"the power limits of the GPUs differ: {say_groups(groups)}", why="all ranks wait for the slowest GPU at each step",
+            fix="sudo nvidia-smi -pl …  # the same on all hosts", hosts=find_odd_hosts(groups),
+        )  # fmt: skip
+
+
+def _query_reasons(host: Host) -> dict[int, dict[str, str]]:
+    # The first name is that of drivers since 535, the second of those before.
+    for prefix in ("clocks_event_reasons", "clocks_throttle_reasons"):
+        told = query(host, "temperature.gpu", "power.limit", *(f"{prefix}.{name}" for name in _REASONS))
+        if told:
+            return {
+                index: {name.removeprefix(f"{prefix}."): value for name, value in values.items()}
+                for index, values in told.items()
+            }
+    return {}
+
+
+PROBE = Probe(
+    id="gpu-throttle",
+    title="GPUs slowed down by heat or power",
+    topic="gpu",
+    speed="quick",
+    look=look,
+    compare=compare,
+)

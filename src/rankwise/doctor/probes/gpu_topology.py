@@ -1,0 +1,98 @@
+"""How the GPUs are connected with each other and with the network.
+
+**Why it matters.** All GPUs of a ring go at the speed of its slowest link. A broken NVLink, or a fabric of NVSwitch that is not set up, makes
+the job many times slower or end with `system not yet initialized` (error 802). GPUs that reach each other only over the link between the processors
+(`SYS`) are slow by nature.
+
+**How it is looked at.** `nvidia-smi topo -m`, `nvidia-smi nvlink -s`, and the state of the fabric. A GPU that has fewer active links than the
+others of its model on this host has lost some.
+
+**What to do.** Start `nvidia-fabricmanager`, in the version of the driver. Lost links mostly need a reset of the GPU, or repair. A job on fewer GPUs
+than there are is faster on those that are near each other: choose them by `CUDA_VISIBLE_DEVICES`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query
+from rankwise.doctor.gpu.topology import list_gpu_pairs, read_links, read_matrix
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.host import Host
+
+#: From near to far.
+_NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
+#: The fabric of hosts without NVSwitch says one of these, or nothing.
+_SETTLED = {"completed", "n/a", "[n/a]", "not supported", "[not supported]", ""}
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell the ways between the GPUs, and the links that are lost."""
+    cards = list_cards(host)
+    if not cards.gpus:
+        yield cards.skip()
+        return
+    yield from _check_fabric(host)
+    if len(cards.gpus) == 1:
+        yield ok("one GPU: there is no way to another")
+        return
+    yield from _check_links(host, cards)
+    matrix = read_matrix(ask_smi(host, "topo", "-m").out)
+    pairs = list_gpu_pairs(matrix)
+    if not pairs:
+        yield skipped("the ways between the GPUs are not told", "`nvidia-smi topo -m` has no matrix")
+        return
+    yield ok(_say(cards, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
+
+
+def _check_fabric(host: Host) -> Iterator[Reading]:
+    states = {index: told["fabric.state"] for index, told in query(host, "fabric.state").items()}
+    late = {index: state for index, state in states.items() if state.strip().lower() not in _SETTLED}
+    if late:
+        state = next(iter(late.values()))
+        yield Reading(
+            verdict="fail", what=f"the NVLink fabric of GPU {', '.join(map(str, late))} is not set up: {state}",
+            why="CUDA can't be used: `system not yet initialized` (error 802)", fix="sudo systemctl start nvidia-fabricmanager  # of the driver's version",
+        )  # fmt: skip
+
+
+def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
+    links = read_links(ask_smi(host, "nvlink", "-s").out)
+    models = {one.index: one.name for one in cards.gpus}
+    for index, active in sorted(links.items()):
+        alike = [sum(theirs) for other, theirs in links.items() if models.get(other) == models.get(index)]
+        # Cards that are joined in pairs by a bridge may have none at all: only a part that is missing is a loss.
+        if 0 < sum(active) < max(alike):
+            dead = ", ".join(str(at) for at, is_active in enumerate(active) if not is_active)
+            which = f"; inactive: {dead}" if dead else ""
+            yield Reading(
+                verdict="warn", what=f"GPU {index} has {sum(active)} active NVLinks, others of its model here have {max(alike)}{which}",
+                why="all GPUs wait for the slowest way: collectives are slower by as much",
+                fix="nvidia-smi nvlink -e  # counts its errors\nsudo nvidia-smi --gpu-reset  # when idle",
+            )  # fmt: skip
+
+
+def _say(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]) -> str:
+    counts = Counter(pairs.values())
+    ways = ", ".join(
+        f"{count} by {way}"
+        for way, count in sorted(counts.items(), key=lambda one: (one[0] in _NEAR, one[0]))
+    )
+    nics = {a for a, _ in matrix if not a.startswith("GPU")}
+    near = {
+        a for (a, b), way in matrix.items() if a.startswith("GPU") and b in nics and way in {"PIX", "PXB"}
+    }
+    beside = f"; {len(near)} GPUs have a network card beside them" if nics else ""
+    return f"{len(cards.gpus)} GPUs, {len(pairs)} pairs: {ways}{beside}"
+
+
+PROBE = Probe(
+    id="gpu-topology", title="ways between the GPUs", topic="gpu", speed="quick", look=look, classes=("R12",)
+)

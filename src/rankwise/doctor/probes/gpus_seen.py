@@ -1,0 +1,225 @@
+"""Whether the driver answers, and the job finds as many GPUs as it has ranks.
+
+**Why it matters.** A rank whose GPU is not there ends with `CUDA error: invalid device ordinal`. A driver that does not answer stops each rank
+in its first use of CUDA, without a word; after an update of the driver without a reboot torch says `CUDA is not available` and trains on the
+CPU. A GPU with memory errors ends ranks with `uncorrectable ECC error encountered`, or makes them wrong or slow.
+
+**How it is looked at.** `nvidia-smi` must answer within 10 s. Its list is held against `CUDA_VISIBLE_DEVICES` as CUDA reads it (it stops at the
+first entry that names no GPU) and against the number of ranks. Memory errors are asked for, and the kernel's log for the driver's serious errors
+(Xid), where it may be read. Between hosts, the number and the model of the GPUs are compared.
+
+**What to do.** Start as many ranks as there are GPUs. A driver that hangs, or that was updated, needs a reboot; a GPU that is lost does, too, and
+if it comes back like that, repair.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query, to_int, to_kernel_bus_id
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Facts
+
+#: The driver's errors that tell of the hardware or of the driver itself, and not of a program.
+_XIDS = {
+    48: "memory error that could not be corrected", 62: "its own controller has stopped",
+    64: "a row of memory could not be retired", 74: "error on NVLink", 79: "it has fallen off the bus",
+    92: "many memory errors that were corrected", 94: "memory error in one program", 95: "memory error, contained by nothing",
+    119: "its own controller does not answer", 120: "error of its own controller", 140: "memory error that was not repaired",
+}  # fmt: skip
+#: So long a line of CUDA_VISIBLE_DEVICES may be a way to say none.
+_NONE = {"", "-1", "NoDevFiles", "none"}
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what the driver says, how many GPUs a rank can see, and which of them are ill."""
+    cards = list_cards(host)
+    if cards.sight in {"broken", "late"}:
+        yield _tell_broken(host, cards)
+        return
+    if cards.sight != "ok":
+        yield cards.skip()
+        return
+    found = [*_check_lost(cards), *_check_visible(host, cards), *_check_health(cards, host)]
+    yield from found
+    yield _tell(host, cards)
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of hosts with other GPUs."""
+    counts = group_hosts(facts, "count")
+    if len(counts) > 1:
+        yield Reading(
+            verdict="warn", what=f"the number of GPUs differs: {say_groups(counts)}", hosts=find_odd_hosts(counts),
+            why="with as many ranks on each host, those without a GPU end with `CUDA error: invalid device ordinal`",
+            fix="nvidia-smi -L  # there: is a GPU missing, or hidden by CUDA_VISIBLE_DEVICES?",
+        )  # fmt: skip
+    models = group_hosts(facts, "models")
+    if len(models) > 1:
+        yield Reading(
+            verdict="warn", what=f"the GPUs differ: {say_groups(models)}", hosts=find_odd_hosts(models),
+            why="all ranks wait for the slowest GPU at each step, and the smallest memory bounds the batch of all",
+            fix="# use hosts with the same GPUs, or give those with the slower ones smaller batches",
+        )  # fmt: skip
+
+
+def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
+    """Read CUDA_VISIBLE_DEVICES as CUDA does.
+
+    Args:
+        text: Its value.
+        cards: The GPUs.
+        mig: How many MIG devices there are.
+
+    Returns:
+        How many devices a rank sees, and the first entry that names none; empty if all do.
+    """
+    if text.strip() in _NONE:
+        return 0, ""
+    seen: list[str] = []
+    for entry in (entry.strip() for entry in text.split(",")):
+        if entry.startswith("MIG-"):
+            is_known = mig > 0
+        elif entry.startswith("GPU-"):
+            is_known = any(one.uuid.startswith(entry) for one in cards.gpus)
+        else:
+            is_known = entry.isdecimal() and int(entry) < len(cards.gpus)
+        if not is_known:
+            return len(seen), entry or "(empty)"
+        if entry in seen:
+            return 0, f"{entry} twice"
+        seen.append(entry)
+    return len(seen), ""
+
+
+def _tell(host: Host, cards: Cards) -> Reading:
+    models = sorted({one.name for one in cards.gpus})
+    present = len(host.names("/proc/driver/nvidia/gpus"))
+    more = f" of the host's {present}" if present > len(cards.gpus) else ""
+    return ok(
+        f"{len(cards.gpus)}{more} GPUs ({', '.join(models)}), driver {cards.driver}", count=len(cards.gpus), models=", ".join(models),
+        driver=cards.driver, uuids=[one.uuid for one in cards.gpus],
+    )  # fmt: skip
+
+
+def _tell_broken(host: Host, cards: Cards) -> Reading:
+    reboot = (
+        "sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia"
+    )
+    if cards.sight == "late":
+        return Reading(
+            verdict="fail", what=cards.why, why="the driver hangs, mostly after a GPU has fallen off the bus: each rank stops in its first use of "
+            "CUDA, without a word, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
+        )  # fmt: skip
+    if "mismatch" in cards.why:
+        return Reading(
+            verdict="fail", what=f"nvidia-smi says: {cards.why}", fix=reboot,
+            why="the driver's files were updated, and the old one is still loaded: torch says that CUDA is not available, and uses the CPU",
+        )  # fmt: skip
+    return Reading(
+        verdict="fail" if host.job.backend == "nccl" or cards.driver else "warn", what=f"the NVIDIA driver does not serve the GPU here: {cards.why}",
+        why="no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
+        fix="sudo modprobe nvidia  # in a container: docker run --gpus all …",
+    )  # fmt: skip
+
+
+def _check_lost(cards: Cards) -> Iterator[Reading]:
+    for line in cards.lost:
+        yield Reading(
+            verdict="fail", what=f"a GPU does not answer: {line}", fix="sudo dmesg | grep -i xid  # the reason\nsudo reboot",
+            why="the rank of this GPU, and often all use of CUDA on this host, fails or hangs until a reboot",
+        )  # fmt: skip
+    for one in cards.gpus:
+        if one.compute_mode == "Prohibited":
+            yield Reading(
+                verdict="fail", what=f"GPU {one.index} is closed to all programs (compute mode Prohibited)",
+                why="a rank there ends with `all CUDA-capable devices are busy or unavailable`", fix=f"sudo nvidia-smi -i {one.index} -c DEFAULT",
+            )  # fmt: skip
+
+
+def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
+    ranks, backend = host.job.num_ranks, host.job.backend
+    mig = (
+        len(re.findall(r"^\s+MIG\s", ask_smi(host, "-L").out, re.MULTILINE))
+        if any(one.has_mig for one in cards.gpus)
+        else 0
+    )
+    visible, unknown = len(cards.gpus), ""
+    text = host.env.get("CUDA_VISIBLE_DEVICES")
+    if text is not None:
+        visible, unknown = read_visible(text, cards, mig)
+    if unknown:
+        yield Reading(
+            verdict="warn", what=f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(cards.gpus)} here; {visible} are seen",
+            why="CUDA stops reading at the first entry that names no GPU, and takes none if one stands there twice", fix="unset CUDA_VISIBLE_DEVICES",
+            class_id="L7",
+        )  # fmt: skip
+    if mig and (ranks or 0) > 1 and backend != "gloo":
+        yield Reading(
+            verdict="warn", what=f"the GPUs are split (MIG, {mig} devices), and {ranks} ranks are to run here",
+            why="a rank can use one MIG device only, and NCCL refuses two ranks on one GPU: `Duplicate GPU detected`",
+            fix="sudo nvidia-smi -mig 0  # whole GPUs again; needs them idle",
+        )  # fmt: skip
+    elif ranks is not None and ranks > visible and backend != "gloo" and (visible or backend == "nccl"):
+        named = "" if text is None else f" (CUDA_VISIBLE_DEVICES={text})"
+        yield Reading(
+            verdict="fail", what=f"{ranks} ranks, and {visible} GPUs that they can see{named}", class_id="L7",
+            why="the ranks above end with `CUDA error: invalid device ordinal`, or share a GPU, which NCCL refuses: `Duplicate GPU detected`",
+            fix=f"rankwise run --nproc-per-node {visible} …" if visible else "unset CUDA_VISIBLE_DEVICES",
+        )  # fmt: skip
+
+
+def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
+    ecc, rows = "ecc.errors.uncorrected.volatile.total", ("remapped_rows.pending", "remapped_rows.failure")
+    # One question where the driver knows all of it: each takes seconds on a host where nothing holds the driver awake.
+    told = query(host, ecc, *rows) or query(host, ecc)
+    for index, values in told.items():
+        count = to_int(values[ecc])
+        if count:
+            yield Reading(
+                verdict="warn", what=f"GPU {index} has counted {count} memory errors that could not be corrected",
+                why="ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers",
+                fix=f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle; errors that come back need repair",
+            )  # fmt: skip
+        for name, says in zip(
+            rows,
+            ("has memory rows that wait for a reset to be replaced", "could not replace broken memory rows"),
+            strict=True,
+        ):
+            if values.get(name, "0") == "Yes" or to_int(values.get(name, "0")):
+                yield Reading(
+                    verdict="warn", what=f"GPU {index} {says}", why="ranks there end with `uncorrectable ECC error encountered`",
+                    fix=f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle; a failure needs repair",
+                )  # fmt: skip
+    yield from _check_kernel_log(cards, host)
+
+
+def _check_kernel_log(cards: Cards, host: Host) -> Iterator[Reading]:
+    names = {one.bus_id.rpartition(".")[0]: f"GPU {one.index}" for one in cards.gpus}
+    found: dict[tuple[str, int], int] = {}
+    for place, number in re.findall(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+)", host.run("dmesg").out):
+        key = to_kernel_bus_id(place), int(number)
+        found[key] = found.get(key, 0) + 1
+    for (place, number), count in sorted(found.items()):
+        # In a container the log is that of the whole host: other jobs' GPUs are not ours to tell of.
+        if number in _XIDS and (place in names or cards.lost):
+            yield Reading(
+                verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {count} times since the host was started: "
+                f"{_XIDS[number]}", why="ranks on this GPU fail or hang when it happens again",
+                fix="sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and look whether it comes back",
+            )  # fmt: skip
+
+
+PROBE = Probe(
+    id="gpus-seen", title="GPUs that the driver and the job see", topic="gpu", speed="quick", look=look, classes=("L7", "R14", "R13", "I17"),
+    compare=compare,
+)  # fmt: skip

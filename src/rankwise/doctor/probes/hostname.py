@@ -1,0 +1,106 @@
+"""The address of the host's own name, at which Gloo listens for the other ranks.
+
+**Why it matters.** Gloo asks for the addresses of the host's own name and listens at the first one that is its own. `/etc/hosts` of many
+systems says that this is `127.0.1.1`; then each other host connects to itself: `Gloo connectFullMesh failed`, `Connection refused`, or a
+hang. If the name has no address, or one of another host, Gloo falls back to `127.0.0.1`, with the same end.
+
+**How it is looked at.** The name is looked up as a rank does it, and compared with the addresses of the interfaces. On one host any
+answer will do, and ranks that use NCCL alone do not ask; so with GPUs it is a warning. Of several hosts no two may have the same name.
+
+**What to do.** `GLOO_SOCKET_IFNAME` set to the interface that the hosts share makes Gloo ask no name; or `/etc/hosts` is mended, so that
+the name leads to the address of that interface.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import group_hosts
+from rankwise.doctor.network.gloo import can_bind, find_gloo_address, split_names
+from rankwise.doctor.network.master import has_several_hosts, suggest_interface
+from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.network.nccl import uses_nccl
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.interfaces import Interface
+    from rankwise.doctor.reading import Facts
+
+#: Each rank asks for the name at least once, when it starts.
+_SLOW_S = 1.0
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell the address of the host's own name, and how long it took to get it."""
+    ips, took_s = host.time_lookup(host.name)
+    yield _judge_address(host, ips)
+    if took_s > _SLOW_S:
+        yield Reading(
+            verdict="warn", what=f"looking up {host.name} took {took_s:.1f} s", why="each rank asks for it when it starts, and waits as long",
+            fix=f"getent hosts {host.name}  # slow too? then write the name into /etc/hosts, or mend the name server in /etc/resolv.conf",
+        )  # fmt: skip
+
+
+def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
+    interfaces = host.interfaces()
+    told, taken = _say(host, ips, interfaces), find_gloo_address(host, interfaces)
+    named = split_names(host.env.get("GLOO_SOCKET_IFNAME", ""))
+    if named:
+        return ok(f"{told}; Gloo goes by GLOO_SOCKET_IFNAME={','.join(named)}", name=host.name)
+    if not is_loopback_address(taken) or not has_several_hosts(host):
+        return ok(f"{told}; Gloo takes {taken}", name=host.name)
+    return Reading(
+        verdict="warn" if uses_nccl(host) else "fail", what=f"{told}; Gloo takes {taken}", class_id="I5",
+        why="the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang",
+        fix=_mend(host, suggest_interface(host, interfaces)), facts={"name": host.name},
+    )  # fmt: skip
+
+
+def _say(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface]) -> str:
+    if not ips:
+        return f"the host's own name {host.name} has no address"
+    if not any(can_bind(ip, interfaces) for ip in ips):
+        return f"{host.name} is {', '.join(ips)}, which no interface here has"
+    return f"{host.name} is {', '.join(ips)}"
+
+
+def _mend(host: Host, best: Interface | None) -> str:
+    if best is None:
+        return "ip -br addr  # no interface here has an address that other hosts could reach"
+    ip = best.reachable[0].ip
+    return "\n".join(
+        [f"export GLOO_SOCKET_IFNAME={best.name}  # or mend /etc/hosts:", *_edit_hosts(host, ip)]
+    )
+
+
+def _edit_hosts(host: Host, ip: str) -> list[str]:
+    """Return the commands that make the host's name lead to an address."""
+    add, word = f"echo '{ip} {host.name}' | sudo tee -a /etc/hosts", re.escape(host.name)
+    lines = [line.partition("#")[0].split() for line in host.read("/etc/hosts").splitlines()]
+    wrong = [words for words in lines if host.name in words[1:] and words[0] != ip]
+    if not wrong:
+        return [add]
+    if len(wrong) == 1 and "localhost" not in wrong[0]:
+        return [rf"sudo sed -i -E 's/^{re.escape(wrong[0][0])}(\s.*\b{word}\b)/{ip}\1/' /etc/hosts"]
+    starts = "|".join(re.escape(words[0]) for words in wrong)
+    return [rf"sudo sed -i -E '/^({starts})\s/s/\s{word}\b//g' /etc/hosts", add]
+
+
+def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    for name, hosts in group_hosts(facts, "name").items():
+        if len(hosts) > 1:
+            yield Reading(
+                verdict="warn", what=f"{len(hosts)} hosts are called {name}", hosts=tuple(hosts),
+                why="logs and reports can't tell them apart, and with --rdzv-backend c10d each one may take itself for the host of the store",
+                fix="sudo hostnamectl set-hostname NAME  # another name on each; in containers: docker run --hostname NAME",
+            )  # fmt: skip
+
+
+PROBE = Probe(
+    id="hostname", title="the address of the host's own name", topic="network", speed="quick", look=look, classes=("I5",), compare=_compare
+)  # fmt: skip

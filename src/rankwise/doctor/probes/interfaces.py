@@ -1,0 +1,215 @@
+"""The network interfaces, and which of them Gloo and NCCL take.
+
+**Why it matters.** NCCL takes the interfaces that begin with `ib`, else all but `lo` and docker's; so the bridge of a container network,
+or a VPN, may be among them, or be the first. The other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system
+error`, or a hang at the first collective. Gloo takes the address of the host's name, which may be such a one, too.
+
+**How it is looked at.** Addresses and kinds of all interfaces are read, and the rules of Gloo and NCCL are followed, variables counted
+in. An interface that a variable names is taken to be meant.
+
+**What to do.** `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` set to the interface that the hosts share. NCCL's is the beginning of names,
+or with `=` whole ones, or with `^` those to leave out; Gloo's is a whole name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.network.gloo import find_gloo_address, find_interface, split_names
+from rankwise.doctor.network.master import find_master, has_several_hosts, say_interface, suggest_interface
+from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.network.nccl import choose_nccl_interfaces, match_names, read_settings, uses_nccl
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.interfaces import Interface
+    from rankwise.doctor.reading import Fact, Facts, Verdict
+
+_FOREIGN = ("container", "vpn", "loopback")
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell the interfaces, and what is wrong with those that Gloo and NCCL take."""
+    interfaces = host.interfaces()
+    gloo = find_interface(find_gloo_address(host, interfaces), interfaces)
+    nccl = choose_nccl_interfaces(host, interfaces) if uses_nccl(host) else ()
+    yield ok(_describe(interfaces, gloo, nccl), **_collect(host, interfaces, gloo))
+    if has_several_hosts(host):
+        best = suggest_interface(host, interfaces)
+        yield from _judge_gloo(host, gloo, best)
+        yield from _judge_nccl(host, nccl, best)
+        if best is None and not any(one.is_up and one.reachable and one.kind == "vpn" for one in interfaces):
+            yield _tell_none(interfaces)
+
+
+def _describe(interfaces: Sequence[Interface], gloo: Interface | None, nccl: Sequence[Interface]) -> str:
+    shown = [one for one in interfaces if one.addresses and one.kind != "loopback"]
+    told = (
+        ", ".join(say_interface(one) + ("" if one.is_up else " [down]") for one in shown)
+        or "no interface but loopback has an address"
+    )
+    takers = [f"Gloo takes {gloo.name}"] if gloo else []
+    if nccl:
+        takers.append(f"NCCL takes {', '.join(one.name for one in nccl)}")
+    return "; ".join([told, *takers])
+
+
+def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None) -> dict[str, Fact]:
+    networks: dict[str, Fact] = {
+        one.name: [address.network for address in one.reachable if address.is_ipv4] for one in interfaces if one.is_candidate
+    }  # fmt: skip
+    nccl = read_settings(host).get("NCCL_SOCKET_IFNAME")
+    return {
+        "networks": networks,
+        "names": [one.name for one in interfaces],
+        "gloo": gloo.name if gloo else "",
+        "gloo_wanted": host.env.get("GLOO_SOCKET_IFNAME", ""),
+        "nccl_wanted": nccl.value if nccl else "",
+    }
+
+
+def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> Iterator[Reading]:
+    # What a variable names is meant, and an address of loopback is told by the probe `hostname`.
+    is_named = bool(split_names(host.env.get("GLOO_SOCKET_IFNAME", "")))
+    if (
+        taken is None
+        or best is None
+        or is_named
+        or taken.kind not in {"container", "vpn"}
+        or host.job.backend == "nccl"
+    ):
+        return
+    if not _leads_to_master(host, taken):
+        yield Reading(
+            verdict="warn" if uses_nccl(host) else _weigh(host, taken, best), what=f"Gloo takes {say_interface(taken)}, the address of the host's name",
+            why="other hosts can't reach it: `Gloo connectFullMesh failed`, `timed out connecting`, or a hang",
+            fix=f"export GLOO_SOCKET_IFNAME={best.name}",
+        )  # fmt: skip
+
+
+def _judge_nccl(host: Host, taken: Sequence[Interface], best: Interface | None) -> Iterator[Reading]:
+    wanted = read_settings(host).get("NCCL_SOCKET_IFNAME")
+    # Where data goes by InfiniBand or EFA, only the bootstrap goes by TCP, and takes the first.
+    used = taken[:1] if _has_rdma(host) else taken
+    foreign = [one for one in used if one.kind in _FOREIGN and not _leads_to_master(host, one)]
+    if best is None or not foreign or (wanted is not None and len(wanted.value) > 1):
+        return
+    is_first = foreign[0] is taken[0]
+    yield Reading(
+        verdict=_weigh(host, foreign[0], best) if is_first else "warn", class_id="I7",
+        what=f"NCCL takes {', '.join(map(say_interface, foreign))}" + ("" if is_first else f" besides {taken[0].name}"),
+        why="other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system error`, or a hang at the first collective",
+        fix=f"export NCCL_SOCKET_IFNAME={_name_for_nccl(best, host.interfaces())}",
+    )  # fmt: skip
+
+
+def _has_rdma(host: Host) -> bool:
+    off = read_settings(host).get("NCCL_IB_DISABLE")
+    return bool(host.names("/sys/class/infiniband")) and (off is None or off.value.strip() != "1")
+
+
+def _weigh(host: Host, taken: Interface, best: Interface) -> Verdict:
+    """Return how bad it is: a VPN may be meant, unless the master is elsewhere."""
+    return "fail" if taken.kind != "vpn" or _leads_to_master(host, best) else "warn"
+
+
+def _leads_to_master(host: Host, one: Interface) -> bool:
+    name, _ = find_master(host)
+    ips = (
+        [ipaddress.ip_address(ip) for ip in host.lookup(name) if not is_loopback_address(ip)] if name else []
+    )
+    return any(ip in ipaddress.ip_network(address.network) for ip in ips for address in one.reachable)
+
+
+def _name_for_nccl(best: Interface, interfaces: Sequence[Interface]) -> str:
+    is_alone = match_names(best.name, [one.name for one in interfaces]) == (best.name,)
+    return best.name if is_alone else f"={best.name}"
+
+
+def _tell_none(interfaces: Sequence[Interface]) -> Reading:
+    down = [
+        one.name for one in interfaces if not one.is_up and one.kind in {"ethernet", "infiniband", "wireless"}
+    ]
+    local = [
+        one.name
+        for one in interfaces
+        if one.is_up and one.kind != "loopback" and one.addresses and not one.reachable
+    ]
+    told = [f"{', '.join(down)} down"] if down else []
+    told += [f"{', '.join(local)} with an address for its cable only"] if local else []
+    others = [say_interface(one) for one in interfaces if one.is_up and one.reachable]
+    told += [f"there are {', '.join(others)}"] if others else []
+    return Reading(
+        verdict="warn" if others else "fail",
+        what="no interface has an address that other hosts reach" + (f": {'; '.join(told)}" if told else ""),
+        why="the ranks of this host can't meet those of others", fix=f"sudo ip link set dev {down[0]} up" if down else "ip -br addr",
+    )  # fmt: skip
+
+
+def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    yield from _compare_names(facts)
+    networks = {host: _by_name(told) for host, told in facts.items()}
+    common = set.intersection(
+        *({one for found in by_name.values() for one in found} for by_name in networks.values())
+    )
+    if not common:
+        yield ok("no network is common to all hosts: they must reach each other through a router")
+        return
+    apart = {
+        host: name for host, by_name in networks.items()
+        if (name := str(facts[host].get("gloo") or "")) in by_name and not common.intersection(by_name[name])
+    }  # fmt: skip
+    if apart:
+        there = {
+            host: next(name for name, found in networks[host].items() if common.intersection(found))
+            for host in apart
+        }
+        yield Reading(
+            verdict="warn", hosts=tuple(apart),
+            what=f"all hosts are in {', '.join(sorted(common))}, and Gloo takes " + ", ".join(f"{name} on {host}" for host, name in apart.items()),
+            why="what others reach of this host is perhaps not where Gloo listens: `connectFullMesh failed`, or a hang",
+            fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in there.items()),
+        )  # fmt: skip
+
+
+def _by_name(told: Facts) -> dict[str, list[str]]:
+    networks = told.get("networks")
+    found = networks if isinstance(networks, dict) else {}
+    return {name: [str(one) for one in value] for name, value in found.items() if isinstance(value, list)}
+
+
+def _compare_names(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of a variable that some hosts set, and that would fit no interface of the others."""
+    for variable, key in (("GLOO_SOCKET_IFNAME", "gloo_wanted"), ("NCCL_SOCKET_IFNAME", "nccl_wanted")):
+        wanted = {host: str(told[key]) for host, told in facts.items() if told.get(key)}
+        without = {host: told for host, told in facts.items() if host not in wanted}
+        for value in dict.fromkeys(wanted.values()):
+            lacking = [host for host, told in without.items() if not _fits(variable, value, told)]
+            if lacking:
+                setters = [host for host, one in wanted.items() if one == value]
+                names = {host: next(iter(_by_name(facts[host])), "") for host in lacking}
+                yield Reading(
+                    verdict="warn", hosts=tuple(lacking),
+                    what=f"{variable}={value} on {', '.join(setters)}; {', '.join(lacking)} has no such interface, and no such variable",
+                    why="one value does not fit all hosts: a launcher that passes it on makes ranks fail there",
+                    fix="\n".join(f"export {variable}={name}  # on {host}" for host, name in names.items() if name) or "ip -br addr",
+                )  # fmt: skip
+
+
+def _fits(variable: str, value: str, told: Facts) -> bool:
+    given = told.get("names")
+    names = [str(one) for one in given] if isinstance(given, list) else []
+    if variable == "GLOO_SOCKET_IFNAME":
+        return set(split_names(value)) <= set(names)
+    return bool(match_names(value, names))
+
+
+PROBE = Probe(
+    id="interfaces", title="network interfaces, and which ones are taken", topic="network", speed="quick", look=look, classes=("I7",),
+    compare=_compare,
+)  # fmt: skip

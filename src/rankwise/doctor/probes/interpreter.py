@@ -1,0 +1,113 @@
+"""Which Python, and which torch, will run the ranks.
+
+**Why it matters.** Each rank is a process of one interpreter, with the packages of that interpreter. Over ssh, in a batch script or under
+`sudo` another one often comes first on `PATH` than in your terminal: the ranks then end with `ModuleNotFoundError: No module named 'torch'`, or
+use an older torch that you have forgotten. Hosts with different versions may hang at the first collective, or much later.
+
+**How it is looked at.** The ranks' interpreter is started once and imports torch. The interpreter that `torchrun` and `rankwise` on `PATH`
+belong to is read from their first lines. Between hosts, the version of Python (3.11, without the third number) and that of torch are compared.
+
+**What to do.** Activate the environment in the job itself, or start the job by its full path: `/path/to/env/bin/rankwise run train.py`. Install the
+same versions on all hosts, or start from a shared folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.torch_facts import TorchFacts
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell which interpreter and torch the ranks get, and whether torchrun on PATH belongs to another one."""
+    told = host.torch
+    yield _tell_torch(told)
+    for name in ("torchrun", "rankwise"):
+        launcher = find_program(host, name)
+        python = _find_interpreter(host, launcher) if launcher else ""
+        if python and not _is_same_environment(host, python, told.python):
+            yield Reading(
+                verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {told.python}", class_id="L17",
+                why=f"a job that is started with {name} here has the packages of another environment",
+                fix=f'export PATH="{Path(told.python).parent}:$PATH"',
+            )  # fmt: skip
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of hosts with another Python or torch."""
+    for name, title in (("python", "Python"), ("torch", "torch")):
+        groups = group_hosts(facts, name)
+        if len(groups) < 2:
+            continue
+        most = next(iter(groups))
+        yield Reading(
+            verdict="fail", what=f"{title} differs: {say_groups(groups)}", class_id="R11", hosts=find_odd_hosts(groups),
+            why="ranks of different versions hang at their first collective, or fail much later, at an object that the other can't read",
+            fix=f"python -m pip install torch=={most}  # there" if name == "torch" else f"# use Python {most} on all of these hosts",
+        )  # fmt: skip
+
+
+def _tell_torch(told: TorchFacts) -> Reading:
+    minor = ".".join(told.python_version.split(".")[:2])
+    if told.has_torch:
+        what = f"Python {told.python_version} ({told.python}), torch {told.version} in {told.folder}"
+        return ok(what, python=minor, torch=told.version, interpreter=told.python, folder=told.folder)
+    if "did not end" in told.why or told.why == "not asked":
+        return skipped(
+            f"torch could not be asked: {told.why}",
+            "an import of torch takes seconds; a disk or a driver does not answer in time",
+        )
+    install = (
+        f"{told.python} -m pip install torch"
+        if "No module named 'torch'" in told.why
+        else f'{told.python} -c "import torch"'
+    )
+    is_missing = "can't be run" in told.why
+    return Reading(
+        verdict="fail", what=f"{told.python} " + ("can't be started: " if is_missing else "can't import torch: ") + told.why, class_id="L17",
+        why="each rank here ends at once with this error",
+        fix="# name the interpreter of the environment that has torch" if is_missing else f"{install}  # or use another environment's Python",
+        facts={"python": minor, "interpreter": told.python},
+    )  # fmt: skip
+
+
+def _is_same_environment(host: Host, theirs: str, ours: str) -> bool:
+    # In one folder python, python3 and python3.11 are the same; and /bin may be another name of /usr/bin.
+    return (
+        not Path(ours).is_absolute() or host.path(theirs).parent.resolve() == host.path(ours).parent.resolve()
+    )
+
+
+def find_program(host: Host, name: str) -> str:
+    """Return the file that a shell would start for a name; empty for none."""
+    for folder in host.env.get("PATH", "").split(":"):
+        if folder.startswith("/") and host.path(f"{folder}/{name}").is_file():
+            return f"{folder}/{name}"
+    return ""
+
+
+def _find_interpreter(host: Host, launcher: str) -> str:
+    head = host.read(launcher).splitlines()[:2]
+    if not head or not head[0].startswith("#!"):
+        return ""
+    # Of a long path pip makes a script of the shell: its second line holds the interpreter.
+    line = head[0][2:] if not head[0].startswith("#!/bin/sh") else (head[1:] or [""])[0]
+    words = re.findall(r"[^\s'\"]+", line)
+    found = next((word for word in words if Path(word).name.startswith(("python", "pypy"))), "")
+    return found if found.startswith("/") or not found else find_program(host, found)
+
+
+PROBE = Probe(
+    id="interpreter", title="Python and torch of the ranks", topic="software", speed="slow", look=look, classes=("L17", "R11"), compare=compare,
+)  # fmt: skip

@@ -1,0 +1,96 @@
+"""IPv6: all of it, or nothing, and the same on all hosts.
+
+**Why it matters.** Where a name has an address of IPv6 first and this host has no way there, torch tries it first: warnings of
+`socket.cpp` with `errno: 97` or `101` stand before the real error, and a way that swallows packets costs the whole time-out. Gloo can't
+connect ranks of which some listen on IPv4, and some on IPv6.
+
+**How it is looked at.** The interfaces' addresses, the kernel's switches, and the addresses of the master's name. A host without IPv6 is
+well, also with the usual line for `::1` in `/etc/hosts`.
+
+**What to do.** Let the master's address be one of IPv4. `GLOO_SOCKET_IFNAME` makes Gloo take IPv4 on an interface that has both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.base.host import is_loopback
+from rankwise.doctor.network.gloo import find_gloo_address, find_interface
+from rankwise.doctor.network.master import find_master, suggest_interface
+from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Fact, Facts
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell whether there is IPv6, and whether the master's name wants it."""
+    interfaces = host.interfaces()
+    gloo = find_gloo_address(host, interfaces)
+    one, best = find_interface(gloo, interfaces), suggest_interface(host, interfaces)
+    # Whoever listens on loopback has another fault, and no family in common with others to lack.
+    family = "" if not gloo or is_loopback_address(gloo) else "IPv6" if ":" in gloo else "IPv4"
+    name = one.name if one else best.name if best else ""
+    yield ok(_describe(host), family=family, interface=name)
+    yield from _judge_master(host)
+
+
+def _has_route(host: Host) -> bool:
+    return any(not address.is_ipv4 for one in host.interfaces() if one.is_up for address in one.reachable)
+
+
+def _describe(host: Host) -> str:
+    if _has_route(host):
+        return "IPv4 and IPv6"
+    if host.read("/proc/sys/net/ipv6/conf/all/disable_ipv6") == "1":
+        return "IPv4; IPv6 is switched off (net.ipv6.conf.all.disable_ipv6)"
+    if any(not address.is_ipv4 for one in host.interfaces() for address in one.addresses):
+        return "IPv4; IPv6 for loopback and single cables only"
+    return "IPv4 only"
+
+
+def _judge_master(host: Host) -> Iterator[Reading]:
+    name, _ = find_master(host)
+    ips = host.lookup(name) if name and not is_loopback(name) else ()
+    if not ips or ":" not in ips[0] or is_loopback_address(ips[0]) or _has_route(host):
+        return
+    other = next((ip for ip in ips if ":" not in ip), "")
+    told = (
+        f"the master's name {name} is {', '.join(ips)}, and this host has no address of IPv6 for other hosts"
+    )
+    if other:
+        yield Reading(
+            verdict="warn", what=told, class_id="I22", fix=f"export MASTER_ADDR={other}  # on all hosts",
+            why="ranks try IPv6 first: warnings of socket.cpp (errno 97, 101), or a long wait, before they take IPv4",
+        )  # fmt: skip
+    else:
+        yield Reading(
+            verdict="fail", what=told, class_id="I22", why="ranks here never reach the store: `The client socket has timed out`",
+            fix="export MASTER_ADDR=…  # the master's address of IPv4, on all hosts",
+        )  # fmt: skip
+
+
+def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    families: dict[str, list[str]] = {}
+    for host, told in facts.items():
+        families.setdefault(str(told.get("family") or ""), []).append(host)
+    if not (families.get("IPv4") and families.get("IPv6")):
+        return
+    hosts = families["IPv6"]
+    names: dict[str, Fact] = {host: facts[host].get("interface") for host in hosts}
+    yield Reading(
+        verdict="fail", hosts=tuple(hosts), class_id="I22",
+        what=f"Gloo takes an address of IPv6 on {', '.join(hosts)}, and of IPv4 on {', '.join(families['IPv4'])}",
+        why="it can't connect the two: every rank fails or hangs at init_process_group",
+        fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in names.items()),
+    )  # fmt: skip
+
+
+PROBE = Probe(
+    id="ipv6", title="IPv6", topic="network", speed="quick", look=look, classes=("I22",), compare=_compare
+)

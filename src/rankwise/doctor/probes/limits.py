@@ -1,0 +1,150 @@
+"""The limits of a process that break jobs: open files, processes, locked memory, and time.
+
+**Why it matters.** A `DataLoader` with workers passes each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`. A
+container that allows few processes ends in `can't start new thread`. NCCL over InfiniBand locks its buffers in memory:
+`ibv_reg_mr failed with error Cannot allocate memory`. Login nodes often limit the processor time, or the size of a file: the kernel kills the rank
+without a word of Python.
+
+**How it is looked at.** `/proc/self/limits`, the control group's limit of processes, and whether there is an InfiniBand card. A rank gets the limits
+of the shell, the batch system or the container that starts it.
+
+**What to do.** `ulimit` in the shell that starts the job, `/etc/security/limits.conf` for good, `docker run --ulimit`, or your batch system's setting.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.limits.cgroups import find_process_room
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+
+_GIB = 1 << 30
+#: What any Linux allows; a worker's batch of many tensors takes some hundreds.
+_FEW_FILES, _MANY_WORKERS = 1024, 8
+#: A rank of torch has some ten threads of its own; a worker has about five, and its own of Gloo and NCCL come with each peer.
+_RANK_THREADS, _WORKER_THREADS = 30, 5
+_CAP_IPC_LOCK = 14
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell the limits that break jobs."""
+    limits = read_limits(host.read("/proc/self/limits"))
+    if not limits:
+        yield skipped("this system does not tell its limits", "there is no /proc/self/limits")
+        return
+    found = [
+        *_check_files(host, limits),
+        *_check_processes(host, limits),
+        *_check_memory(host, limits),
+        *_check_kills(limits),
+    ]
+    yield from found
+    if not found:
+        files, processes = (
+            _say(limits.get("Max open files", math.inf)),
+            _say(limits.get("Max processes", math.inf)),
+        )
+        yield ok(
+            f"{files} open files, {processes} processes, {_say(limits.get('Max locked memory', math.inf))} bytes of locked memory"
+        )
+
+
+def read_limits(text: str) -> dict[str, float]:
+    """Read /proc/self/limits: the soft limits by name, infinity for none."""
+    found = {}
+    for line in text.splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) > 2 and (cells[1].isdigit() or cells[1] == "unlimited"):
+            found[cells[0]] = float(cells[1]) if cells[1].isdigit() else math.inf
+    return found
+
+
+def _check_files(host: Host, limits: dict[str, float]) -> Iterator[Reading]:
+    files = limits.get("Max open files", math.inf)
+    workers = host.job.num_workers or 0
+    if files < _FEW_FILES or (files <= _FEW_FILES and workers >= _MANY_WORKERS):
+        beside = f", and {workers} workers of each rank" if workers else ""
+        yield Reading(
+            verdict="warn", what=f"a process may open {_say(files)} files{beside}",
+            why="data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
+            fix='ulimit -n "$(ulimit -Hn)"',
+        )  # fmt: skip
+
+
+def _check_processes(host: Host, limits: dict[str, float]) -> Iterator[Reading]:
+    need = (host.job.num_ranks or 1) * (_RANK_THREADS + _WORKER_THREADS * (host.job.num_workers or 0))
+    limit, left = find_process_room(host)
+    why = "`can't start new thread`, `Resource temporarily unavailable`, or `pthread_create failed`"
+    if left < need:
+        yield Reading(
+            verdict="fail" if left < need / 3 else "warn", what=f"this container or session allows {_say(limit)} processes and threads, {_say(left)} "
+            f"more than now; the ranks take about {need}", why=why, fix="docker run --pids-limit=-1 …  # or TasksMax= of systemd, podPidsLimit of Kubernetes",
+        )  # fmt: skip
+    allowed = limits.get("Max processes", math.inf)
+    if allowed < need and not _is_root(host):
+        yield Reading(
+            verdict="warn", what=f"your user may run {_say(allowed)} processes and threads; the ranks take about {need}", why=why,
+            fix='ulimit -u "$(ulimit -Hu)"',
+        )  # fmt: skip
+
+
+def _check_memory(host: Host, limits: dict[str, float]) -> Iterator[Reading]:
+    locked = limits.get("Max locked memory", math.inf)
+    has_card = any(name.startswith("uverbs") for name in host.names("/dev/infiniband"))
+    if has_card and locked < _GIB and host.job.backend != "gloo" and not _may_lock(host):
+        is_sure = host.job.backend == "nccl" and host.job.num_nodes > 1
+        yield Reading(
+            verdict="fail" if is_sure else "warn", what=f"a process may lock {_say(locked)} bytes of memory, and this host has an InfiniBand card",
+            why="NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
+            fix="ulimit -l unlimited\n# in a container: docker run --ulimit memlock=-1:-1 …",
+        )  # fmt: skip
+    space = limits.get("Max address space", math.inf)
+    if not math.isinf(space):
+        yield Reading(
+            verdict="warn", what=f"a process may use {space / _GIB:.0f} GiB of addresses",
+            why="CUDA reserves more addresses than the host has memory, and torch maps large files: `Cannot allocate memory` with memory free",
+            fix="ulimit -v unlimited",
+        )  # fmt: skip
+
+
+def _check_kills(limits: dict[str, float]) -> Iterator[Reading]:
+    time, size = limits.get("Max cpu time", math.inf), limits.get("Max file size", math.inf)
+    if not math.isinf(time):
+        yield Reading(
+            verdict="warn", what=f"a process may use {time / 60:.0f} min of processor time, as on a login node",
+            why="the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, and no word of Python", class_id="R3",
+            fix="ulimit -t unlimited  # or start the job through the batch system",
+        )  # fmt: skip
+    if not math.isinf(size):
+        yield Reading(
+            verdict="warn", what=f"a process may write files of {size / (1 << 20):.0f} MiB",
+            why="a larger checkpoint ends in `File too large`, or in SIGXFSZ", fix="ulimit -f unlimited",
+        )  # fmt: skip
+
+
+def _may_lock(host: Host) -> bool:
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", host.read("/proc/self/status"), re.MULTILINE)
+    return bool(found and int(found[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _is_root(host: Host) -> bool:
+    found = re.search(r"^Uid:\s*\d+\s+(\d+)", host.read("/proc/self/status"), re.MULTILINE)
+    return found[1] == "0" if found else not getattr(os, "geteuid", lambda: 1)()
+
+
+def _say(limit: float) -> str:
+    return "any number of" if math.isinf(limit) else f"{limit:.0f}"
+
+
+PROBE = Probe(
+    id="limits", title="limits of a process", topic="limits", speed="instant", look=look, classes=("R3",)
+)

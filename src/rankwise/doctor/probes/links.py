@@ -1,0 +1,22 @@
+"""Every pair of hosts, in both directions, on ports like those that Gloo and NCCL will take.
+
+**Why it matters.** Ranks connect to each other at ports that the kernel picks. A firewall that lets only the master's port in lets
+`init_process_group` pass; then the first collective hangs, or fails with `Connection reset by peer` or `connectFullMesh failed`.
+
+**How it is looked at.** Each host listens on several ports that its kernel picks, at the address that Gloo will take there and, where it is
+another one, at NCCL's. Every other host connects, and whoever answers says its name. So it is told apart whether a connection is
+dropped (a firewall), refused (a firewall that rejects, or nobody there), or answered by another host; and whether all ways into a host fail, all
+out of it, or a single one.
+
+**What to do.** Let the hosts of the job reach each other on all TCP ports, or at least on those of `/proc/sys/net/ipv4/ip_local_port_range`. The
+command that is printed is for the firewall that runs on the host that is named. If two hosts answer at one address, it belongs to a bridge of
+containers that each of them has: set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` to the interface that they share.
+"""
+
+from __future__ import annotations
+
+from rankwise.doctor.probe import Probe
+
+PROBE = Probe(
+    id="links", title="every way between two hosts", topic="hosts", speed="slow", classes=("I2", "I7", "I8")
+)

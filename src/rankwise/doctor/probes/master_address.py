@@ -1,0 +1,129 @@
+"""The address at which the ranks meet: does it lead from here to the right host.
+
+**Why it matters.** `MASTER_ADDR` must have an address here, and lead to the first host from every other one. `localhost` is another host on
+every node: each waits for the rest. A name without an address ends in `The client socket has timed out`, and nothing says that it was
+the name.
+
+**How it is looked at.** The name is looked up as a rank does it. On the first host its addresses should be the host's own; on the others
+they must not be. Of several hosts, what the others got is compared with the addresses of the first one.
+
+**What to do.** Give an address of the first host that the other ones reach: `ip -br addr` there, `getent hosts NAME` here. With
+`--rdzv-backend c10d` the endpoint must be a name that this very host knows itself by; an address of another interface belongs to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.base.host import is_loopback
+from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
+from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Fact, Facts
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell where the master's address leads from here."""
+    name, _ = find_master(host)
+    if not name:
+        yield ok("no address of a master is given")
+        return
+    if is_loopback(name):
+        yield _judge_localhost(host, name)
+        return
+    ips = host.lookup(name)
+    own = [address.ip for one in host.interfaces() for address in one.addresses]
+    facts: dict[str, Fact] = {
+        "is_master": host.job.is_master,
+        "ips": list(ips),
+        "own": list(own),
+        "name": name,
+    }
+    fault = _find_fault(host, name, ips, own)
+    yield Reading(verdict="ok", what=f"{name} is {', '.join(ips)}", facts=facts) if fault is None else fault
+    if fault is None:
+        yield from _judge_endpoint(host, name, ips, own)
+
+
+def _judge_localhost(host: Host, name: str) -> Reading:
+    if not has_several_hosts(host):
+        return ok(f"the master is {name}, this host")
+    # In Kubernetes the first pod is told `localhost`, and only the others get the name.
+    if host.job.is_master and "KUBERNETES_SERVICE_HOST" in host.env:
+        return ok(f"the master is {name}, this pod")
+    best = suggest_interface(host, host.interfaces()) if host.job.is_master else None
+    return Reading(
+        verdict="fail", what=f"the master's address is {name}, and {host.job.num_nodes} hosts are to meet there", class_id="I4",
+        why="that is another host on each of them: every node waits for the rest",
+        fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "export MASTER_ADDR=…  # an address of the first host that the others reach",
+    )  # fmt: skip
+
+
+def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Reading | None:
+    if not ips:
+        return Reading(
+            verdict="fail", what=f"the master's name {name} has no address here", class_id="I3",
+            why="ranks here can't find the store: `The client socket has timed out`, and no word of the name",
+            fix=f"getent hosts {name}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts",
+        )  # fmt: skip
+    leads_here = any(ip in own or is_loopback_address(ip) for ip in ips)
+    if host.job.is_master is False and all(is_loopback_address(ip) or ip in own for ip in ips):
+        is_loop = any(is_loopback_address(ip) for ip in ips)
+        return Reading(
+            # Two nodes may be played on one host, by its address; by a name that means loopback nobody does.
+            verdict="fail" if is_loop else "warn", class_id="I2",
+            what=f"the master's name {name} is {', '.join(ips)} here, this very host, and the ranks meet on another one",
+            why="ranks here look for the store on their own host: `Connection refused`, and the others wait",
+            fix=f"grep -n {name} /etc/hosts  # must lead to the first host's address",
+        )  # fmt: skip
+    if host.job.is_master and not leads_here and has_several_hosts(host):
+        best = suggest_interface(host, host.interfaces())
+        return Reading(
+            verdict="warn", what=f"the ranks are to meet on this host, and {name} is {', '.join(ips)}, which no interface here has",
+            why="behind a translated address this may work; else the ranks look for the store on another host: `The client socket has timed out`",
+            fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", class_id="I2",
+        )  # fmt: skip
+    return None
+
+
+def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Iterator[Reading]:
+    """Tell if torch's c10d would not take this host for the one at the endpoint, though it is."""
+    if host.env.get("PET_RDZV_BACKEND") != "c10d" or not any(ip in own for ip in ips):
+        return
+    known = host.lookup(host.name)
+    if name != host.name and not set(ips) & set(known):
+        yield Reading(
+            verdict="warn", what=f"the endpoint {name} ({', '.join(ips)}) is this host, whose own name {host.name} is {', '.join(known) or 'without an address'}",
+            why="torch's c10d compares just these: no node opens the store, and all fail with `RendezvousConnectionError` after 60 s", class_id="I21",
+            fix="export PET_RDZV_CONF=is_host=1  # on this host; is_host=0 on the others",
+        )  # fmt: skip
+
+
+def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    masters = [host for host, told in facts.items() if told.get("is_master") is True]
+    if len(masters) != 1:
+        return
+    given = facts[masters[0]].get("own")
+    own = [str(ip) for ip in given] if isinstance(given, list) else []
+    for host, told in facts.items():
+        got = told.get("ips")
+        ips = [str(ip) for ip in got] if isinstance(got, list) else []
+        if host != masters[0] and ips and not any(ip in own or is_loopback_address(ip) for ip in ips):
+            name = told.get("name")
+            yield Reading(
+                verdict="warn", what=f"{name} is {', '.join(ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
+                why="behind a translated address this may work; else ranks there look for the store on another host: `The client socket has timed out`",
+                fix=f"getent hosts {name}  # on {host}; and on {masters[0]}: ip -br addr", class_id="I2", hosts=(host,),
+            )  # fmt: skip
+
+
+PROBE = Probe(
+    id="master-address", title="the address where the ranks meet", topic="network", speed="quick", look=look, compare=_compare,
+    classes=("I2", "I3", "I4", "I21"),
+)  # fmt: skip

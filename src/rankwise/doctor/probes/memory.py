@@ -1,0 +1,111 @@
+"""The memory that is left for the job, and whether the kernel has killed for lack of it.
+
+**Why it matters.** Where memory runs out, the kernel kills a process with SIGKILL: the rank is gone with exit code -9, without a word, and all
+others hang or fail with `Connection closed by peer`. In a container the limit is that of the container, whatever the host has.
+
+**How it is looked at.** `MemAvailable` of the host and the limits of the control groups, whichever is less; how many processes of this container or session
+the kernel has killed; swap; and the strict mode in which the kernel refuses memory that might not be there.
+
+**What to do.** Fewer ranks or workers, or more memory: `--mem` of Slurm, `docker run --memory`, `resources.limits.memory` of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+
+_MIB, _GIB = 1 << 20, 1 << 30
+#: A rank that has only imported torch takes this much.
+_RANK_BYTES = 300 * _MIB
+_TIGHT_BYTES, _TIGHT_SHARE = _GIB, 0.05
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what memory is left, and what has been killed."""
+    told = {
+        name: int(kib) << 10
+        for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    }
+    if "MemAvailable" not in told:
+        yield skipped("this system does not tell its memory", "there is no /proc/meminfo")
+        return
+    limit, room = find_memory_room(host)
+    size, left = min(float(told["MemTotal"]), limit), min(float(told["MemAvailable"]), max(0.0, room))
+    where = (
+        ""
+        if math.isinf(limit) or room > told["MemAvailable"]
+        else f" (the limit of this container or session is {_say(limit)})"
+    )
+    what = f"{_say(left)} of {_say(size)} of memory are free{where}"
+    found = [
+        *_check_room(host, what, size, left),
+        *_check_kills(host),
+        *_check_swap(told),
+        *_check_promises(host, told),
+    ]
+    yield from found
+    if not found:
+        yield ok(what, free=int(left), size=int(size))
+
+
+def _check_room(host: Host, what: str, size: float, left: float) -> Iterator[Reading]:
+    ranks = host.job.num_ranks or 1
+    if left < ranks * _RANK_BYTES:
+        yield Reading(
+            verdict="fail", what=f"{what}; {ranks} ranks take {_say(ranks * _RANK_BYTES)} for torch alone", class_id="R3",
+            why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix="ps aux --sort=-rss | head  # who has it",
+        )  # fmt: skip
+    elif left < _TIGHT_BYTES and left < _TIGHT_SHARE * size:
+        yield Reading(
+            verdict="warn", what=what, why="a rank that needs more is killed with SIGKILL (exit code -9)", class_id="R3",
+            fix="ps aux --sort=-rss | head  # who has it",
+        )  # fmt: skip
+
+
+def _check_kills(host: Host) -> Iterator[Reading]:
+    kills = count_oom_kills(host)
+    if kills:
+        yield Reading(
+            verdict="warn", what=f"the kernel has killed {kills} processes of this container or session for lack of memory", class_id="R3",
+            why="a rank or a data-loading worker that is killed so ends with SIGKILL (exit code -9), without a word",
+            fix="# fewer ranks or workers, or more memory: sbatch --mem=…, docker run --memory=…, resources.limits.memory of Kubernetes",
+        )  # fmt: skip
+
+
+def _check_swap(told: dict[str, int]) -> Iterator[Reading]:
+    used = told.get("SwapTotal", 0) - told.get("SwapFree", 0)
+    if used > _GIB and told["MemAvailable"] < 0.1 * told["MemTotal"]:
+        yield Reading(
+            verdict="warn", what=f"{_say(used)} have gone to swap, and {_say(told['MemAvailable'])} of memory are free",
+            why="a rank whose memory is on disk is many times slower, and all wait for it", fix="ps aux --sort=-rss | head  # who has it",
+        )  # fmt: skip
+
+
+def _check_promises(host: Host, told: dict[str, int]) -> Iterator[Reading]:
+    if host.read("/proc/sys/vm/overcommit_memory") != "2":
+        return
+    left = told.get("CommitLimit", 0) - told.get("Committed_AS", 0)
+    if left < 8 * _GIB * (host.job.num_ranks or 1):
+        yield Reading(
+            verdict="warn", what=f"the kernel promises no memory that might not be there (vm.overcommit_memory=2), and {_say(left)} are left to promise",
+            why="CUDA and workers reserve much more than they use: `Cannot allocate memory` with memory free", fix="sudo sysctl vm.overcommit_memory=0",
+        )  # fmt: skip
+
+
+def _say(size: float) -> str:
+    return f"{size / _GIB:.1f} GiB" if abs(size) >= _GIB else f"{size / _MIB:.0f} MiB"
+
+
+PROBE = Probe(
+    id="memory", title="memory left for the job", topic="limits", speed="instant", look=look, classes=("R3",)
+)

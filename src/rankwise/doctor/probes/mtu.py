@@ -1,0 +1,65 @@
+"""The largest packet of each interface (MTU).
+
+**Why it matters.** Where one host sends packets of 9000 bytes and another, or a switch between them, takes 1500, small messages pass and
+large ones vanish: the ranks meet, and the first large collective hangs.
+
+**How it is looked at.** The MTU of the interfaces that other hosts reach. 1500 is usual, 9000 is for fast networks, 1400 to 1450 is for
+tunnels between virtual machines or pods. Of several hosts, those of the same network are compared.
+
+**What to do.** Give the interface the MTU of the other hosts of its network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Fact, Facts
+
+#: The least that IPv6 takes; some tunnels have just that.
+_LEAST = 1280
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell the MTU of the interfaces that other hosts reach."""
+    shown = [one for one in host.interfaces() if one.is_candidate and one.mtu]
+    networks: dict[str, Fact] = {
+        address.network: [one.name, one.mtu] for one in shown for address in one.reachable if address.is_ipv4
+    }
+    told = ", ".join(f"{one.name} {one.mtu}" for one in shown) or "no interface for other hosts"
+    yield ok(told, networks=networks)
+    for one in shown:
+        if one.mtu < _LEAST:
+            yield Reading(
+                verdict="warn", what=f"{one.name} sends packets of {one.mtu} bytes at most", why="transfers are slow, and IPv6 does not work",
+                fix=f"sudo ip link set dev {one.name} mtu 1500",
+            )  # fmt: skip
+
+
+def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    by_network: dict[str, dict[str, tuple[str, int]]] = {}
+    for host, told in facts.items():
+        networks = told.get("networks")
+        for network, value in networks.items() if isinstance(networks, dict) else ():
+            if isinstance(value, list) and len(value) == 2:
+                by_network.setdefault(network, {})[host] = (str(value[0]), int(str(value[1])))
+    for network, hosts in by_network.items():
+        sizes = [mtu for _, mtu in hosts.values()]
+        if len(set(sizes)) > 1:
+            common = max(sorted(set(sizes)), key=sizes.count)
+            odd = {host: one for host, one in hosts.items() if one[1] != common}
+            yield Reading(
+                verdict="warn", hosts=tuple(odd),
+                what=f"in {network} most hosts have MTU {common}, and " + ", ".join(f"{host} {name} {mtu}" for host, (name, mtu) in odd.items()),
+                why="small messages pass and large ones may vanish: the first large collective hangs, or is slow",
+                fix="\n".join(f"sudo ip link set dev {name} mtu {common}  # on {host}" for host, (name, _) in odd.items()),
+            )  # fmt: skip
+
+
+PROBE = Probe(id="mtu", title="packet sizes", topic="network", speed="instant", look=look, compare=_compare)

@@ -1,0 +1,281 @@
+"""The variables of NCCL: their names, their form, and what is left over from debugging.
+
+**Why it matters.** NCCL says nothing of a name that it does not know, and reads most words as 0: `NCCL_IB_DISABLE=true` disables nothing,
+`NCCL_BUFFSIZE=4M` is 4 bytes. `NCCL_SOCKET_IFNAME` that fits no interface ends every rank: `no socket interface found`. A switch that
+was thrown to find a fault, as `NCCL_P2P_DISABLE=1`, makes training slow for as long as it is set.
+
+**How it is looked at.** The environment, the user's file (`NCCL_CONF_FILE`, or `~/.nccl.conf`) and `/etc/nccl.conf` are read in NCCL's
+order, and compared with a table of the variables up to NCCL 2.32. Of several hosts, values that must agree are compared. `NCCL_PSK` is
+never shown.
+
+**What to do.** Set the variable as it is told, on all hosts, or take it out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import say_groups
+from rankwise.doctor.network.master import suggest_name
+from rankwise.doctor.network.nccl import (
+    choose_nccl_interfaces,
+    list_rdma_devices,
+    match_names,
+    read_settings,
+    uses_nccl,
+)
+from rankwise.doctor.network.nccl_names import (
+    ALGORITHMS,
+    FOREIGN,
+    FORMS,
+    KNOWN,
+    MAY_DIFFER,
+    PROTOCOLS,
+    RENAMED,
+)
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.nccl import Setting
+    from rankwise.doctor.network.nccl_names import Form
+    from rankwise.doctor.reading import Fact, Facts, Verdict
+
+    Settings = Mapping[str, Setting]
+
+_NUMBER = re.compile(r"\s*[+-]?(0[xX][0-9a-fA-F]+|\d+)$")
+#: Below this much of a buffer, NCCL does little but wait.
+_SMALL_BUFFER_BYTES = 64 << 10
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what NCCL is told, and what of it is wrong."""
+    settings = {
+        name: one for name, one in read_settings(host).items() if re.match(r"NC+[CIL]*_(?!PSK)", name)
+    }
+    values: dict[str, Fact] = {
+        name: one.value for name, one in settings.items() if not MAY_DIFFER.match(name)
+    }
+    found = [
+        *_judge_spelling(settings),
+        *_judge_values(host, settings),
+        *_judge_devices(host, settings),
+        *_judge_leftovers(host, settings),
+    ]
+    told = ", ".join(f"{name}={one.value}{one.place}" for name, one in settings.items())
+    told = told or "no variable of NCCL is set"
+    yield ok(told, values=values)
+    yield from found
+
+
+def _judge_spelling(settings: Settings) -> Iterator[Reading]:
+    for name, one in settings.items():
+        told = f"{name}={one.value}{one.place}"
+        if name in RENAMED:
+            now = RENAMED[name]
+            yield Reading(
+                verdict="warn", what=f"{told} has an old name", why="newer versions of torch and NCCL no longer read it",
+                fix=f"unset {name}  # now: {now}",
+            )  # fmt: skip
+        elif name not in KNOWN and not FOREIGN.match(name):
+            near = _find_near(name)
+            if near:
+                yield Reading(
+                    verdict="warn", what=f"{told}: NCCL knows no such variable; did you mean {near}?", why="NCCL ignores it without a word",
+                    fix=f"unset {name}; export {near}={one.value.strip()}",
+                )  # fmt: skip
+
+
+def _find_near(name: str) -> str:
+    rest = name.strip().partition("_")[2]
+    if f"NCCL_{rest}" in KNOWN:
+        return f"NCCL_{rest}"  # NCLL_DEBUG, or a blank behind the name
+    near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.9)
+    # Names that differ in a whole word may well be ones that this table does not have yet.
+    return near[0] if near and near[0].count("_") == name.count("_") else ""
+
+
+def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
+    for name, one in settings.items():
+        if not one.value or name in {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}:
+            continue
+        form = FORMS.get(name)
+        if one.value[0] in "'\"":
+            why = "shells take quotes away; env files, YAML and nccl.conf do not"
+            fault = "the quotes are part of the value"
+        elif name in {"NCCL_ALGO", "NCCL_PROTO"}:
+            fault, why = (
+                _find_unknown_word(name, one.value),
+                "NCCL refuses to start, or chooses among what is left, by its version",
+            )
+        else:
+            fault, why = _find_fault(host, name, one.value, form) if form else ("", "")
+        if fault:
+            yield Reading(
+                verdict="warn", what=f"{name}={one.value}{one.place}: {fault}", why=why, fix=_correct(name, one)
+            )  # fmt: skip
+    yield from _judge_channels(settings)
+
+
+def _find_fault(host: Host, name: str, value: str, form: Form) -> tuple[str, str]:
+    """Return what is wrong with a value, and what comes of it; empty for nothing."""
+    if form.kind == "file":
+        is_there = host.has(value)
+        return ("", "") if is_there else (f"there is no file {value}", "NCCL goes on without it")
+    is_number = _NUMBER.match(value) is not None
+    if form.kind == "number":
+        return _find_wrong_number(name, value, form) if is_number else _tell_no_number(value)
+    if form.or_number and is_number:
+        return "", ""
+    words = [one.lstrip("^") for one in value.split(",")] if form.kind == "list" else [value]
+    known = form.words if form.is_exact else tuple(word.lower() for word in form.words)
+    lost = next((word for word in words if (word if form.is_exact else word.lower()) not in known), None)
+    allowed = ", ".join(form.words)
+    return ("", "") if lost is None else (f"{lost or 'nothing'} is none of {allowed}", "NCCL ignores it")
+
+
+def _tell_no_number(value: str) -> tuple[str, str]:
+    digits = re.match(r"\s*[+-]?\d+", value)
+    read = digits[0].strip() if digits else "0"
+    return f"this is no whole number, and NCCL reads it as {read}", "what was meant does not happen"
+
+
+def _find_wrong_number(name: str, value: str, form: Form) -> tuple[str, str]:
+    # As strtoll reads it: 0x10 is 16, and 010 is 8.
+    number = int(value, 8 if re.match(r"\s*[+-]?0[0-7]+$", value) else 0 if "x" in value.lower() else 10)
+    if not form.least <= number <= form.most:
+        return f"it may be {form.least} to {form.most}", "NCCL ignores it, or takes the nearest number"
+    if name == "NCCL_BUFFSIZE" and 0 < number < _SMALL_BUFFER_BYTES:
+        return (
+            f"a buffer of {number} bytes",
+            "the number counts bytes (default 4194304): transfers become very slow, or fail",
+        )
+    return "", ""
+
+
+def _find_unknown_word(name: str, value: str) -> str:
+    """Find what is neither an algorithm (a protocol) nor a collective: ``ring,tree``, ``^tree``, ``allreduce:tree;broadcast:ring``."""
+    known = ALGORITHMS if name == "NCCL_ALGO" else PROTOCOLS
+    for part in value.split(";"):
+        words = part.rpartition(":")[2].lstrip("^").split(",")
+        lost = [word for word in words if word.strip().lower() not in known]
+        if lost:
+            return f"{lost[0] or 'nothing'} is none of {', '.join(known)}"
+    return ""
+
+
+def _judge_channels(settings: Settings) -> Iterator[Reading]:
+    for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
+        least, most = (settings[name].value if name in settings else "" for name in (low, high))
+        if least.isdecimal() and most.isdecimal() and int(least) > int(most) > 0:
+            yield Reading(
+                verdict="warn", what=f"{low}={least} is above {high}={most}", why="NCCL can follow only one of them", fix=f"unset {low} {high}"
+            )  # fmt: skip
+
+
+def _correct(name: str, one: Setting) -> str:
+    bare = one.value.strip().strip("'\"").lower()
+    form = FORMS.get(name)
+    value = (
+        {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}.get(bare, "")
+        if form and form.kind == "number"
+        else ""
+    )
+    sized = re.fullmatch(r"(\d+)([kmg])i?b?", bare) if name.endswith("BUFFSIZE") else None
+    if sized:
+        value = str(int(sized[1]) << {"k": 10, "m": 20, "g": 30}[sized[2]])
+    if one.value[0] in "'\"":
+        value = value or one.value.strip().strip("'\"")
+    command = f"export {name}={value}" if value else f"unset {name}"
+    return f"sed -i '/^{name}=/d' {one.source}" if one.source else command
+
+
+def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:
+    yield from _judge_interfaces(host, settings)
+    devices = host.names("/sys/class/infiniband")
+    hca, net = settings.get("NCCL_IB_HCA"), settings.get("NCCL_NET")
+    if hca and devices and len(hca.value) > 1 and not match_names(hca.value, devices):
+        yield Reading(
+            verdict="warn", what=f"NCCL_IB_HCA={hca.value}{hca.place} fits none of {', '.join(devices)}",
+            why="NCCL goes by TCP instead of InfiniBand or RoCE, many times slower", fix=f"export NCCL_IB_HCA=={devices[0]}",
+        )  # fmt: skip
+    if net and net.value.upper() == "IB" and not devices:
+        yield Reading(
+            verdict=_bad(host), what=f"NCCL_NET=IB{net.place}, and this host has no InfiniBand device", fix="unset NCCL_NET",
+            why="every rank fails when NCCL starts: `Failed to initialize any NET plugin`",
+        )  # fmt: skip
+
+
+def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
+    given = {
+        name: settings[name] for name in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY") if name in settings
+    }
+    interfaces = host.interfaces()
+    if not given or choose_nccl_interfaces(host, interfaces):
+        return
+    told = ", ".join(f"{name}={one.value}{one.place}" for name, one in given.items())
+    names = ", ".join(one.name for one in interfaces if one.is_up and one.addresses)
+    typed = given["NCCL_SOCKET_IFNAME"].value if "NCCL_SOCKET_IFNAME" in given else ""
+    fits = bool(typed) and bool(
+        match_names(typed, [one.name for one in interfaces if one.is_up and one.addresses])
+    )
+    name = "" if fits or not typed else suggest_name(host, interfaces, typed)
+    yield Reading(
+        verdict=_bad(host), what=f"{told} fits no interface that is up with an address; there are: {names or 'none'}",
+        why="every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
+        fix=f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}",
+    )  # fmt: skip
+
+
+def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
+    """Tell of fast ways that are switched off where they are there."""
+    has_ib, is_alone = bool(list_rdma_devices(host)), len(host.names("/proc/driver/nvidia/gpus")) == 1
+    off = {
+        "NCCL_P2P_DISABLE": ("1", "GPUs of this host copy through its memory, not directly"),
+        "NCCL_P2P_LEVEL": ("LOC", "GPUs of this host copy through its memory, not directly"),
+        "NCCL_SHM_DISABLE": ("1", "ranks of this host talk through the network"),
+        "NCCL_IB_DISABLE": ("1", "hosts talk by TCP, though there is InfiniBand or RoCE"),
+        "NCCL_NET_GDR_LEVEL": ("LOC", "the network card copies through the host's memory"),
+    }
+    for name, (value, why) in off.items():
+        one = settings.get(name)
+        matters = has_ib if name in {"NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL"} else not is_alone
+        if one is not None and one.value.upper() == value and uses_nccl(host) and matters:
+            yield Reading(
+                verdict="warn", what=f"{name}={one.value}{one.place}", why=f"{why}: slow; if it was set to find a fault, take it out again",
+                fix=f"sed -i '/^{name}=/d' {one.source}" if one.source else f"unset {name}",
+            )  # fmt: skip
+
+
+def _bad(host: Host) -> Verdict:
+    """Return how bad a mistake is: where NCCL is not used, it does no harm yet."""
+    return "fail" if uses_nccl(host) else "warn"
+
+
+def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    by_host: dict[str, dict[str, str]] = {}
+    for host, told in facts.items():
+        given = told.get("values")
+        by_host[host] = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
+    for name in sorted({name for values in by_host.values() for name in values}):
+        groups: dict[str, list[str]] = {}
+        for host, values in by_host.items():
+            groups.setdefault(values.get(name, "not set"), []).append(host)
+        if len(groups) > 1:
+            common = max(groups, key=lambda value: len(groups[value]))
+            odd = tuple(host for value, hosts in groups.items() if value != common for host in hosts)
+            yield Reading(
+                verdict="warn", what=f"{name} differs: {say_groups(groups)}", hosts=odd,
+                why="ranks may choose different ways for one collective: a hang at the first one, or `unhandled system error`",
+                fix=f"unset {name}  # on all hosts, or set it alike on all of them",
+            )  # fmt: skip
+
+
+PROBE = Probe(
+    id="nccl-variables", title="variables of NCCL", topic="environment", speed="instant", look=look, classes=("I7",), compare=_compare
+)  # fmt: skip

@@ -1,0 +1,134 @@
+"""The port at which the ranks meet, and the range from which all others are taken.
+
+**Why it matters.** Where another process listens at `MASTER_PORT`, the store can't: `EADDRINUSE`, `address already in use`. Often it is
+the last job, which has not ended. A port in the range that the system itself gives out (`net.ipv4.ip_local_port_range`) is taken by
+chance now and then. From that range come the ports of Gloo and NCCL, too; where it is small or used up, connections fail.
+
+**How it is looked at.** The kernel's tables of sockets and its settings are read; nothing is opened. Only the host where the ranks meet
+needs the port.
+
+**What to do.** Leave `--master-port` and `MASTER_PORT` out on one host: the launcher takes a free one. On several, take another one on all
+of them, or end the process that holds it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rankwise.base.host import find_port_holder
+from rankwise.doctor.network.master import find_master, has_several_hosts
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.host import Host
+
+#: torchrun's port with several nodes.
+_TORCH_PORT = 29500
+_USUAL_RANGE = (32768, 60999)
+#: Each pair of ranks takes several ports.
+_FEW_PORTS = 2000
+_MUCH_WAITING = 0.8
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell whether the master's port is free, and whether there are ports enough."""
+    low, high = read_range(host)
+    yield _judge_port(host, low, high)
+    yield from _judge_range(host, low, high)
+    yield from _judge_queue(host)
+
+
+def read_range(host: Host) -> tuple[int, int]:
+    """Return the first and the last port that the system gives out by itself."""
+    words = host.read("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else _USUAL_RANGE
+
+
+def _judge_port(host: Host, low: int, high: int) -> Reading:
+    port = find_master(host)[1] or (_TORCH_PORT if has_several_hosts(host) else None)
+    if host.job.is_master is False:
+        return skipped("the master's port", "the ranks meet on another host")
+    if port is None:
+        return ok(f"no port is given, so the launcher takes a free one from {low} to {high}")
+    if "TORCHELASTIC_RUN_ID" in host.env:
+        return ok(f"MASTER_PORT {port} was chosen by the launcher of this process")
+    return _judge_given(host, port) or _judge_place(host, port, low, high)
+
+
+def _judge_given(host: Host, port: int) -> Reading | None:
+    holder = find_port_holder(port, proc=host.path("/proc"))
+    # The doctor itself meets at that port, and may be there already.
+    is_ours = holder.startswith(f"pid {os.getpid()} ") or ("rankwise" in holder and "doctor" in holder)
+    if holder and not is_ours:
+        pid = holder.split()[1] if holder.startswith("pid ") else ""
+        return Reading(
+            verdict="fail", what=f"port {port}, where the ranks are to meet, is held by {holder}", class_id="I9",
+            why="rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks meet another job",
+            fix=f"kill {pid}  # if it is left over" if pid else f"export MASTER_PORT={_find_free(host, port)}  # on all hosts",
+        )  # fmt: skip
+    least = host.read("/proc/sys/net/ipv4/ip_unprivileged_port_start") or "1024"
+    if port < int(least) and getattr(os, "geteuid", lambda: 0)() != 0:
+        return Reading(
+            verdict="fail", what=f"port {port}, where the ranks are to meet, is below {least}", why="only root may open it: `Permission denied`",
+            fix=f"export MASTER_PORT={_TORCH_PORT}  # on all hosts",
+        )  # fmt: skip
+    return None
+
+
+def _judge_place(host: Host, port: int, low: int, high: int) -> Reading:
+    if low <= port <= high and has_several_hosts(host):
+        return Reading(
+            verdict="warn", what=f"port {port}, where the ranks are to meet, is one of those that the system gives out ({low} to {high})",
+            why="any program may get it by chance, and then the job fails to start: `EADDRINUSE`", class_id="I9",
+            fix=f"export MASTER_PORT={_find_free(host, _TORCH_PORT)}  # on all hosts",
+        )  # fmt: skip
+    return ok(f"port {port}, where the ranks are to meet, is free")
+
+
+def _find_free(host: Host, port: int) -> int:
+    taken = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        taken |= {
+            int(line.split()[1].rpartition(":")[2], 16)
+            for line in host.read(table).splitlines()[1:]
+            if ":" in line
+        }
+    return next((one for one in range(port, min(port + 1000, 65535)) if one not in taken), _TORCH_PORT)
+
+
+def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
+    size = max(0, high - low + 1)
+    words = host.read("/proc/net/sockstat").partition("TCP:")[2].splitlines()[:1]
+    told = words[0].split() if words else []
+    waiting = int(told[told.index("tw") + 1]) if "tw" in told else 0
+    if size < _FEW_PORTS:
+        yield Reading(
+            verdict="warn", what=f"the system gives out {size} ports, {low} to {high}", fix=f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"',
+            why="each pair of ranks takes several: `Cannot assign requested address` with many ranks",
+        )  # fmt: skip
+    elif waiting > _MUCH_WAITING * size:
+        yield Reading(
+            verdict="warn", what=f"{waiting} connections that have ended keep their ports (TIME_WAIT), of {size} ports, {low} to {high}",
+            why="new connections may find none: `Cannot assign requested address`", fix="sudo sysctl -w net.ipv4.tcp_tw_reuse=1",
+        )  # fmt: skip
+
+
+def _judge_queue(host: Host) -> Iterator[Reading]:
+    """Tell if more ranks come to the store at once than may wait there."""
+    told = host.read("/proc/sys/net/core/somaxconn")
+    num_ranks = (host.job.num_ranks or 1) * host.job.num_nodes
+    if told.isdecimal() and int(told) < num_ranks and host.job.is_master is not False:
+        yield Reading(
+            verdict="warn", what=f"{num_ranks} ranks, and {told} connections may wait to be accepted (net.core.somaxconn)",
+            why="ranks that come at once are turned away, and come late: `The client socket has timed out`",
+            fix="sudo sysctl -w net.core.somaxconn=4096",
+        )  # fmt: skip
+
+
+PROBE = Probe(
+    id="ports", title="the meeting port, and ports in general", topic="network", speed="instant", look=look, classes=("I9",)
+)  # fmt: skip

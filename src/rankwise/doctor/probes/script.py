@@ -1,0 +1,141 @@
+"""Whether all hosts have the same program.
+
+**Why it matters.** Where the code is copied to each host, one of them easily keeps an older copy: the ranks there do other collectives or build
+another model. They hang, or end with `params[0] in this process with sizes ... appears not to match`, or train on without a word.
+
+**How it is looked at.** The script is read, and the modules that it imports from its own folder, and theirs; of a folder, all of its
+Python files. Nothing is run. Between hosts the contents are compared; only checksums leave a host.
+
+**What to do.** Copy the code to all hosts again (`rsync -a`), or start from a shared folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Fact, Facts
+
+#: More files than this are a library and no script.
+_MOST_FILES = 400
+_MOST_BYTES = 4 << 20
+_NOT_OURS = {"site-packages", "node_modules", "__pycache__", "venv", "env", "build", "dist"}
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what the program consists of, with a checksum of each file."""
+    if host.job.script is None:
+        yield skipped("no script was named", "nothing to compare between hosts")
+        return
+    script = host.path(str(host.job.script.absolute()))
+    if not script.exists():
+        yield Reading(
+            verdict="fail", what=f"there is no {host.job.script} here", why="each rank here ends at once: `can't open file`",
+            fix=f"ls -l {host.job.script}  # copy the code to this host, or mount its folder", facts={"missing": True},
+        )  # fmt: skip
+        return
+    digests = _read_files(script)
+    sums: dict[str, Fact] = dict(digests)
+    whole = hashlib.sha256(
+        "".join(f"{name} {one}\n" for name, one in sorted(digests.items())).encode()
+    ).hexdigest()[:12]
+    yield ok(f"{host.job.script}: {len(digests)} files, checksum {whole}", whole=whole, files=sums)
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell which files differ, and where."""
+    if len(group_hosts(facts, "whole")) < 2:
+        return
+    by_host: dict[str, Mapping[str, Fact]] = {
+        host: files for host, told in facts.items() if isinstance(files := told.get("files"), dict)
+    }
+    differing = []
+    for name in sorted({name for files in by_host.values() for name in files}):
+        groups = group_hosts(
+            {host: {"sum": files.get(name) or "missing"} for host, files in by_host.items()}, "sum"
+        )
+        if len(groups) > 1:
+            differing.append((name, groups))
+    if not differing:
+        return
+    name, groups = differing[0]
+    more = f", and {len(differing) - 1} more files" if len(differing) > 1 else ""
+    yield Reading(
+        verdict="fail", what=f"{name} differs: {say_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
+        why="ranks with other code do other collectives or build another model: they hang, or train on without a word",
+        fix="rsync -a ./ HOST:\"$PWD\"/  # to each of these hosts, from one whose code is right",
+    )  # fmt: skip
+
+
+def _read_files(script: Path) -> dict[str, str]:
+    folder = script if script.is_dir() else script.parent
+    waiting = _list_python(folder) if script.is_dir() else [script]
+    found: dict[str, str] = {}
+    seen = set(waiting)
+    while waiting and len(found) < _MOST_FILES:
+        path = waiting.pop()
+        try:
+            text = path.read_bytes() if path.stat().st_size <= _MOST_BYTES else b""
+        except OSError:
+            continue
+        found[str(path.relative_to(folder))] = hashlib.sha256(text).hexdigest()[:12]
+        if not script.is_dir():
+            new = [one for one in _list_imported(text, path, folder) if one not in seen]
+            seen.update(new)
+            waiting += new
+    return found
+
+
+def _list_python(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).parts
+        if not any(part in _NOT_OURS or part.startswith(".") for part in parts):
+            found.append(path)
+        if len(found) >= _MOST_FILES:
+            break
+    return found
+
+
+def _list_imported(text: bytes, path: Path, folder: Path) -> list[Path]:
+    """Return the files of the folder that a file imports."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    found: list[Path] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names, start = [one.name for one in node.names], folder
+        elif isinstance(node, ast.ImportFrom):
+            start = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
+            module = node.module or ""
+            names = [module, *(f"{module}.{one.name}".lstrip(".") for one in node.names)]
+        else:
+            continue
+        found += [file for name in names for file in _find_module(start, name) if file.is_relative_to(folder)]
+    return list(dict.fromkeys(found))
+
+
+def _find_module(start: Path, name: str) -> list[Path]:
+    """Return the files that an import of a dotted name reads: the packages on its way, and the module."""
+    found, here = [], start
+    for part in name.split(".") if name else []:
+        here = here / part
+        found += [file for file in (here.with_name(f"{part}.py"), here / "__init__.py") if file.is_file()]
+    return found
+
+
+PROBE = Probe(
+    id="script", title="the same program on all hosts", topic="software", speed="quick", look=look, classes=("X19", "D12", "C3"), compare=compare,
+)  # fmt: skip

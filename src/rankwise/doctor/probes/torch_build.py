@@ -1,0 +1,202 @@
+"""Whether this build of torch fits the GPUs, the driver and NCCL.
+
+**Why it matters.** `pip install torch` may bring a build for the CPU: then `Distributed package doesn't have NCCL built in`. A build for a newer
+CUDA than the driver serves finds no GPU (`The NVIDIA driver on your system is too old`), and one that is older than the GPU has no code for it
+(`no kernel image is available for execution on the device`). A second NCCL on `LD_LIBRARY_PATH` or in `LD_PRELOAD` takes the place of torch's own, and
+NCCL's network plugin on some hosts only makes the first collective hang.
+
+**How it is looked at.** torch is asked for its CUDA, its architectures, its NCCL and what it says of the GPUs; Python for all packages
+that hold torch or NCCL; the kernel for the file of NCCL that was really loaded; `nvidia-smi` for the driver's CUDA. Between hosts, CUDA, NCCL,
+the driver and the plugin are compared.
+
+**What to do.** Install the build that fits, from <https://pytorch.org/get-started/locally/>; remove the second NCCL from the
+environment; make all hosts alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.reading import Reading, ok, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.torch_facts import TorchFacts
+
+_INDEX = "https://download.pytorch.org/whl"
+
+
+def look(host: Host) -> Iterator[Reading]:
+    """Tell what the build is made for, and what of it does not fit."""
+    told = host.torch
+    if not told.has_torch:
+        yield skipped("torch could not be asked", f"{told.why} ({told.python})")
+        return
+    cards = list_cards(host)
+    found = [*_check_devices(host, told, cards), *_check_packages(told)]
+    yield from found
+    kind = f"CUDA {told.cuda}" if told.cuda else f"ROCm {told.hip}" if told.hip else "the CPU"
+    nccl = f", NCCL {told.nccl}" if told.nccl else ""
+    driver = f", driver {cards.driver}" if cards.driver else ""
+    yield ok(
+        f"torch {told.version} is built for {kind}{nccl}{driver}", cuda=told.cuda or told.hip or "none", nccl=told.nccl, driver=cards.driver,
+        plugin=_find_plugin(host), torch=told.version,
+    )  # fmt: skip
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of hosts with another CUDA, NCCL, driver or plugin."""
+    why = "ranks of different versions hang at their first collective, or end with `internal error` or `unhandled system error`"
+    fixes = {
+        "cuda": "# install the same build of torch on all hosts", "nccl": "# install the same build of torch on all hosts",
+        "plugin": "NCCL_NET_PLUGIN=none rankwise run …  # or install the plugin on all hosts",
+    }  # fmt: skip
+    # Another torch brings another CUDA and NCCL, and is told by the probe of the interpreter.
+    is_alike = len(group_hosts(facts, "torch")) < 2
+    for name, title in (("cuda", "the CUDA of torch"), ("nccl", "NCCL"), ("plugin", "NCCL's network plugin")):
+        groups = group_hosts(facts, name)
+        if len(groups) > 1 and (is_alike or name == "plugin"):
+            yield Reading(
+                verdict="fail",
+                what=f"{title} differs: {say_groups(groups)}",
+                why=why,
+                fix=fixes[name],
+                class_id="R11",
+                hosts=find_odd_hosts(groups),
+            )
+    drivers = group_hosts(facts, "driver")
+    if len(drivers) > 1:
+        yield Reading(
+            verdict="warn", what=f"the NVIDIA driver differs: {say_groups(drivers)}", hosts=find_odd_hosts(drivers),
+            why="most jobs run so; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",
+            fix="# install the same driver on all hosts",
+        )  # fmt: skip
+
+
+def _check_devices(host: Host, told: TorchFacts, cards: Cards) -> Iterator[Reading]:
+    has_gpus = bool(cards.gpus)
+    if not told.cuda and not told.hip:
+        if (has_gpus and host.job.backend != "gloo") or host.job.backend == "nccl":
+            seen = (
+                f", and this host has {len(cards.gpus)} of {cards.gpus[0].name}"
+                if has_gpus
+                else ", and the job asks for NCCL"
+            )
+            yield Reading(
+                verdict="fail" if host.job.backend == "nccl" else "warn", what=f"torch {told.version} is built for the CPU{seen}", class_id="I17",
+                why="no rank uses a GPU: `Distributed package doesn't have NCCL built in`, or everything runs on the CPU, many times slower",
+                fix=f"{told.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}"
+                if has_gpus else "# --backend gloo, or a host with GPUs",
+            )  # fmt: skip
+        return
+    if has_gpus and not told.devices and _may_see(host):
+        yield _tell_unusable(host, told, cards)
+    old = [one for one in told.devices if told.cuda and told.archs and not serves(told.archs, one.capability)]
+    for name, capability in sorted({(one.name, one.capability) for one in old}):
+        yield Reading(
+            verdict="fail", what=f"torch {told.version} has code for {', '.join(told.archs)}, and none for {name} (sm_{capability.replace('.', '')})",
+            why="the first operation on such a GPU ends with `no kernel image is available for execution on the device`",
+            fix=f"{told.python} -m pip install --upgrade torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}",
+        )  # fmt: skip
+
+
+def _may_see(host: Host) -> bool:
+    """Tell whether the job's environment leaves torch a GPU to see."""
+    return host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() not in {"", "-1", "NoDevFiles", "none"}
+
+
+def _tell_unusable(host: Host, told: TorchFacts, cards: Cards) -> Reading:
+    serves_up_to = find_driver_cuda(host)
+    is_older = bool(serves_up_to) and _to_numbers(serves_up_to)[0] < _to_numbers(told.cuda or "0")[0]
+    why = told.cuda_error or "torch says no more; `nvidia-smi` sees them"
+    if is_older:
+        why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {told.cuda}; {why}"
+    return Reading(
+        verdict="fail",
+        what=f"nvidia-smi lists {len(cards.gpus)} GPUs, torch {told.version} (CUDA {told.cuda}) sees none; driver {cards.driver or 'unknown'} serves "
+        f"CUDA {serves_up_to or 'unknown'}",
+        why=why, fix=f"{told.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver"
+        if is_older else f"{told.python} -c 'import torch; torch.cuda.init()'  # shows the error",
+    )  # fmt: skip
+
+
+def serves(archs: tuple[str, ...], capability: str) -> bool:
+    """Tell whether code for some architectures runs on a GPU: ``sm_80`` does on 8.0 to 8.9, ``compute_80`` on all from 8.0."""
+    major, minor = _to_numbers(capability)[:2]
+    for arch in archs:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
+        if found is None:
+            return True  # a name that we don't know: nothing to say
+        theirs = (int(found[2]), int(found[3]))
+        if found[4] == "a":
+            fits = theirs == (major, minor)
+        elif found[1] == "sm" or found[4]:
+            fits = theirs[0] == major and theirs[1] <= minor
+        else:
+            fits = theirs <= (major, minor)
+        if fits:
+            return True
+    return False
+
+
+def _check_packages(told: TorchFacts) -> Iterator[Reading]:
+    torches = [one for one in told.wheels if one.startswith(("torch ", "torch-nightly"))]
+    if len({one.split()[1] for one in torches}) > 1:
+        yield Reading(
+            verdict="warn", what=f"several torch are installed: {'; '.join(torches)}; {told.version} comes first",
+            why="which one a rank gets depends on its PYTHONPATH and its user: ranks with two versions hang or fail",
+            fix=f"{told.python} -m pip uninstall torch  # once for each, then install the one that you want", class_id="R11",
+        )  # fmt: skip
+    nccls = [one for one in told.wheels if one.startswith("nvidia-nccl")]
+    if len({one.split()[0] for one in nccls}) > 1:
+        yield Reading(
+            verdict="warn", what=f"several NCCL are installed into one folder: {'; '.join(nccls)}",
+            why="the package that was installed last has overwritten the other's libnccl.so.2: torch may get one that it was not built for",
+            fix=f"{told.python} -m pip uninstall {' '.join(one.split()[0] for one in nccls)}  # then install torch again", class_id="R11",
+        )  # fmt: skip
+    elif nccls and told.nccl_file and "/nvidia/nccl/" not in told.nccl_file:
+        yield Reading(
+            verdict="warn", what=f"torch has loaded {told.nccl_file} (NCCL {told.nccl}), and not the one that was installed with it ({nccls[0]})",
+            why="LD_LIBRARY_PATH or LD_PRELOAD puts another NCCL first: with other versions on other ranks, the first collective hangs",
+            fix="unset LD_PRELOAD LD_LIBRARY_PATH  # or take the folder of that file out of them", class_id="R11",
+        )  # fmt: skip
+
+
+def _find_plugin(host: Host) -> str:
+    """Return NCCL's network plugin as NCCL looks for it, ``none``, or nothing if that can't be told."""
+    name = "libnccl-net.so"
+    named = host.env.get("NCCL_NET_PLUGIN", "").strip()
+    if named:
+        return named
+    folders = [folder for folder in host.env.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
+    if any(host.has(f"{folder}/{name}") for folder in folders):
+        return name
+    for program in ("ldconfig", "/sbin/ldconfig"):  # a user's PATH often lacks /sbin
+        ran = host.run(program, "-p")
+        if ran.is_good:
+            return name if name in ran.out else "none"
+    return ""
+
+
+def _name_index(cuda: str) -> str:
+    major = _to_numbers(cuda or "0")[0]
+    return {11: "cu118", 12: "cu126"}.get(major, "cu130" if major > 12 else "cu126")
+
+
+def _to_numbers(version: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+
+
+PROBE = Probe(
+    id="torch-build", title="torch against the GPUs, the driver and NCCL", topic="software", speed="slow", look=look, classes=("I17", "R11"),
+    compare=compare,
+)  # fmt: skip

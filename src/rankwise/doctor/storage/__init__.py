@@ -1,0 +1,1 @@
+"""File systems: which one a folder is on, and what it can do."""

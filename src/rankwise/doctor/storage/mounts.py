@@ -1,0 +1,106 @@
+"""Which file system a folder is on."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.doctor.host import Host
+
+#: Those that several hosts can have at once; what a program provides (FUSE) mostly is one of a network or of an object store, too.
+_SHARED = {
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "cifs", "smb3", "afs", "panfs", "pvfs2", "orangefs", "9p", "virtiofs",
+    "glusterfs", "vastnfs", "ocfs2", "gfs2", "quobyte",
+}  # fmt: skip
+_LOCAL_FUSE = {
+    "fuse.fuse-overlayfs",
+    "fuse.mergerfs",
+    "fuse.bindfs",
+    "fuse.lxcfs",
+    "fuse.unionfs",
+    "fuse.gvfsd-fuse",
+    "fuse.portal",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A mounted file system.
+
+    Attributes:
+        source: The device, or the server and what it exports.
+        point: Where it is mounted.
+        kind: ``ext4``, ``nfs4``, ``overlay``.
+        options: How it is mounted.
+    """
+
+    source: str
+    point: str
+    kind: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several hosts can have it at once."""
+        return self.kind in _SHARED or self.is_fuse
+
+    @property
+    def is_fuse(self) -> bool:
+        """Whether a program provides it, which may number its files anew each time."""
+        return self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be written to it."""
+        return "ro" in self.options
+
+
+def read_mounts(host: Host) -> list[Mount]:
+    """Return all mounted file systems, in the order in which they were mounted."""
+    rows = (line.split(" ") for line in host.read("/proc/mounts").splitlines())
+    return [
+        Mount(
+            source=_unescape(row[0]), point=_unescape(row[1]), kind=row[2], options=tuple(row[3].split(","))
+        )
+        for row in rows
+        if len(row) >= 4
+    ]
+
+
+def find_mount(host: Host, folder: str, mounts: Sequence[Mount] | None = None) -> Mount | None:
+    """Return the file system that a folder, or what of its path is there, is on; None where the system does not tell.
+
+    Args:
+        host: The host.
+        folder: The folder.
+        mounts: All of the host's, where they have been read before.
+    """
+    path = PurePosixPath(os.path.realpath(host.path(folder)))
+    root = PurePosixPath(os.path.realpath(host.root))
+    inside = str(PurePosixPath("/") / path.relative_to(root) if path.is_relative_to(root) else folder)
+    found: Mount | None = None
+    for one in read_mounts(host) if mounts is None else mounts:
+        # Of two at one place the later one is seen.
+        is_above = one.point in {"/", inside} or inside.startswith(one.point + "/")
+        if is_above and (found is None or len(one.point) >= len(found.point)):
+            found = one
+    return found
+
+
+def find_existing(host: Host, folder: str) -> str:
+    """Return a folder, or the nearest one above it that is there."""
+    path = Path(folder)
+    while not host.has(str(path)) and path != path.parent:
+        path = path.parent
+    return str(path)
+
+
+def _unescape(text: str) -> str:
+    return text if "\\" not in text else re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), text)

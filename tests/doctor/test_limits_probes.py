@@ -1,0 +1,366 @@
+"""The probes of limits, cores, memory and leftovers: on told hosts, and on real processes where limits can be made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fake_hosts import look, make_host
+from rankwise.doctor.host import Host, JobShape
+from rankwise.doctor.limits.cgroups import (
+    count_oom_kills,
+    find_cpu_quota,
+    find_memory_room,
+    find_process_room,
+)
+from rankwise.doctor.limits.processes import is_inside, list_processes, name_command, read_process
+from rankwise.doctor.probes import cores, leftovers, limits, memory, shared_memory
+from rankwise.doctor.reading import find_worst
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.doctor.reading import Reading
+
+GIB = 1 << 30
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max file size             unlimited            unlimited            bytes
+Max data size             unlimited            unlimited            bytes
+Max stack size            8388608              unlimited            bytes
+Max core file size        0                    unlimited            bytes
+Max processes             127456               127456               processes
+Max open files            1024                 1048576              files
+Max locked memory         8388608              8388608              bytes
+Max address space         unlimited            unlimited            bytes
+Max nice priority         0                    0
+"""
+STATUS = "Name:\tpython\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-15\n"
+MEMORY = "MemTotal:       65536000 kB\nMemFree:         1000000 kB\nMemAvailable:   50000000 kB\nSwapTotal:             0 kB\nSwapFree:              0 kB\n"
+V2 = {"/proc/self/cgroup": "0::/job/step\n"}
+V1 = {"/proc/self/cgroup": "9:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n3:pids:/docker/abc\n0::/\n"}
+TOPOLOGY = {
+    f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 8},{cpu % 8 + 8}\n"
+    for cpu in range(16)
+}
+
+
+def look_real(probe: str, *before: str, job: str = "") -> list[dict[str, str]]:
+    """Look at this very host by one probe, in a shell that has set something before."""
+    program = (
+        f"import json; from rankwise.doctor import registry; from rankwise.doctor.host import Host, JobShape; "
+        f"print(json.dumps([one.to_json() for one in registry.find({probe!r})[0].look(Host(job=JobShape({job})))]))"
+    )
+    ran = subprocess.run(
+        ["bash", "-c", "; ".join([*before, f"{sys.executable} -c {json.dumps(program)}"])],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found: list[dict[str, str]] = json.loads(ran.stdout)
+    return found
+
+
+def words(found: list[Reading]) -> list[tuple[str, str]]:
+    return [(one.verdict, one.class_id) for one in found]
+
+
+def test_this_host_is_healthy() -> None:
+    """On the host of the tests, the probes of limits and memory raise no failure."""
+    host = Host(job=JobShape(num_ranks=2))
+    for probe in (limits.PROBE, cores.PROBE, memory.PROBE, leftovers.PROBE):
+        assert find_worst(look(probe, host)) != "fail", probe.id
+
+
+def test_limits_of_a_plain_shell_are_fine(tmp_path: Path) -> None:
+    """The limits that most systems come with raise no alarm, nor does little locked memory without InfiniBand."""
+    host = make_host(
+        tmp_path,
+        files={"/proc/self/limits": LIMITS, "/proc/self/status": STATUS},
+        job=JobShape(num_ranks=8, num_workers=4),
+    )
+    assert words(look(limits.PROBE, host)) == [("ok", "")]
+
+
+def test_open_files_and_many_workers(tmp_path: Path) -> None:
+    """1024 open files are few for ranks with many workers."""
+    host = make_host(tmp_path, files={"/proc/self/limits": LIMITS}, job=JobShape(num_workers=16))
+    (told,) = look(limits.PROBE, host)
+    assert (told.verdict, told.fix) == ("warn", 'ulimit -n "$(ulimit -Hn)"')
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes", "verdict"),
+    [("nccl", 2, "fail"), ("nccl", 1, "warn"), ("", 2, "warn"), ("gloo", 2, "ok")],
+)
+def test_locked_memory_with_infiniband(tmp_path: Path, backend: str, nodes: int, verdict: str) -> None:
+    """Little locked memory breaks NCCL on a host with InfiniBand, unless the process may lock what it likes."""
+    files = {"/proc/self/limits": LIMITS, "/proc/self/status": STATUS, "/dev/infiniband/uverbs0": ""}
+    host = make_host(tmp_path / "a", files=files, job=JobShape(backend=backend, num_nodes=nodes))
+    assert [one.verdict for one in look(limits.PROBE, host)] == [verdict]
+    may = files | {
+        "/proc/self/status": STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t000001ffffffffff")
+    }
+    assert [
+        one.verdict
+        for one in look(
+            limits.PROBE, make_host(tmp_path / "b", files=may, job=JobShape(backend=backend, num_nodes=nodes))
+        )
+    ] == ["ok"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are read from /proc")
+def test_real_limits_are_told() -> None:
+    """A shell with few open files, little processor time and small files is told so, each with its command."""
+    found = look_real("limits", "ulimit -n 256", "ulimit -t 600", "ulimit -f 20480")
+    assert [one["verdict"] for one in found] == ["warn"] * 3
+    assert found[0]["what"] == "a process may open 256 files"
+    assert found[1]["what"].startswith("a process may use 10 min of processor time")
+    assert found[2]["what"] == "a process may write files of 20 MiB"
+
+
+@pytest.mark.parametrize(("used", "verdict"), [("100", "ok"), ("800", "warn"), ("1000", "fail")])
+def test_a_container_that_allows_few_processes(tmp_path: Path, used: str, verdict: str) -> None:
+    """What the group of processes leaves is held against what the ranks take."""
+    files = V2 | {
+        "/proc/self/limits": LIMITS,
+        "/sys/fs/cgroup/job/step/pids.max": "max",
+        "/sys/fs/cgroup/job/pids.max": "1024",
+        "/sys/fs/cgroup/job/pids.current": used,
+    }
+    host = make_host(tmp_path, files=files, job=JobShape(num_ranks=8))
+    assert find_process_room(host) == (1024, 1024 - int(used))
+    assert [one.verdict for one in look(limits.PROBE, host)] == [verdict]
+
+
+def make_cores(
+    root: Path, job: JobShape, env: dict[str, str] | None = None, files: dict[str, str] | None = None
+) -> Host:
+    """A host with 8 cores of two threads each."""
+    return make_host(root, files={"/proc/self/status": STATUS, **TOPOLOGY, **(files or {})}, job=job, env=env)
+
+
+@pytest.mark.parametrize(
+    ("job", "env", "verdicts"),
+    [
+        (JobShape(), {}, ["ok"]), (JobShape(num_ranks=8), {}, ["ok"]), (JobShape(num_ranks=17), {}, ["warn"]),
+        (JobShape(num_ranks=8), {"OMP_NUM_THREADS": "2"}, ["ok"]), (JobShape(num_ranks=8), {"OMP_NUM_THREADS": "16"}, ["warn"]),
+        (JobShape(num_ranks=2, backend="gloo"), {"OMP_NUM_THREADS": "1"}, ["warn"]), (JobShape(num_ranks=2, backend="nccl"), {"OMP_NUM_THREADS": "1"}, ["ok"]),
+        (JobShape(num_ranks=4, num_workers=4), {}, ["ok"]), (JobShape(num_ranks=4, num_workers=8), {}, ["warn"]),
+    ],
+)  # fmt: skip
+def test_cores_against_the_job(
+    tmp_path: Path, job: JobShape, env: dict[str, str], verdicts: list[str]
+) -> None:
+    """Ranks, their threads and their workers are held against the 16 processors of 8 cores."""
+    found = look(cores.PROBE, make_cores(tmp_path, job, env))
+    assert [one.verdict for one in found] == verdicts
+    assert {one.class_id for one in found} <= {"", "X17"}
+
+
+def test_a_quota_below_the_cores(tmp_path: Path) -> None:
+    """A container with two processors' worth of time has two, whatever it sees; one that is often stopped is told."""
+    files = V2 | {
+        "/sys/fs/cgroup/job/cpu.max": "200000 100000",
+        "/sys/fs/cgroup/job/cpu.stat": "usage_usec 1\nnr_periods 1000\nnr_throttled 600\nthrottled_usec 5\n",
+        "/sys/fs/cgroup/job/step/cpu.max": "max 100000",
+    }
+    host = make_cores(tmp_path, JobShape(num_ranks=4), files=files)
+    assert find_cpu_quota(host) == 2.0
+    ranks, stopped = look(cores.PROBE, host)
+    assert ranks.what == "4 ranks, and 2 processors can be used here (quota 2)"
+    assert "600 of 1000 periods (60%)" in stopped.what
+
+
+def test_a_large_host_is_as_its_first_core_is(tmp_path: Path) -> None:
+    """Of hundreds of processors one is asked for its siblings: the probe must take no time."""
+    files = {
+        "/proc/self/status": "Cpus_allowed_list:\t0-95,192-287\n",
+        "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list": "0,192\n",
+    }
+    (told,) = look(cores.PROBE, make_host(tmp_path, files=files))
+    assert told.what == "96 cores (192 processors)"
+
+
+def test_groups_of_version_1_in_a_container(tmp_path: Path) -> None:
+    """In a container the group's path is that of the host outside; its limits stand at the root that is seen."""
+    root = "/sys/fs/cgroup"
+    files = V1 | {
+        f"{root}/cpu/cpu.cfs_quota_us": "150000", f"{root}/cpu/cpu.cfs_period_us": "100000", f"{root}/memory/memory.limit_in_bytes": str(4 * GIB),
+        f"{root}/memory/memory.usage_in_bytes": str(3 * GIB), f"{root}/memory/memory.stat": f"total_inactive_file {GIB}\n",
+        f"{root}/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    }  # fmt: skip
+    host = make_host(tmp_path, files=files)
+    assert find_cpu_quota(host) == 1.5
+    assert find_memory_room(host) == (4 * GIB, 2 * GIB)
+    assert count_oom_kills(host) == 2
+
+
+def test_kills_of_the_whole_host_are_not_ours(tmp_path: Path) -> None:
+    """What was killed anywhere on the host says nothing of this session."""
+    files = {"/proc/self/cgroup": "9:memory:/\n", "/sys/fs/cgroup/memory/memory.oom_control": "oom_kill 7\n"}
+    assert count_oom_kills(make_host(tmp_path, files=files)) == 0
+
+
+def test_memory_that_is_left(tmp_path: Path) -> None:
+    """The lesser of host and container counts, and is held against the ranks; cache that can be given back is free."""
+    files = V2 | {
+        "/proc/meminfo": MEMORY,
+        "/sys/fs/cgroup/job/memory.max": str(8 * GIB),
+        "/sys/fs/cgroup/job/memory.current": str(7 * GIB),
+        "/sys/fs/cgroup/job/memory.stat": f"inactive_file {GIB}\n",
+    }
+    fine = look(memory.PROBE, make_host(tmp_path / "a", files=files, job=JobShape(num_ranks=4)))
+    assert words(fine) == [("ok", "")]
+    assert (
+        fine[0].what
+        == "2.0 GiB of 8.0 GiB of memory are free (the limit of this container or session is 8.0 GiB)"
+    )
+    assert words(look(memory.PROBE, make_host(tmp_path / "b", files=files, job=JobShape(num_ranks=8)))) == [
+        ("fail", "R3")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"/sys/fs/cgroup/job/step/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"}, "has killed 2 processes"),
+        ({"/proc/meminfo": "MemTotal: 65536000 kB\nMemAvailable: 3000000 kB\nSwapTotal: 8388608 kB\nSwapFree: 2097152 kB\n"}, "6.0 GiB have gone to swap"),
+        ({"/proc/sys/vm/overcommit_memory": "2\n", "/proc/meminfo": MEMORY + "CommitLimit:    34000000 kB\nCommitted_AS:   33000000 kB\n"}, "977 MiB are left to promise"),
+    ],
+)  # fmt: skip
+def test_memory_that_was_short(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    """Kills, swap and strict promises are told, each by its numbers."""
+    (told,) = look(memory.PROBE, make_host(tmp_path, files={**V2, "/proc/meminfo": MEMORY, **files}))
+    assert told.verdict == "warn"
+    assert says in told.what
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["/usr/bin/python3", "-u", "-W", "ignore", "/home/u/train.py", "--token", "s3cret"], "python3 train.py"), (["python", "-m", "pkg.train", "--key=k"], "python -m pkg.train"),
+        (["python", "-c", "import secret"], "python -c …"), (["/usr/lib/xorg/Xorg", ":0"], "Xorg"), (["postgres: user password host"], "postgres:"), ([], ""),
+    ],
+)  # fmt: skip
+def test_commands_are_named_without_arguments(argv: list[str], told: str) -> None:
+    """Of a command line only program and script are shown: the rest may hold secrets."""
+    assert name_command(argv) == told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
+def test_real_processes_are_read() -> None:
+    """This process is found with its parent, user and name, and counts as inside of its parent."""
+    host = Host()
+    own = read_process(host, os.getpid())
+    assert own is not None
+    assert (own.parent, own.uid) == (os.getppid(), os.geteuid())
+    assert own.command.startswith("python")
+    assert is_inside(host, os.getpid(), os.getppid())
+    assert not is_inside(host, os.getppid(), os.getpid())
+    assert os.getpid() in {one.pid for one in list_processes(host)}
+
+
+def add_process(
+    root: Path,
+    pid: int,
+    *,
+    argv: str,
+    parent: int = 1,
+    env: str = "",
+    group: str = "/user.slice/s.scope",
+    name: str = "python",
+    started_s: int = 500,
+) -> None:
+    """Put a process into a host's /proc."""
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    (root / "proc" / "uptime").write_text("9000.00 1000.00\n")
+    (folder / "stat").write_text(f"{pid} ({name}) S {parent} 1 1{' 0' * 15} {started_s * 100}{' 0' * 15}\n")
+    (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
+    (folder / "cmdline").write_text(argv.replace("|", "\0") + "\0")
+    (folder / "environ").write_text(env.replace(" ", "\0"))
+    (folder / "cgroup").write_text(f"0::{group}\n")
+
+
+RANK = "RANK=1 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=none"
+
+
+def test_leftover_ranks_and_workers(tmp_path: Path) -> None:
+    """Ranks, loader workers and children of multiprocessing whose launcher is gone are told, with the command that ends them."""
+    add_process(tmp_path, 1, argv="/sbin/init", parent=0, name="systemd", started_s=0)
+    add_process(tmp_path, 20, argv="/env/bin/python|train.py", env=RANK)
+    add_process(tmp_path, 21, argv="/env/bin/python|train.py", name="pt_data_worker")
+    add_process(
+        tmp_path,
+        22,
+        argv="/env/bin/python|-c|from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
+    )
+    (told,) = look(leftovers.PROBE, make_host(tmp_path))
+    assert (told.verdict, told.class_id, told.fix) == ("warn", "R5", "kill 20 21 22")
+    assert "pid 20 (python train.py) of root, started 2 h ago" in told.what
+
+
+@pytest.mark.parametrize(
+    ("first", "kept"),
+    [
+        ("/sbin/init", {"argv": "python|train.py", "parent": 7, "env": RANK}), ("/sbin/init", {"argv": "python|train.py", "env": "RANK=0 WORLD_SIZE=2"}),
+        ("/sbin/init", {"argv": "python|serve.py", "env": RANK, "group": "/system.slice/serve.service"}), ("/env/bin/python|/env/bin/torchrun", {"argv": "python|train.py", "env": RANK}),
+        ("tini|--|python", {"argv": "python|train.py", "env": RANK, "started_s": 1}), ("/bin/bash", {"argv": "python|train.py", "env": RANK}),
+    ],
+    ids=["has its launcher", "in the background", "a service", "the launcher is process 1", "the program of a container", "a shell is process 1"],
+)  # fmt: skip
+def test_what_is_no_leftover(tmp_path: Path, first: str, kept: dict[str, str]) -> None:
+    """A rank with its launcher, a job in the background, a service, and the main program of a container are left alone."""
+    add_process(tmp_path, 1, argv=first, parent=0, name="first", started_s=0)
+    add_process(tmp_path, 7, argv="/env/bin/python|/env/bin/torchrun", parent=3)
+    add_process(tmp_path, 20, **kept)  # type: ignore[arg-type]
+    assert [one.verdict for one in look(leftovers.PROBE, make_host(tmp_path))] == ["ok"]
+
+
+def test_forgotten_files_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of torch and NCCL that nobody has open are told where they are large; those in use, and others' names, are not."""
+    monkeypatch.setattr(leftovers, "_MUCH_BYTES", 3 * 65536)
+    folder = tmp_path / "dev" / "shm"
+    folder.mkdir(parents=True)
+    for name in ("torch_99_123_0", "torch_20_456_1", "nccl-Ab12Cd", "nccl-Zz99Xy", "mine.bin"):
+        (folder / name).write_bytes(os.urandom(65536))
+    add_process(tmp_path, 20, argv="python|train.py", parent=7)
+    (tmp_path / "proc" / "20" / "maps").write_text(
+        "7f00-7f01 rw-s 00000000 00:18 5   /dev/shm/torch_20_456_1\n"
+    )
+    (tmp_path / "proc" / "20" / "fd").mkdir()
+    (tmp_path / "proc" / "20" / "fd" / "5").symlink_to("/dev/shm/nccl-Zz99Xy")
+    assert [one.verdict for one in look(leftovers.PROBE, make_host(tmp_path))] == ["ok"]
+    monkeypatch.setattr(leftovers, "_MUCH_BYTES", 2 * 65536)
+    (told,) = look(leftovers.PROBE, make_host(tmp_path))
+    assert told.what == "2 files in /dev/shm that no process has open, 0 MiB"
+    assert (
+        told.fix
+        == "rm /dev/shm/nccl-Ab12Cd /dev/shm/torch_99_123_0  # if no other container shares this /dev/shm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "verdict"),
+    [
+        (64 << 20, 64 << 20, "warn"),
+        (64 << 20, 1 << 20, "fail"),
+        (16 << 30, 1 << 20, "fail"),
+        (512 << 20, 400 << 20, "warn"),
+        (16 << 30, 8 << 30, "ok"),
+    ],
+)
+def test_room_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, verdict: str
+) -> None:
+    """Docker's 64 MiB are a warning while they are free, and a failure when they are full."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (size, free))
+    (told,) = look(shared_memory.PROBE, make_host(tmp_path))
+    assert told.verdict == verdict

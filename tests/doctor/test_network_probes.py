@@ -1,0 +1,510 @@
+"""What the network probes tell of hosts in all kinds of states, and that they are silent on a healthy one."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clocks import FakeClock
+from fake_hosts import ETH0, LOOPBACK, look, make_host, make_interface
+from network_hosts import (
+    DOCKER0,
+    ETH1,
+    GPU,
+    IB,
+    IPTABLES,
+    NAMES,
+    SECOND,
+    TWO,
+    VPN,
+    ask,
+    compare,
+    facts_of,
+    find,
+    find_bad,
+    find_one,
+)
+from rankwise.doctor.host import Host, JobShape, Ran
+from rankwise.doctor.probes import ports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = ("hostname", "interfaces", "gloo-variables", "nccl-variables", "torch-variables", "ipv6", "ports", "firewall", "clock", "mtu", "infiniband",
+       "master-address")  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", IDS)
+@pytest.mark.parametrize(
+    "job",
+    [JobShape(), JobShape(num_nodes=1, num_ranks=2, master_addr="localhost", master_port=29500), TWO, SECOND],
+    ids=["none", "one", "first", "second"],
+)
+def test_a_healthy_host_is_well(tmp_path: Path, probe: str, job: JobShape) -> None:
+    """Of a host with GPUs, InfiniBand, docker and a VPN, well set up, nothing bad is told, whatever the job is."""
+    names = {"host0": ["10.0.0.2" if job is SECOND else "10.0.0.1"], "node0": ["10.0.0.1"]}
+    eth0 = make_interface("eth0", "10.0.0.2/24", "fe80::2/64") if job is SECOND else ETH0
+    down = make_interface("docker0", "172.17.0.1/16", kind="container", is_up=False)
+    env = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "mlx5", "OMP_NUM_THREADS": "8",
+           "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ALGO": "^nvls", "NCCL_OFI_NIC_DUP": "1", "NCCL_VERSION": "2.27"}  # fmt: skip
+    programs = {"timedatectl show": "yes\n", "iptables-save": "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"}
+    for one in (env, {}):
+        told = ask(
+            probe, tmp_path, job=job, names=names, interfaces=[LOOPBACK, eth0, down, VPN], env=one, files={**GPU, **IB}, programs=programs
+        )  # fmt: skip
+        assert not find_bad(told), told
+
+
+@pytest.mark.parametrize("probe", IDS)
+def test_this_host_can_be_asked(probe: str) -> None:
+    """Each probe tells something of the real host, and nothing fails there with a job of one host."""
+    told = look(find(probe), Host(env={}))
+    assert told
+    assert not [one for one in told if one.verdict == "fail"]
+
+
+@pytest.mark.parametrize("probe", IDS)
+def test_an_empty_host_is_no_mistake(tmp_path: Path, probe: str) -> None:
+    """Where nothing can be read, probes say so, and do not raise."""
+    assert look(find(probe), make_host(tmp_path))
+
+
+# -- hostname
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts", "words", "mended"),
+    [
+        (
+            ["127.0.1.1"],
+            "127.0.0.1 localhost\n127.0.1.1 host0.lan host0\n",
+            "host0 is 127.0.1.1",
+            "127.0.0.1 localhost\n10.0.0.1 host0.lan host0\n",
+        ),
+        (
+            ["127.0.0.1"],
+            "127.0.0.1 localhost host0\n",
+            "host0 is 127.0.0.1",
+            "127.0.0.1 localhost\n10.0.0.1 host0\n",
+        ),
+        ([], "127.0.0.1 localhost\n", "host0 has no address", "127.0.0.1 localhost\n10.0.0.1 host0\n"),
+        (["10.0.0.9"], "10.0.0.9 host0\n", "which no interface here has", "10.0.0.1 host0\n"),
+        (
+            ["127.0.1.1"],
+            "127.0.0.1 localhost\n127.0.1.1 host0\n::1 host0\n",
+            "host0 is 127.0.1.1",
+            "127.0.0.1 localhost\n127.0.1.1\n::1\n10.0.0.1 host0\n",
+        ),
+    ],
+)
+def test_names_that_lead_to_loopback(
+    tmp_path: Path, names: list[str], hosts: str, words: str, mended: str
+) -> None:
+    """With several hosts a name without an address of its own is I5, and the proposed commands mend the very file."""
+    told = find_one(ask("hostname", tmp_path, names={"host0": names}, files={"/etc/hosts": hosts}))
+    assert (told.verdict, told.class_id) == ("fail", "I5")
+    assert words in told.what
+    first, *commands = told.fix.splitlines()
+    assert shlex.split(first, comments=True) == ["export", "GLOO_SOCKET_IFNAME=eth0"]
+    file = tmp_path / "etc/hosts"
+    for command in commands:
+        subprocess.run(
+            ["bash", "-c", command.replace("sudo ", "").replace("/etc/hosts", shlex.quote(str(file)))], check=True, timeout=20, capture_output=True
+        )  # fmt: skip
+    assert file.read_text() == mended
+
+
+def test_names_on_one_host(tmp_path: Path) -> None:
+    """On one host any answer will do; with the variable set nobody asks for the name; NCCL alone makes it a warning."""
+    for names in (["127.0.1.1"], [], ["10.0.0.9"]):
+        assert not find_bad(ask("hostname", tmp_path, names={"host0": names}, job=JobShape()))
+    loop = {"host0": ["127.0.1.1"]}
+    assert not find_bad(ask("hostname", tmp_path, names=loop, env={"GLOO_SOCKET_IFNAME": "eth0"}))
+    nccl = JobShape(num_nodes=2, backend="nccl")
+    assert find_one(ask("hostname", tmp_path, names=loop, job=nccl)).verdict == "warn"
+
+
+def test_a_host_nobody_can_reach(tmp_path: Path) -> None:
+    """Without an interface for other hosts no variable is proposed."""
+    told = find_one(ask("hostname", tmp_path, names={}, interfaces=[LOOPBACK, DOCKER0]))
+    assert told.fix.startswith("ip -br addr")
+
+
+def test_a_slow_name_server(tmp_path: Path) -> None:
+    """A look-up of three seconds is told, with its time."""
+    clock = FakeClock()
+
+    def look_up(name: str) -> tuple[str, ...]:
+        clock.sleep(3.0)
+        return ("10.0.0.1",)
+
+    host = Host(
+        env={}, root=tmp_path, name="host0", clock=clock, lookup=look_up, interfaces=lambda: (LOOPBACK, ETH0)
+    )
+    told = find_one(look(find("hostname"), host))
+    assert told.what == "looking up host0 took 3.0 s"
+
+
+def test_two_hosts_of_one_name() -> None:
+    """Hosts that have the same name are told with their distinct names."""
+    (told,) = compare("hostname", {"a": {"name": "node"}, "b": {"name": "node"}, "c": {"name": "other"}})
+    assert told.hosts == ("a", "b")
+    assert not compare("hostname", {"a": {"name": "a"}, "b": {"name": "b"}})
+
+
+# -- interfaces
+
+
+def test_gloo_on_a_bridge_of_containers(tmp_path: Path) -> None:
+    """A name that leads to docker0 while there is a real interface breaks jobs of several hosts; named by the variable it is meant."""
+    names = {"host0": ["172.17.0.1"], "node0": ["10.0.0.1"]}
+    told = find_one(ask("interfaces", tmp_path, names=names, interfaces=[LOOPBACK, DOCKER0, ETH0]))
+    assert told.verdict == "fail"
+    assert told.fix == "export GLOO_SOCKET_IFNAME=eth0"
+    assert not find_bad(
+        ask("interfaces", tmp_path, names=names, interfaces=[LOOPBACK, DOCKER0, ETH0], job=JobShape())
+    )
+
+
+def test_nccl_takes_a_vpn(tmp_path: Path) -> None:
+    """NCCL on a VPN first is I7: sure if the master is elsewhere, doubtful if not known, and right if the master is there."""
+    interfaces, gloo = (
+        [LOOPBACK, VPN, ETH0, make_interface("eth01", "10.7.0.1/24")],
+        {"GLOO_SOCKET_IFNAME": "eth0"},
+    )
+    told = find_one(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=gloo))
+    assert (told.verdict, told.class_id) == ("fail", "I7")
+    assert told.fix == "export NCCL_SOCKET_IFNAME==eth0"  # eth0 would fit eth01, too
+    unknown = JobShape(num_nodes=2)
+    assert (
+        find_one(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=gloo, job=unknown)).verdict
+        == "warn"
+    )
+    meant = JobShape(num_nodes=2, master_addr="100.64.0.3")
+    assert not find_bad(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=gloo, job=meant))
+    named = {**gloo, "NCCL_SOCKET_IFNAME": "tailscale0"}
+    assert not find_bad(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=named))
+
+
+def test_nccl_takes_bridges_besides(tmp_path: Path) -> None:
+    """A bridge of containers besides the right interface is a warning, but not where data goes by InfiniBand, or NCCL is not used."""
+    bridge = make_interface("br-0123456789ab", "172.18.0.1/16", kind="container")
+    told = find_one(ask("interfaces", tmp_path, interfaces=[LOOPBACK, ETH0, bridge], files=GPU))
+    assert (told.verdict, told.class_id) == ("warn", "I7")
+    assert "besides eth0" in told.what
+    assert told.fix == "export NCCL_SOCKET_IFNAME=eth0"
+    fast = {**GPU, **IB}
+    assert not find_bad(ask("interfaces", tmp_path / "fast", interfaces=[LOOPBACK, ETH0, bridge], files=fast))
+    off = {"NCCL_IB_DISABLE": "1"}
+    assert find_bad(ask("interfaces", tmp_path / "fast", interfaces=[LOOPBACK, ETH0, bridge], env=off))
+    assert not find_bad(ask("interfaces", tmp_path / "cpu", interfaces=[LOOPBACK, ETH0, bridge]))
+
+
+def test_no_interface_for_other_hosts(tmp_path: Path) -> None:
+    """A host whose cable is down, or has an address for the cable only, can't join; one with a VPN can."""
+    down = make_interface("eth0", is_up=False)
+    local = make_interface("eth1", "169.254.3.4/16")
+    told = find_one(ask("interfaces", tmp_path, interfaces=[LOOPBACK, down, local]))
+    assert told.verdict == "fail"
+    assert "eth0 down; eth1 with an address for its cable only" in told.what
+    assert told.fix == "sudo ip link set dev eth0 up"
+    assert not find_bad(ask("interfaces", tmp_path, interfaces=[LOOPBACK, VPN]))
+
+
+def test_hosts_that_take_different_networks(tmp_path: Path) -> None:
+    """All hosts share one network, and one of them takes another one: it is named, with the interface that it should take."""
+    facts = {
+        "a": facts_of(ask("interfaces", tmp_path, interfaces=[LOOPBACK, ETH0])),
+        "b": facts_of(ask("interfaces", tmp_path, interfaces=[LOOPBACK, ETH1, make_interface("ens5", "10.0.0.2/24")], names={"host0": ["192.168.7.1"]})),
+    }  # fmt: skip
+    (told,) = compare("interfaces", facts)
+    assert (told.verdict, told.hosts) == ("warn", ("b",))
+    assert told.fix == "export GLOO_SOCKET_IFNAME=ens5  # on b"
+    facts["b"] = facts_of(
+        ask("interfaces", tmp_path, interfaces=[LOOPBACK, ETH1], names={"host0": ["192.168.7.1"]})
+    )
+    assert not find_bad(compare("interfaces", facts)), "routed networks are no mistake"
+
+
+def test_a_variable_that_does_not_fit_all(tmp_path: Path) -> None:
+    """A variable that only one host sets, and that fits no interface of another one, is told for that one."""
+    facts = {
+        "a": facts_of(ask("interfaces", tmp_path, env={"NCCL_SOCKET_IFNAME": "eth0"})),
+        "b": facts_of(ask("interfaces", tmp_path, interfaces=[LOOPBACK, make_interface("ens5", "10.0.0.2/24")], names={"host0": ["10.0.0.2"]})),
+    }  # fmt: skip
+    told = find_one(compare("interfaces", facts))
+    assert told.hosts == ("b",)
+    assert told.fix == "export NCCL_SOCKET_IFNAME=ens5  # on b"
+
+
+# -- IPv6, ports, master
+
+
+def test_a_master_of_ipv6(tmp_path: Path) -> None:
+    """A master that is IPv6 first is told where this host has none; one that is nothing else fails; with a route all is well."""
+    both = {**NAMES, "node0": ["fd00::1", "10.0.0.1"]}
+    told = find_one(ask("ipv6", tmp_path, names=both))
+    assert (told.verdict, told.class_id, told.fix) == (
+        "warn",
+        "I22",
+        "export MASTER_ADDR=10.0.0.1  # on all hosts",
+    )
+    assert find_one(ask("ipv6", tmp_path, names={**NAMES, "node0": ["fd00::1"]})).verdict == "fail"
+    routed = make_interface("eth0", "10.0.0.1/24", "fd00::2/64")
+    assert not find_bad(ask("ipv6", tmp_path, names=both, interfaces=[LOOPBACK, routed]))
+    off = ask(
+        "ipv6",
+        tmp_path,
+        files={"/proc/sys/net/ipv6/conf/all/disable_ipv6": "1"},
+        interfaces=[LOOPBACK, make_interface("eth0", "10.0.0.1/24")],
+    )
+    assert "switched off" in off[0].what
+
+
+def test_hosts_that_listen_on_different_families(tmp_path: Path) -> None:
+    """Gloo on IPv6 here and on IPv4 there can't connect; the host with IPv6 is named, with its interface."""
+    facts = {
+        "a": facts_of(ask("ipv6", tmp_path)),
+        "b": facts_of(ask("ipv6", tmp_path, names={"host0": ["fd00::2"]}, interfaces=[LOOPBACK, make_interface("eth0", "10.0.0.2/24", "fd00::2/64")])),
+    }  # fmt: skip
+    told = find_one(compare("ipv6", facts))
+    assert (told.verdict, told.hosts, told.fix) == ("fail", ("b",), "export GLOO_SOCKET_IFNAME=eth0  # on b")
+    assert not compare("ipv6", {"a": facts["a"], "c": facts["a"]})
+
+
+LISTENING = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0 0 10 0
+"""
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    """Who holds the master's port is named, with a way out; only where the ranks meet it matters."""
+    files = {"/proc/net/tcp": LISTENING, "/proc/77/cmdline": "python\0old.py\0"}
+    told = find_one(ask("ports", tmp_path, files=files))
+    assert (told.verdict, told.class_id) == ("fail", "I9")
+    assert "a process of another user" in told.what
+    assert told.fix == "export MASTER_PORT=29501  # on all hosts"
+    (tmp_path / "proc/77/fd").mkdir()
+    (tmp_path / "proc/77/fd/3").symlink_to("socket:[4711]")
+    told = find_one(ask("ports", tmp_path))
+    assert "pid 77 (python old.py)" in told.what
+    assert told.fix == "kill 77  # if it is left over"
+    (skipped,) = ask("ports", tmp_path, job=SECOND)
+    assert skipped.verdict == "skipped"
+
+
+def test_a_real_port_that_is_taken() -> None:
+    """A port that this very process holds is taken to be the doctor's own; one of a child is not."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        job = JobShape(master_addr="127.0.0.1", master_port=port)
+        assert not [one for one in look(ports.PROBE, Host(env={}, job=job)) if one.class_id == "I9"]
+
+
+def test_ports_below_1024(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root may open port 80, unless the kernel allows it."""
+    job = JobShape(num_nodes=2, master_addr="node0", master_port=80, is_master=True)
+    assert not find_bad(ask("ports", tmp_path, job=job)) or ports.os.geteuid() != 0
+    monkeypatch.setattr(ports.os, "geteuid", lambda: 1000, raising=False)
+    assert "below 1024" in find_one(ask("ports", tmp_path, job=job)).what
+    files = {"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0"}
+    assert not find_bad(ask("ports", tmp_path, job=job, files=files))
+
+
+@pytest.mark.parametrize(
+    ("files", "job", "words"),
+    [
+        ({}, JobShape(num_nodes=2, master_port=40000), "one of those that the system gives out"),
+        ({"/proc/sys/net/ipv4/ip_local_port_range": "50000 50100"}, TWO, "gives out 101 ports"),
+        (
+            {"/proc/net/sockstat": "sockets: used 9\nTCP: inuse 4 orphan 0 tw 28000 alloc 4 mem 1\n"},
+            TWO,
+            "28000 connections",
+        ),
+        (
+            {"/proc/sys/net/core/somaxconn": "128"},
+            JobShape(num_nodes=32, num_ranks=8, is_master=True),
+            "256 ranks, and 128",
+        ),
+    ],
+)
+def test_few_ports(tmp_path: Path, files: dict[str, str], job: JobShape, words: str) -> None:
+    """A port that may be taken by chance, too few ports, used-up ports and a short queue are warnings with their numbers."""
+    told = find_one(ask("ports", tmp_path, files=files, job=job))
+    assert told.verdict == "warn"
+    assert words in told.what
+
+
+@pytest.mark.parametrize(
+    ("names", "job", "verdict", "class_id"),
+    [
+        ({}, TWO, "fail", "I3"),
+        (NAMES, JobShape(num_nodes=2, master_addr="localhost"), "fail", "I4"),
+        (NAMES, JobShape(num_nodes=2, master_addr="127.0.0.1", is_master=True), "fail", "I4"),
+        ({"node0": ["127.0.1.1"]}, SECOND, "fail", "I2"),
+        (NAMES, SECOND, "warn", "I2"),
+        ({"node0": ["10.0.0.44"]}, TWO, "warn", "I2"),
+    ],
+)
+def test_wrong_masters(
+    tmp_path: Path, names: dict[str, list[str]], job: JobShape, verdict: str, class_id: str
+) -> None:
+    """A master without an address, at localhost, at this host though it is another one, and the other way round, are told."""
+    told = find_one(ask("master-address", tmp_path, names=names, job=job))
+    assert (told.verdict, told.class_id) == (verdict, class_id)
+
+
+def test_right_masters(tmp_path: Path) -> None:
+    """Loopback is right on one host, in the first pod, and by the first host's own name."""
+    assert not find_bad(ask("master-address", tmp_path, job=JobShape(master_addr="localhost")))
+    pod = JobShape(num_nodes=2, master_addr="localhost", is_master=True)
+    assert not find_bad(
+        ask("master-address", tmp_path, job=pod, env={"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    )
+    assert not find_bad(ask("master-address", tmp_path, names={"node0": ["127.0.1.1"]}))
+    assert not find_bad(ask("master-address", tmp_path, names={"node0": ["10.0.0.2"]}, job=SECOND))
+
+
+def test_an_endpoint_that_nobody_owns(tmp_path: Path) -> None:
+    """With c10d, an endpoint at another interface than the host's name is I21."""
+    names = {"node0": ["192.168.7.1"], "host0": ["10.0.0.1"]}
+    env = {"PET_RDZV_BACKEND": "c10d"}
+    told = find_one(ask("master-address", tmp_path, names=names, env=env, interfaces=[LOOPBACK, ETH0, ETH1]))
+    assert told.class_id == "I21"
+    assert not find_bad(ask("master-address", tmp_path, env=env))
+
+
+def test_a_master_that_is_somebody_else_elsewhere(tmp_path: Path) -> None:
+    """A host that gets an address for the master which the first host does not have is named."""
+    facts = {
+        "a": facts_of(ask("master-address", tmp_path)),
+        "b": facts_of(ask("master-address", tmp_path, names={"node0": ["10.0.0.9"]}, job=SECOND, interfaces=[LOOPBACK, ETH1])),
+        "c": facts_of(ask("master-address", tmp_path, job=SECOND, interfaces=[LOOPBACK, ETH1])),
+    }  # fmt: skip
+    told = find_one(compare("master-address", facts))
+    assert told.hosts == ("b",)
+    assert "node0 is 10.0.0.9 on b, and a has 10.0.0.1" in told.what
+
+
+# -- firewall, clock, MTU, InfiniBand
+
+
+def test_a_firewall_that_drops(tmp_path: Path) -> None:
+    """Rules that drop other ranks' connections are a warning on several hosts, with the command; on one host nothing is wrong."""
+    told = find_one(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}))
+    assert (told.verdict, told.class_id) == ("warn", "I8")
+    assert told.fix == "sudo iptables -I INPUT -s 10.0.0.0/24 -p tcp -j ACCEPT"
+    assert not find_bad(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}, job=JobShape()))
+    ufw = {"iptables-save": IPTABLES, "ufw status": "Status: active\n"}
+    assert (
+        find_one(ask("firewall", tmp_path, programs=ufw)).fix == "sudo ufw allow from 10.0.0.0/24 proto tcp"
+    )
+
+
+def test_a_firewall_that_only_root_may_read(tmp_path: Path) -> None:
+    """Without the right to read the rules the probe says so."""
+    refused = Ran(
+        code=4,
+        err="iptables-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n",
+    )
+    (told,) = ask("firewall", tmp_path, programs={"iptables-save": refused})
+    assert (told.verdict, told.why) == ("skipped", "only root may read the rules")
+
+
+@pytest.mark.parametrize(
+    ("programs", "verdict"),
+    [
+        (
+            {
+                "chronyc tracking": "System time     : 0.000012 seconds slow of NTP time\nLeap status     : Normal\n"
+            },
+            "ok",
+        ),
+        (
+            {
+                "chronyc tracking": "System time     : 41.5 seconds slow of NTP time\nLeap status     : Normal\n"
+            },
+            "warn",
+        ),
+        (
+            {
+                "chronyc tracking": "System time     : 0.0 seconds slow of NTP time\nLeap status     : Not synchronised\n"
+            },
+            "warn",
+        ),
+        ({"timedatectl show": "yes\n"}, "ok"),
+        ({"timedatectl show": "no\n"}, "warn"),
+        ({"ntpq -c": "associd=0 status=0615 leap_none, sync_ntp,\noffset=0.117, frequency=1\n"}, "ok"),
+        ({"ntpq -c": "associd=0 status=c016 leap_alarm, sync_unspec,\noffset=0.0\n"}, "warn"),
+        ({"timedatectl show": Ran(code=1, err="Failed to connect to bus: Host is down")}, "skipped"),
+        ({}, "skipped"),
+    ],
+)
+def test_clocks(tmp_path: Path, programs: dict[str, str | Ran], verdict: str) -> None:
+    """A clock that nobody keeps, or that is far off, is a warning on several hosts; on one it is of no concern."""
+    (told,) = ask("clock", tmp_path, programs=programs)
+    assert told.verdict == verdict
+    assert told.class_id == ("I23" if verdict == "warn" else "")
+    assert not find_bad(ask("clock", tmp_path, programs=programs, job=JobShape()))
+
+
+def test_packet_sizes(tmp_path: Path) -> None:
+    """A tiny MTU is told; of several hosts the odd one of a network is named, and other networks are left alone."""
+    assert (
+        "576 bytes"
+        in find_one(
+            ask("mtu", tmp_path, interfaces=[LOOPBACK, make_interface("eth0", "10.0.0.1/24", mtu=576)])
+        ).what
+    )
+    assert not find_bad(
+        ask("mtu", tmp_path, interfaces=[LOOPBACK, make_interface("eth0", "10.0.0.1/24", mtu=1450)])
+    )
+    facts = {
+        name: facts_of(ask("mtu", tmp_path, interfaces=[make_interface("eth0", f"10.0.0.{number}/24", mtu=mtu), make_interface("eth1", f"10.{number}.0.1/24", mtu=mtu)]))
+        for number, (name, mtu) in enumerate([("a", 9000), ("b", 9000), ("c", 1500)], 1)
+    }  # fmt: skip
+    told = find_one(compare("mtu", facts))
+    assert told.hosts == ("c",)
+    assert told.what == "in 10.0.0.0/24 most hosts have MTU 9000, and c eth0 1500"
+    assert told.fix == "sudo ip link set dev eth0 mtu 9000  # on c"
+
+
+def test_infiniband(tmp_path: Path) -> None:
+    """Ports that are down, devices that a container lacks, and little memory to lock are warnings where NCCL is used."""
+    assert not find_bad(ask("infiniband", tmp_path / "well", files={**GPU, **IB}))
+    down = {
+        **IB,
+        "/sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN",
+        "/sys/class/infiniband/mlx5_0/ports/1/phys_state": "3: Disabled",
+    }
+    assert (
+        "mlx5_0:1 DOWN (Disabled)"
+        in find_one(ask("infiniband", tmp_path / "down", files={**GPU, **down})).what
+    )
+    without = {path: text for path, text in IB.items() if not path.startswith("/dev")}
+    assert "/dev/infiniband" in find_one(ask("infiniband", tmp_path / "box", files={**GPU, **without})).what
+    limits = {
+        "/proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         65536                65536                bytes\n",
+        "/proc/self/status": "CapEff:\t0000000000000000\n",
+    }
+    assert "64 KiB" in find_one(ask("infiniband", tmp_path / "tight", files={**GPU, **IB, **limits})).what
+    root = {**limits, "/proc/self/status": "CapEff:\t000001ffffffffff\n"}
+    assert not find_bad(ask("infiniband", tmp_path / "root", files={**GPU, **IB, **root}))
+    efa = {"/sys/class/infiniband/rdmap0s31/ports/1/state": "4: ACTIVE"}
+    assert ask("infiniband", tmp_path / "efa", files=efa)[0].verdict == "skipped"
+
+
+def test_hosts_with_less_infiniband(tmp_path: Path) -> None:
+    """A host without InfiniBand among those that have it is named."""
+    facts = {
+        "a": facts_of(ask("infiniband", tmp_path / "a", files=IB)),
+        "b": facts_of(ask("infiniband", tmp_path / "b", files=IB)),
+        "c": facts_of(ask("infiniband", tmp_path / "c")),
+    }
+    told = find_one(compare("infiniband", facts))
+    assert told.hosts == ("c",)
+    assert not compare("infiniband", {"c": facts["c"], "d": facts["c"]})

@@ -1,0 +1,203 @@
+"""What the probes of variables tell: each mistake with the value that would do, and nothing of what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fake_hosts import ETH0, LOOPBACK, make_interface
+from network_hosts import ETH1, GPU, IB, ask, compare, facts_of, find_bad, find_one
+from rankwise.doctor.host import JobShape
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("env", "verdict", "words", "fix"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth9"}, "fail", "no interface eth9", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_SOCKET_IFNAME": "^lo"}, "fail", "NCCL's way", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_SOCKET_IFNAME": "=eth1"}, "fail", "NCCL's way", "export GLOO_SOCKET_IFNAME=eth1"),
+        ({"GLOO_SOCKET_IFNAME": "eth0, eth1"}, "fail", "blanks or quotes", "export GLOO_SOCKET_IFNAME=eth1"),
+        ({"GLOO_SOCKET_IFNAME": "eth0,,eth1"}, "fail", "empty name", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_SOCKET_IFNAME": "bare0"}, "fail", "has no address", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "fail", "of this host alone", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_SOCKET_IFNAME": "off0"}, "warn", "is down", "sudo ip link set dev off0 up"),
+        ({"GLOO_SOCKET_IFNAME": "e"}, "warn", "one letter", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_DEVICE_TRANSPORT": "tcp"}, "fail", "none of TCP", "unset GLOO_DEVICE_TRANSPORT"),
+        (
+            {"GLOO_DEVICE_TRANSPORT": "TCP_TLS"},
+            "fail",
+            "names no file",
+            "export GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY=…",
+        ),
+        ({"TP_SOCKET_IFNAME": "eth7"}, "warn", "no interface eth7", "export TP_SOCKET_IFNAME=eth0"),
+    ],
+)
+def test_variables_of_gloo(tmp_path: Path, env: dict[str, str], verdict: str, words: str, fix: str) -> None:
+    """Each mistake in a variable of Gloo is told with the value that would do."""
+    interfaces = [
+        LOOPBACK,
+        ETH0,
+        ETH1,
+        make_interface("bare0"),
+        make_interface("off0", "10.8.0.1/24", is_up=False),
+    ]
+    told = find_one(ask("gloo-variables", tmp_path, env=env, interfaces=interfaces))
+    assert told.verdict == verdict
+    assert words in told.what
+    assert told.fix.splitlines()[0] == fix
+
+
+def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
+    """Ranks that use NCCL alone do not fail of Gloo's variables; loopback is right on one host."""
+    nccl = JobShape(num_nodes=2, backend="nccl")
+    assert (
+        find_one(ask("gloo-variables", tmp_path, env={"GLOO_SOCKET_IFNAME": "eth9"}, job=nccl)).verdict
+        == "warn"
+    )
+    assert not find_bad(ask("gloo-variables", tmp_path, env={"GLOO_SOCKET_IFNAME": "lo"}, job=JobShape()))
+
+
+@pytest.mark.parametrize(
+    ("env", "verdict", "words", "fix"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "ens"}, "fail", "fits no interface", "export NCCL_SOCKET_IFNAME=eth0"),
+        ({"NCCL_SOCKET_IFNAME": "'eth0'"}, "fail", "fits no interface", "export NCCL_SOCKET_IFNAME=eth0"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "fits no interface", "export NCCL_SOCKET_IFNAME=eth0"),
+        (
+            {"NCCL_SOCKET_IFNAME": "eth", "NCCL_SOCKET_FAMILY": "AF_INET6"},
+            "fail",
+            "NCCL_SOCKET_FAMILY=AF_INET6 fits no interface",
+            "unset NCCL_SOCKET_FAMILY",
+        ),
+        ({"NCCL_DEBUG": "DEBUG"}, "warn", "none of VERSION", "unset NCCL_DEBUG"),
+        ({"NCCL_DEBUG": '"INFO"'}, "warn", "quotes", "export NCCL_DEBUG=INFO"),
+        ({"NCCL_DEBUG_SUBSYS": "INIT,NETWORK"}, "warn", "NETWORK is none of", "unset NCCL_DEBUG_SUBSYS"),
+        ({"NCCL_IB_DISABLE": "true"}, "warn", "reads it as 0", "export NCCL_IB_DISABLE=1"),
+        ({"NCCL_BUFFSIZE": "4M"}, "warn", "reads it as 4", "export NCCL_BUFFSIZE=4194304"),
+        ({"NCCL_BUFFSIZE": "1024"}, "warn", "buffer of 1024 bytes", "unset NCCL_BUFFSIZE"),
+        ({"NCCL_IB_TIMEOUT": "100"}, "warn", "0 to 31", "unset NCCL_IB_TIMEOUT"),
+        ({"NCCL_ALGO": "Rings"}, "warn", "Rings is none of", "unset NCCL_ALGO"),
+        ({"NCCL_PROTO": "LL,LL64"}, "warn", "LL64 is none of", "unset NCCL_PROTO"),
+        ({"NCCL_P2P_LEVEL": "FAR"}, "warn", "FAR is none of", "unset NCCL_P2P_LEVEL"),
+        ({"NCCL_SOCKET_FAMILY": "af_inet"}, "warn", "af_inet is none of", "unset NCCL_SOCKET_FAMILY"),
+        ({"NCCL_TOPO_FILE": "/no/such.xml"}, "warn", "no file", "unset NCCL_TOPO_FILE"),
+        ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "4"}, "warn", "above", "unset NCCL_MIN_CTAS NCCL_MAX_CTAS"),
+        (
+            {"NCCL_SOCKET_IFNAMES": "eth0"},
+            "warn",
+            "did you mean NCCL_SOCKET_IFNAME?",
+            "unset NCCL_SOCKET_IFNAMES; export NCCL_SOCKET_IFNAME=eth0",
+        ),
+        (
+            {"NCLL_DEBUG": "INFO"},
+            "warn",
+            "did you mean NCCL_DEBUG?",
+            "unset NCLL_DEBUG; export NCCL_DEBUG=INFO",
+        ),
+        (
+            {"NCCL_BLOCKING_WAIT": "1"},
+            "warn",
+            "old name",
+            "unset NCCL_BLOCKING_WAIT  # now: TORCH_NCCL_BLOCKING_WAIT",
+        ),
+        (
+            {"NCCL_IB_GDR_LEVEL": "PIX"},
+            "warn",
+            "old name",
+            "unset NCCL_IB_GDR_LEVEL  # now: NCCL_NET_GDR_LEVEL",
+        ),
+        ({"NCCL_P2P_DISABLE": "1"}, "warn", "NCCL_P2P_DISABLE=1", "unset NCCL_P2P_DISABLE"),
+        ({"NCCL_IB_DISABLE": "1"}, "warn", "NCCL_IB_DISABLE=1", "unset NCCL_IB_DISABLE"),
+        ({"NCCL_IB_HCA": "mlx4"}, "warn", "fits none of mlx5_0", "export NCCL_IB_HCA==mlx5_0"),
+    ],
+)
+def test_variables_of_nccl(tmp_path: Path, env: dict[str, str], verdict: str, words: str, fix: str) -> None:
+    """Each mistake in a variable of NCCL is told with its consequence and the value that would do."""
+    plain = [LOOPBACK, make_interface("eth0", "10.0.0.1/24")]
+    told = find_one(ask("nccl-variables", tmp_path, env=env, files={**GPU, **IB}, interfaces=plain))
+    assert told.verdict == verdict
+    assert words in told.what
+    assert told.fix == fix
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NCCL_ALGO": "allreduce:tree,ring;broadcast:ring"}, {"NCCL_PROTO": "^LL128"}, {"NCCL_P2P_LEVEL": "4"}, {"NCCL_NET_GDR_LEVEL": "sys"},
+        {"NCCL_DEBUG_SUBSYS": "INIT,^NET"}, {"NCCL_IB_TC": "0x68"}, {"NCCL_BUFFSIZE": "8388608"}, {"NCCL_IB_HCA": "^=mlx5_3"},
+        {"NCCL_SOCKET_IFNAME": "eth,ens"}, {"NCCL_NEW_THING_ENABLE": "1"}, {"NCCL_NET_PLUGIN": "none"}, {"NCCL_DEBUG": "warn"},
+        {"NCCL_NVLS_ENABLE": "0"}, {"NCCL_ROOT_DIR": "/usr"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_right_variables_of_nccl(tmp_path: Path, env: dict[str, str]) -> None:
+    """What NCCL's guide allows is no mistake, nor a variable that this table may not know yet."""
+    assert not find_bad(ask("nccl-variables", tmp_path, env=env, files={**GPU, **IB}))
+
+
+def test_nccl_without_gpus(tmp_path: Path) -> None:
+    """Where NCCL is not used, a fast way that is off is of no concern, and a wrong interface breaks nothing yet."""
+    assert not find_bad(ask("nccl-variables", tmp_path, env={"NCCL_P2P_DISABLE": "1"}))
+    assert find_one(ask("nccl-variables", tmp_path, env={"NCCL_SOCKET_IFNAME": "ens"})).verdict == "warn"
+    assert (
+        find_one(
+            ask("nccl-variables", tmp_path, env={"NCCL_NET": "IB"}, job=JobShape(backend="nccl"))
+        ).verdict
+        == "fail"
+    )
+
+
+def test_nccl_files_and_secrets(tmp_path: Path) -> None:
+    """A mistake in /etc/nccl.conf is told with its place and a command for that file; the pre-shared key is never shown."""
+    files = {**GPU, "/etc/nccl.conf": "NCCL_IB_DISABLE=yes\n"}
+    readings = ask("nccl-variables", tmp_path, env={"NCCL_PSK": "'geheim-geheim"}, files=files)
+    told = find_one(readings)
+    assert "(in /etc/nccl.conf)" in told.what
+    assert told.fix == "sed -i '/^NCCL_IB_DISABLE=/d' /etc/nccl.conf"
+    assert "geheim" not in str([one.to_json() for one in readings])
+
+
+def test_values_that_differ(tmp_path: Path) -> None:
+    """A value that must agree and does not is told with the hosts; names of interfaces may differ."""
+    facts = {
+        name: facts_of(ask("nccl-variables", tmp_path, env=env, interfaces=[LOOPBACK, ETH0, make_interface("ens5", "10.1.0.1/24")]))
+        for name, env in {
+            "a": {"NCCL_ALGO": "ring", "NCCL_SOCKET_IFNAME": "eth0"}, "b": {"NCCL_ALGO": "ring", "NCCL_SOCKET_IFNAME": "ens5"}, "c": {}
+        }.items()
+    }  # fmt: skip
+    told = find_one(compare("nccl-variables", facts))
+    assert told.hosts == ("c",)
+    assert told.what == "NCCL_ALGO differs: ring: a, b; not set: c"
+    assert not compare("nccl-variables", {"a": facts["a"], "b": facts["b"]})
+
+
+@pytest.mark.parametrize(
+    ("env", "verdict", "words"),
+    [
+        ({"TORCH_DISTRIBUTED_DEBUG": "WARN"}, "fail", "none of OFF"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, "warn", "TORCH_DISTRIBUTED_DEBUG=detail"),
+        ({"TORCH_CPP_LOG_LEVEL": "DEBUG"}, "warn", "none of INFO"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "warn", "CUDA_LAUNCH_BLOCKING=1"),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "warn", "BLOCKING_WAIT"),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, "warn", "ERROR_HANDLING=0"),
+        ({"TORCH_NCCL_ASYNC_EROR_HANDLING": "1"}, "warn", "did you mean TORCH_NCCL_ASYNC_ERROR_HANDLING?"),
+        ({"OMP_NUM_THREADS": "0"}, "warn", "no number above 0"),
+    ],
+)
+def test_variables_of_torch(tmp_path: Path, env: dict[str, str], verdict: str, words: str) -> None:
+    """Each mistake in a variable of torch, and what is left over from debugging, is told."""
+    told = find_one(ask("torch-variables", tmp_path, env=env, files=GPU))
+    assert told.verdict == verdict
+    assert words in told.what
+    assert told.fix.startswith(("unset ", "export "))
+
+
+def test_right_variables_of_torch(tmp_path: Path) -> None:
+    """Values that torch reads, and names that it may learn, are no mistakes."""
+    env = {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "info", "OMP_NUM_THREADS": "4,2", "CUDA_LAUNCH_BLOCKING": "0",
+           "TORCH_NCCL_NEW_THING": "1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600", "USE_LIBUV": "0"}  # fmt: skip
+    assert not find_bad(ask("torch-variables", tmp_path, env=env, files=GPU))
