@@ -1,4 +1,4 @@
-"""Hosts for tests: network, host name and /etc/hosts of their own, joined by a cable."""
+"""Hosts for tests: network, host name and /etc/hosts of their own, joined by a cable, or by a switch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Host:
     """A host, as long as its first process lives.
 
     Args:
-        number: 0 or 1: its address is ``10.77.0.(number + 1)``, its interface ``cable``.
+        number: From 0: its address is ``10.77.0.(number + 1)``, its interface ``cable``.
         hosts_file: What its /etc/hosts says.
         folder: Where to keep that.
     """
@@ -75,20 +75,56 @@ class Host:
 
 @contextlib.contextmanager
 def open_hosts(hosts_files: Sequence[str], folder: Path) -> Iterator[list[Host]]:
-    """Make two hosts, joined by a cable; skip the test where that is not allowed."""
+    """Make hosts: two are joined by a cable, more by a switch; skip the test where that is not allowed.
+
+    Args:
+        hosts_files: What the /etc/hosts of each says.
+        folder: Where to keep those.
+    """
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter")):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
     if subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this container may not make network namespaces")
     hosts: list[Host] = []
+    switch: subprocess.Popen[bytes] | None = None
     try:
         hosts += [Host(number, text, folder) for number, text in enumerate(hosts_files)]
-        pids = [str(host.pid) for host in hosts]
-        cable = ["ip", "link", "add", "cable", "netns", pids[0], "type", "veth", "peer", "name", "cable"]
-        subprocess.run([*cable, "netns", pids[1]], check=True, timeout=20)
+        if len(hosts) == 2:
+            pids = [str(host.pid) for host in hosts]
+            cable = ["ip", "link", "add", "cable", "netns", pids[0], "type", "veth", "peer", "name", "cable"]
+            subprocess.run([*cable, "netns", pids[1]], check=True, timeout=20)
+        else:
+            switch = _open_switch(hosts)
         for host in hosts:
             host.set_up()
         yield hosts
     finally:
         for host in hosts:
             host.close()
+        if switch is not None:
+            switch.kill()
+            switch.wait()
+
+
+def make_hosts_file(count: int, changes: Mapping[str, str] | None = None) -> str:
+    """Return an /etc/hosts that knows all hosts; ``changes`` gives other addresses to some names, or none (an empty text)."""
+    known = {f"host{number}": f"{NETWORK}.{number + 1}" for number in range(count)} | dict(changes or {})
+    return "127.0.0.1 localhost\n" + "".join(
+        f"{address} {name}\n" for name, address in known.items() if address
+    )
+
+
+def _open_switch(hosts: Sequence[Host]) -> subprocess.Popen[bytes]:
+    """Join hosts by a bridge, in a namespace of its own: the cable of host 2 is there ``port2``."""
+    ours = Path("/proc/self/ns/net").readlink()
+    switch = subprocess.Popen(["unshare", "--net", "sleep", "300"], env=make_env())
+    wait_until(lambda: Path(f"/proc/{switch.pid}/ns/net").readlink() != ours, what="a network namespace")
+    lines = ["link add switch type bridge", "link set switch up"]
+    for number, host in enumerate(hosts):
+        lines.append(f"link add port{number} type veth peer name cable netns {host.pid}")
+        lines.append(f"link set port{number} master switch up")
+    subprocess.run(
+        ["nsenter", "--target", str(switch.pid), "--net", "ip", "-batch", "-"],
+        input="\n".join(lines).encode(), check=True, timeout=20,
+    )  # fmt: skip
+    return switch

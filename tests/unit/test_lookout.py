@@ -29,7 +29,9 @@ def test_a_fault_in_the_watch_is_told_and_switches_it_off(
     said: list[str] = []
     clock = FakeClock()
     spec = SimpleNamespace(watch=True, hang_timeout_s=None, on_hang=None, logs=SimpleNamespace(is_off=True))
-    job = SimpleNamespace(spec=spec, clock=clock, serial=None, console=SimpleNamespace(say=said.append))
+    job = SimpleNamespace(
+        spec=spec, clock=clock, serial=None, host_look=None, console=SimpleNamespace(say=said.append)
+    )
     tower = Lookout(cast("Any", job), cast("Any", SimpleNamespace(world_size=1, link=None)), [], tmp_path)
     monkeypatch.setattr(camera.Camera, method, fail)
     clock.sleep(1)
@@ -62,7 +64,9 @@ class FakeLink:
 
 def _open(tmp_path: Path, link: FakeLink, clock: FakeClock, said: list[str]) -> Lookout:
     spec = SimpleNamespace(watch=True, hang_timeout_s=None, on_hang=None, logs=SimpleNamespace(is_off=True))
-    job = SimpleNamespace(spec=spec, clock=clock, serial=None, console=SimpleNamespace(say=said.append))
+    job = SimpleNamespace(
+        spec=spec, clock=clock, serial=None, host_look=None, console=SimpleNamespace(say=said.append)
+    )
     part = SimpleNamespace(world_size=2, link=link)
     return Lookout(cast("Any", job), cast("Any", part), [], tmp_path)
 

@@ -21,6 +21,9 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
   rankwise check --help                           folders, notebooks, shell scripts, commands; --fix, formats
   rankwise why PID                                which rank of a running job keeps the others waiting
   rankwise report FOLDER                          the verdict on a job again, from its evidence or dumps
+  rankwise env                                    which rank this process is, and which variable says so
+  rankwise doctor                                 what is wrong with this host, and the command that mends it
+  rankwise doctor --hosts node0,node1             with several: every link between them, clocks, versions
   rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
   rankwise checkpoint --help                      inspect, verify, export, import
   rankwise compare runs/a runs/b                  where two runs part, how, and why that may be
@@ -76,6 +79,24 @@ def _rule(argv: Sequence[str]) -> int:
     return main_one(argv)
 
 
+def _env(argv: Sequence[str]) -> int:
+    from rankwise.cli.env import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from rankwise.cli.doctor import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _probe(argv: Sequence[str]) -> int:
+    from rankwise.cli.probe import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "check": _check,
@@ -85,6 +106,9 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "compare": _compare,
     "rules": _rules,
     "rule": _rule,
+    "env": _env,
+    "doctor": _doctor,
+    "probe": _probe,
 }
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base import terminal
 from rankwise.cli.columns import align
+from rankwise.cli.prose import page_width, write_page
 from rankwise.lint import registry
 from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
 
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.lint.rule import Rule
-
-_LONGEST_LINE = 100
-_BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
-_CODE = re.compile(r"`([^`\n]+)`")
-_FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +47,7 @@ def main_one(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps({**_to_json(rule), "page": registry.page(rule)}, indent=1))
     else:
-        width = min(terminal.width(1) or _LONGEST_LINE, _LONGEST_LINE)
+        width = page_width()
         print("\n".join(_write_page(rule, width=width, color=terminal.has_colour(1))))
     return 0
 
@@ -105,33 +100,5 @@ def _write_page(rule: Rule[Any], *, width: int, color: bool) -> Iterator[str]:
     facts = [kind, classes, "`--fix` mends it" if rule.fixable else ""]
     yield f"{paint(f'{rule.id} {rule.name}', 'bold', color=color)}: {'; '.join(one for one in facts if one)}"
     yield ""
-    text = registry.page(rule).strip()
-    at = 0
-    for fence in _FENCE.finditer(text):
-        yield from _write_prose(text[at : fence.start()], width=width, color=color)
-        yield from (f"    {line}".rstrip() for line in fence[1].splitlines())
-        yield ""
-        at = fence.end()
-    yield from _write_prose(text[at:], width=width, color=color)
+    yield from write_page(registry.page(rule), width=width, color=color)
     yield f"Silence it on one line: # noqa: {rule.id}"
-
-
-def _write_prose(text: str, *, width: int, color: bool) -> Iterator[str]:
-    for paragraph in re.split(r"\n\s*\n", text.strip()):
-        for item in re.split(r"\n(?=- )", paragraph):
-            marked = _BOLD.sub("\x01\\1\x02", " ".join(item.split()))
-            indent = "  " if item.startswith("- ") else ""
-            for line in textwrap.wrap(
-                marked, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-            ):
-                yield _paint_marks(line, color=color)
-        if paragraph:
-            yield ""
-
-
-def _paint_marks(line: str, *, color: bool) -> str:
-    """Put colours in the place of marks: they are set after the wrapping, as they take no column."""
-    if not color:
-        return line.replace("\x01", "").replace("\x02", "")
-    shown = line.replace("\x01", "\x1b[1m").replace("\x02", "\x1b[0m")
-    return _CODE.sub(lambda found: paint(found[0], "cyan", color=color), shown)

@@ -69,6 +69,7 @@ class NodeScene:
         question: The last that was asked before.
         is_last: Whether all its ranks have ended, and nothing will follow.
         stopped: Those that it has stopped itself.
+        ailments: What is wrong with its host, as sentences.
     """
 
     scene: Scene
@@ -76,6 +77,7 @@ class NodeScene:
     question: int
     is_last: bool = False
     stopped: tuple[int, ...] = ()
+    ailments: tuple[str, ...] = ()
 
 
 def count_ops(world_size: int) -> int:
@@ -113,6 +115,7 @@ def _pack(told: NodeScene, most_ops: int) -> str:
         "question": told.question,
         "is_last": told.is_last,
         "stopped": told.stopped,
+        "ailments": told.ailments,
     }
     raw = json.dumps(letter, separators=(",", ":")).encode()
     return base64.b64encode(zlib.compress(raw, 1)).decode()
@@ -181,6 +184,7 @@ def read_letter(letter: dict[str, Any], *, later_s: float) -> NodeScene:
         question=int(letter["question"]),
         is_last=bool(letter["is_last"]),
         stopped=tuple(letter["stopped"]),
+        ailments=tuple(map(str, letter.get("ailments", ()))),
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
     from rankwise.launcher.entry_check import EntryCheck
+    from rankwise.launcher.host_look import HostLook
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
 
@@ -68,6 +69,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         job = Job(
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
+            host_look=_look_at_host(spec, num_ranks, interpreter.path, console),
         )  # fmt: skip
         if spec.strict:
             check.refuse_errors()
@@ -81,6 +83,14 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         _close(workers, check, memory, helper)
         signals.close(deaf=code == REQUEUE)  # whoever sent a notice may send it again
     return code
+
+
+def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Console) -> HostLook:
+    from rankwise.launcher.host_look import HostLook  # noqa: PLC0415 - beside the import of torch
+
+    look = HostLook(spec, num_ranks, python)
+    look.tell_before(console)
+    return look
 
 
 def _close(

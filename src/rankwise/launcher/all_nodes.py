@@ -217,6 +217,16 @@ class AllNodes:
         is_whole = join(own, (told.scene for told in ends)).is_whole
         return ends if is_whole else None
 
+    def list_ailments(self) -> tuple[str, ...]:
+        """Return what is wrong with the hosts of other nodes, with their names, as they have told last."""
+        hosts = {node: about.host for node, about in self._link.nodes.items()}
+        return tuple(
+            f"on {hosts.get(node, f'node {node}')}: {one}"
+            for node, other in sorted(self._others.items())
+            if other.told is not None
+            for one in other.told.ailments
+        )
+
     def _list_present(self) -> list[NodeScene]:
         """Return what counts of what others have told: that they have ended, and what answers our last question."""
         now = self._clock.monotonic()

@@ -89,6 +89,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
         decision = _decide(job, case, failures)
         if isinstance(decision, GiveUp):
+            if job.host_look is not None:
+                verdict = job.host_look.add_to(verdict, outcome.lookout.ailments)
             job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
             if verdict.stopped_by and not verdict.notes and not verdict.culprits:

@@ -70,11 +70,12 @@ class Lookout:
         self._ranks, self._say = ranks, job.console.say
         self._camera, self._clock = Camera(ranks, part.world_size, job.clock), job.clock
         self._link = link = part.link if job.spec.watch else None
+        self._host_look = job.host_look
         self._all = self._answers = None
         if link is not None and link.is_judge:
             self._all = AllNodes(self._camera, link, self._say, job.clock)
         elif link is not None:
-            self._answers = NodeAnswers(self._camera, link, job.clock)
+            self._answers = NodeAnswers(self._camera, link, job.clock, self._find_ailments)
         bounds = Bounds(timeout_s=job.spec.hang_timeout_s, on_hang=job.spec.on_hang)
         self._children = OwnChildren(self._say)
         notes = _Notes(job, folder / "evidence")
@@ -86,6 +87,8 @@ class Lookout:
         self._current: tuple[Sight, ...] = ()
         self.scene: Scene | None = None
         self.decided: tuple[Sight, ...] | None = None
+        self._own_ailments: tuple[str, ...] = ()
+        self._ailments_elsewhere: tuple[str, ...] = ()
 
     @property
     def next_in_s(self) -> float:
@@ -103,6 +106,15 @@ class Lookout:
     def is_left_behind(self) -> bool:
         """Whether they hang, and others had left by themselves without an error."""
         return self.has_hung and any(rank.code == 0 and rank.stopped_s is None for rank in self._ranks)
+
+    @property
+    def ailments(self) -> tuple[str, ...]:
+        """What is wrong with this host, as it was when the attempt failed or hung, and, with their names, with others."""
+        told = self._ailments_elsewhere or (self._all.list_ailments() if self._all else ())
+        return (*self._own_ailments, *told)
+
+    def _find_ailments(self) -> tuple[str, ...]:
+        return self._host_look.find_ailments() if self._host_look else ()
 
     @property
     def sights(self) -> tuple[Sight, ...]:
@@ -157,6 +169,8 @@ class Lookout:
             is_final: Whether nobody waits for a restart.
         """
         wait_s = _LAST_ANSWER_S if is_final else _ANSWER_S
+        if is_final:  # a restart has no time for it
+            self._own_ailments = self._try(self._find_ailments) or ()
         is_watched = self._is_on
         if (scene := self._try(lambda: self._camera.take_last(wait_s=wait_s))) is not None and is_watched:
             # What was seen elsewhere belongs to the evidence if it has decided; else each node tells of its own.
@@ -177,7 +191,9 @@ class Lookout:
     def _tell_end(self) -> None:
         scene = self._camera.take_end()
         stopped = tuple(sorted(self._stopped))
-        told = NodeScene(scene=scene, signs=(), question=0, is_last=True, stopped=stopped)
+        told = NodeScene(
+            scene=scene, signs=(), question=0, is_last=True, stopped=stopped, ailments=self._own_ailments
+        )  # fmt: skip
         if self._answers is not None:
             self._answers.stop()
         if self._link is not None:
@@ -220,10 +236,12 @@ class Lookout:
         end, ends = self._clock.monotonic() + _LEAVE_S, everyone.list_ends()
         while link.decision is None and ends is None:
             if self._clock.monotonic() > end or not link.collect():
+                self._ailments_elsewhere = everyone.list_ailments()
                 return case
             everyone.read_all(_LAST_READING_S)
             ends = everyone.list_ends()
             self._clock.sleep(_SOON_S)
+        self._ailments_elsewhere = everyone.list_ailments()
         told = link.decision
         if told is None and ends and case.scene is not None:
             scene = join(self._camera.take_end(), (one.scene for one in ends))

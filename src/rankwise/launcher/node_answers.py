@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, final
 from rankwise.evidence.joint_scene import NodeScene, Sign, count_ops, pack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.base.clock import Clock
     from rankwise.launcher.camera import Camera, Pulse
     from rankwise.launcher.node_link import NodeLink
@@ -30,10 +32,17 @@ class NodeAnswers:
         camera: Of our ranks.
         link: To the other nodes.
         clock: Where the time comes from.
+        find_ailments: Tells what is wrong with this host.
     """
 
-    def __init__(self, camera: Camera, link: NodeLink, clock: Clock) -> None:
-        self._camera, self._link, self._clock = camera, link, clock
+    def __init__(
+        self,
+        camera: Camera,
+        link: NodeLink,
+        clock: Clock,
+        find_ailments: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        self._camera, self._link, self._clock, self._find_ailments = camera, link, clock, find_ailments
         self._question, self._question_s = 0, float("-inf")
         self._is_due = self._is_late = self._is_over = False
         self._raised_s: float | None = None
@@ -96,7 +105,9 @@ class NodeAnswers:
         # Those that answer later are told of once more, all together.
         self._is_due, self._is_late = not have_answered, is_late and not have_answered
         scene = self._camera.take()
-        told = NodeScene(scene=scene, signs=tuple(map(self._to_sign, pulses)), question=self._question)
+        told = NodeScene(
+            scene=scene, signs=tuple(map(self._to_sign, pulses)), question=self._question, ailments=self._find_ailments()
+        )  # fmt: skip
         self._link.publish(pack(told, most_ops=count_ops(scene.world_size)))
 
     def _has_answered(self, pulse: Pulse) -> bool:

@@ -25,6 +25,12 @@ class HostCard:
         clock_ahead_s: By how much its clock is ahead of the first host's, in seconds; None if it was not measured.
         clock_error_s: How far off that may be: half of the round trip.
         lost: Why it could not be looked at to the end; empty for all well.
+        node_rank: Which node it says it is; None if it does not say.
+        num_hosts: Of how many; None if it does not say.
+        interfaces: Its interfaces, each with one of its addresses.
+        gloo_address: Where Gloo will listen there; ``nccl_address``: the same for NCCL, empty where it is not used.
+        opening: The command that opens its firewall for the others; empty if it was not asked for.
+        own_name: What it calls itself; ``name`` where that is its alone.
     """
 
     name: str
@@ -33,6 +39,32 @@ class HostCard:
     clock_ahead_s: float | None = None
     clock_error_s: float = 0.0
     lost: str = ""
+    node_rank: int | None = None
+    num_hosts: int | None = None
+    interfaces: tuple[tuple[str, str], ...] = ()
+    gloo_address: str = ""
+    nccl_address: str = ""
+    opening: str = ""
+    own_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameLook:
+    """What a host gets for the name of another one.
+
+    Attributes:
+        source: The host that looked.
+        name: The name that it looked up.
+        target: The host whose name that is; empty for the master's address.
+        got: The addresses that it got; none if the name has none there.
+        is_written: Whether the name stands in its ``/etc/hosts``.
+    """
+
+    source: str
+    name: str
+    target: str = ""
+    got: tuple[str, ...] = ()
+    is_written: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +96,7 @@ class Measure:
         latency_s: A round trip of a few bytes, the median.
         bytes_per_s: One stream, from source to target; 0 if it stalled.
         resent: Which share of the packets the kernel had to send again, 0 to 1; None where it does not tell.
+        tries: How often it was measured: what seems bad is measured again, and the best of all is told.
     """
 
     source: str
@@ -71,6 +104,7 @@ class Measure:
     latency_s: float
     bytes_per_s: float
     resent: float | None = None
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +138,9 @@ class Together:
 
     Attributes:
         hosts: Those that came, in the order of their numbers; the first one held the meeting.
-        missing: Those that did not come, by the name that they were expected by, or as ``host 3 of 4``.
+        missing: Those that did not come, by the name that they were expected by, or as ``node rank 2``, or as ``1 of 4 hosts``.
+        names: What the hosts got for each other's names.
+        doubled: Hosts that claimed one node rank: the first one, the second one, who was refused, and the rank.
         links: All that was tried.
         measures: All that was measured.
         readings: What was judged from comparing hosts, links and measures; those of single hosts stand with these.
@@ -118,3 +154,5 @@ class Together:
     all_reduce: AllReduce | None = None
     readings: tuple[Reading, ...] = ()
     took_s: float = 0.0
+    names: tuple[NameLook, ...] = ()
+    doubled: tuple[tuple[str, str, int], ...] = ()

@@ -1,0 +1,213 @@
+"""The flags of `rankwise doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rankwise.base.errors import UsageError
+
+EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and nothing is doubtful); 1 something does; 2 it can't be looked at"
+_DESCRIPTION = """\
+Look whether this host, or several together, can run a distributed job: software, GPUs, limits, storage, names, interfaces, firewalls,
+clocks, and every link between hosts. Each finding comes with the command that mends it."""
+_SEVERAL = """\
+Several hosts: start the same command on each of them (under srun or mpirun without any of these flags), or let ssh do it with --hosts.
+They meet at the address and port at which the job would meet."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog="rankwise doctor", description=_DESCRIPTION, epilog=EXIT_CODES, allow_abbrev=False
+    )
+    _add_choice(parser)
+    _add_job(parser)
+    _add_hosts(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", metavar="PROBE,...", type=_split, default=(), help="Look only at these: ids or topics."
+    )
+    parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Leave these out.")
+    parser.add_argument("--list", action="store_true", help="List all probes, and end.")
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    job = parser.add_argument_group("the job that is to run")
+    _add_both(
+        job,
+        "--nproc-per-node",
+        type=_count,
+        metavar="N",
+        help="Ranks on each host (default: one a GPU, or what the environment says).",
+    )
+    job.add_argument("--workers", type=int, metavar="N", help="Data-loading workers of each rank.")
+    job.add_argument("--script", type=Path, metavar="FILE", help="The script: is it the same on all hosts?")
+    job.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="FOLDER",
+        help="Where checkpoints go: room, speed, atomic renaming, shared or not.",
+    )
+    job.add_argument(
+        "--backend",
+        choices=["gloo", "nccl"],
+        default="",
+        help="Which one the job uses (default: nccl where there are GPUs).",
+    )
+    job.add_argument(
+        "--python",
+        default="",
+        metavar="PROGRAM",
+        help="The interpreter of the ranks (default: as `rankwise run` chooses it).",
+    )
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    hosts = parser.add_argument_group("several hosts", _SEVERAL)
+    _add_both(hosts, "--nnodes", type=_count, metavar="N", help="How many.")
+    _add_both(
+        hosts,
+        "--node-rank",
+        type=int,
+        metavar="R",
+        help="Which one this is, from 0; node 0 holds the meeting.",
+    )
+    _add_both(hosts, "--master-addr", default="", metavar="ADDRESS", help="Name or address of node 0.")
+    _add_both(hosts, "--master-port", type=_port, metavar="PORT", help="The port there (default 29500).")
+    _add_both(
+        hosts,
+        "--rdzv-endpoint",
+        default="",
+        metavar="HOST:PORT",
+        help="Both in one word; the host whose address it is holds the meeting.",
+    )
+    hosts.add_argument(
+        "--hosts",
+        type=_split,
+        default=(),
+        metavar="A,B,...",
+        help="Start it on these by ssh; the first one is node 0.",
+    )
+    hosts.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="The same from a file, a host a line, as Open MPI and DeepSpeed take.",
+    )
+    hosts.add_argument(
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help="How to reach them: 'ssh -p 2222 -i key' (default: ssh).",
+    )
+    hosts.add_argument(
+        "--arrival-timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="So long to wait for hosts (default 30 s).",
+    )
+    hosts.add_argument("--no-measure", action="store_true", help="Don't measure latency and bandwidth.")
+    hosts.add_argument("--no-all-reduce", action="store_true", help="Don't try an all-reduce by torch.")
+    hosts.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)
+    hosts.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
+    hosts.add_argument("--token", default="", help=argparse.SUPPRESS)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--format", choices=["text", "json"], default="text", help="For people, or for programs."
+    )
+    output.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="Write a page too, with the hosts as a heat map; it needs no network.",
+    )
+    output.add_argument("--strict", action="store_true", help="Exit with 1 for warnings, too.")
+    shown = output.add_mutually_exclusive_group()
+    shown.add_argument(
+        "-v", "--verbose", action="store_true", help="Of several hosts, show also what is well."
+    )
+    shown.add_argument("-q", "--quiet", action="store_true", help="Show only what is not.")
+
+
+def _add_both(group: argparse._ArgumentGroup, flag: str, **facts: object) -> None:
+    """Add a flag in torchrun's two spellings."""
+    group.add_argument(flag, f"--{flag[2:].replace('-', '_')}", **facts)  # type: ignore[arg-type]
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for word in text.replace(",", " ").split()))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 1 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def read_hostfile(path: Path) -> tuple[str, ...]:
+    """Return the hosts of a file: the first word of each line that is no comment, each once.
+
+    Raises:
+        UsageError: It can't be read, or names none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the host file {path} can't be read: {error}", hint="check the path") from error
+    words = [line.partition("#")[0].split() for line in lines]
+    hosts = tuple(dict.fromkeys(found[0] for found in words if found))
+    if not hosts:
+        raise UsageError(f"the host file {path} names no host", hint="one name or address a line")
+    return hosts
+
+
+def check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """End with exit code 2 where flags contradict each other."""
+    if args.hosts and args.hostfile:
+        parser.error("--hosts and --hostfile say the same thing twice: give one of them")
+    if (args.hosts or args.hostfile) and (args.nnodes or args.node_rank is not None):
+        parser.error("--hosts starts the nodes itself: leave out --nnodes and --node-rank")
+    if args.rdzv_endpoint and (args.master_addr or args.master_port):
+        parser.error(
+            "--rdzv-endpoint and --master-addr/--master-port say the same thing twice: give one of them"
+        )
+    if args.node_rank is not None and not args.nnodes:
+        parser.error("--node-rank without --nnodes: how many hosts are there?")
+    if args.nnodes and args.node_rank is not None and not 0 <= args.node_rank < args.nnodes:
+        parser.error(
+            f"--node-rank {args.node_rank} with --nnodes {args.nnodes}: nodes are numbered from 0 to {args.nnodes - 1}"
+        )
+    if args.nnodes and args.nnodes > 1 and not (args.master_addr or args.rdzv_endpoint):
+        parser.error(f"--nnodes {args.nnodes}: say where they meet: --master-addr ADDRESS-OF-NODE-0")
+    if args.html is not None and not args.html.absolute().parent.is_dir():
+        parser.error(f"--html {args.html}: its folder does not exist")
+    if sys.platform == "win32" and (args.hosts or args.hostfile):
+        parser.error(
+            "--hosts needs a system with ssh and POSIX shells: start the command on each host yourself"
+        )

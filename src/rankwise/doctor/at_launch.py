@@ -1,0 +1,108 @@
+"""What a launcher asks the doctor: before the start what takes no time, after a failure or a hang what fits it.
+
+A launcher says only what is surely wrong. What may be right on some hosts is for `rankwise doctor` to tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.doctor import registry
+from rankwise.doctor.examine import examine
+from rankwise.doctor.host import Host
+from rankwise.doctor.torch_facts import TorchFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rankwise.doctor.host import JobShape
+    from rankwise.doctor.reading import Reading
+
+#: They read some files and variables, and what fails there breaks the job. Names and firewalls are not asked: that takes time, and
+#: several nodes may be played by one host.
+_BEFORE = (
+    "disk-space",
+    "gloo-variables",
+    "launcher-variables",
+    "nccl-variables",
+    "shared-memory",
+    "torch-variables",
+)
+#: What any job dies of, whatever it says itself.
+_VITAL = ("disk-space", "memory", "shared-memory")
+#: What may stand behind a failure of a class, beside that class itself: ranks that do not come may have been kept away.
+_BEHIND: dict[str, tuple[str, ...]] = {
+    "I1": ("I2", "I3", "I4", "I5", "I6", "I8", "I22", "I24"),
+    "I2": ("I3", "I4", "I5", "I8", "I9", "I22"),
+    "I5": ("I6", "I8"),
+    "I7": ("I8", "R11"),
+    "I9": ("R5",),
+    "R3": ("X16",),
+    "R9": ("I7", "I8", "R11", "R12", "R13"),
+    "R10": ("I5", "I6", "I8"),
+}
+#: Nobody waits longer for the doctor than this, before the start and at the end.
+_MOST_BEFORE_S, _MOST_AFTER_S = 0.5, 5.0
+
+
+def make_host(job: JobShape, env: Mapping[str, str] | None = None) -> Host:
+    """Return this host as a launcher looks at it: torch is not asked, as importing it once more would take a second.
+
+    Args:
+        job: The job that runs here.
+        env: The environment of its ranks; without, that of this process.
+    """
+    return Host(job=job, env=env, torch_facts=lambda _: TorchFacts(python=job.python, why="not asked"))
+
+
+def look_before(host: Host) -> list[Reading]:
+    """Return what will surely break the job that is about to start; milliseconds."""
+    found = examine(host, registry.find(*_BEFORE), most_s=_MOST_BEFORE_S)
+    return [one for one in found if one.verdict == "fail"]
+
+
+def look_after(host: Host, *, class_id: str | None, told: str = "") -> list[Reading]:
+    """Return what is wrong with the host that fits how a job has failed, or hangs; a few seconds at most.
+
+    Args:
+        host: Where it ran.
+        class_id: The failure class of the verdict, if it has one.
+        told: The verdict's own words: what stands there already is not said again.
+
+    Returns:
+        What surely breaks jobs; and what is doubtful, if it leads to that class or to one that may stand behind it.
+    """
+    classes = {class_id, *_BEHIND.get(class_id, ())} if class_id else set[str]()
+    fitting = [
+        one
+        for one in registry.all_probes()
+        if one.id in _VITAL or (one.look and classes.intersection(one.classes))
+    ]
+    found = examine(host, fitting, most_s=_MOST_AFTER_S)
+    bad = [
+        one for one in found if one.verdict == "fail" or (one.verdict == "warn" and one.class_id in classes)
+    ]
+    return [one for one in bad if one.what not in told]
+
+
+def find_ailments(host: Host) -> list[Reading]:
+    """Return what any job dies of on this host; milliseconds, so that it can be asked while a job hangs."""
+    found = examine(host, registry.find(*_VITAL), most_s=_MOST_BEFORE_S)
+    return [one for one in found if one.verdict == "fail"]
+
+
+def tell(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
+    """Return readings as sentences with the way out, for a report.
+
+    Args:
+        readings: What was found.
+        host: Which host it is about, where the reader may be on another one.
+    """
+    where = f"on {host}: " if host else ""
+    return tuple(f"{where}{one.what}" + _tell_fix(one) for one in readings)
+
+
+def _tell_fix(one: Reading) -> str:
+    commands = [line for line in one.fix.splitlines() if line.strip() and not line.startswith("#")]
+    first = commands[0] if commands else one.fix.lstrip("# ")
+    return f" -> {first}" if first else ""

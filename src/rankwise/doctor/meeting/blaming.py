@@ -1,0 +1,95 @@
+"""Tells whose fault it is: that of a host whose ways in, or out, are bad, of single links, or of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+#: From which host to which.
+Way: TypeAlias = "tuple[str, str]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What explains some bad ways.
+
+    Attributes:
+        kind: ``in``, ``out``, ``both``: a host's ways; ``link``: between two hosts, one way or both; ``all``: none is good.
+        hosts: The host; of a link both of them, the source first.
+        bad: The ways that it explains.
+        tried: How many of this kind were tried.
+    """
+
+    kind: Literal["in", "out", "both", "link", "all"]
+    hosts: tuple[str, ...]
+    bad: tuple[Way, ...]
+    tried: int
+
+
+def find_blames(tried: Collection[Way], bad: Collection[Way]) -> list[Blame]:
+    """Explain bad ways by as few culprits as possible.
+
+    Args:
+        tried: All ways that were tried.
+        bad: Those that are bad.
+
+    Returns:
+        Hosts of which most ways in or out are bad, those with the most first; then links. With two hosts there are only links.
+    """
+    hosts = sorted({host for way in tried for host in way})
+    left = set(bad)
+    if len(hosts) > 2 and left and left == set(tried):
+        return [Blame(kind="all", hosts=tuple(hosts), bad=tuple(sorted(left)), tried=len(tried))]
+    remaining, found = set(tried), list[Blame]()
+    while left and (blame := _find_worst(hosts, remaining, left)) is not None:
+        found.append(blame)
+        left -= set(blame.bad)
+        # Its other ways say nothing about anybody else.
+        remaining -= {way for way in remaining if way[blame.kind == "in"] == blame.hosts[0]}
+    return _join_sides(found) + _list_links(left, tried)
+
+
+def _find_worst(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | None:
+    best: tuple[tuple[int, float], Blame] | None = None
+    for host in hosts:
+        # A firewall is mostly in the way of what comes in: that is asked first, and keeps a draw.
+        for kind, end in (("in", 1), ("out", 0)):
+            own = [way for way in tried if way[end] == host]
+            own_bad = sorted(way for way in own if way in bad)
+            if len(own_bad) < 2 or 2 * len(own_bad) <= len(own):
+                continue
+            weight = (len(own_bad), len(own_bad) / len(own))
+            side: Literal["in", "out"] = "in" if kind == "in" else "out"
+            if (
+                best is None
+                or weight > best[0]
+                or (weight == best[0] and best[1].kind == "out" and side == "in")
+            ):
+                best = weight, Blame(kind=side, hosts=(host,), bad=tuple(own_bad), tried=len(own))
+    return best[1] if best else None
+
+
+def _join_sides(blames: list[Blame]) -> list[Blame]:
+    found: list[Blame] = []
+    for blame in blames:
+        twin = next((one for one in found if one.hosts == blame.hosts), None)
+        if twin is None:
+            found.append(blame)
+        else:
+            joined = Blame(
+                kind="both", hosts=blame.hosts, bad=twin.bad + blame.bad, tried=twin.tried + blame.tried
+            )
+            found[found.index(twin)] = joined
+    return found
+
+
+def _list_links(left: set[Way], tried: Collection[Way]) -> list[Blame]:
+    found = []
+    for pair in sorted({(min(way), max(way)) for way in left}):
+        bad = tuple(way for way in (pair, pair[::-1]) if way in left)
+        both = sum(way in tried for way in (pair, pair[::-1]))
+        found.append(Blame(kind="link", hosts=(bad[0][0], bad[0][1]), bad=bad, tried=both))
+    return found

@@ -1,0 +1,140 @@
+"""Judges what hosts call each other, where Gloo listens, and what time it is there."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from rankwise.base.host import is_loopback
+from rankwise.doctor.meeting.gathering import short_name
+from rankwise.doctor.reading import Reading, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.doctor.meeting.plan import Plan
+    from rankwise.doctor.meeting.together import HostCard, NameLook, Together
+
+#: torch's c10d rendezvous takes a node for dead after 3 heartbeats of 5 s, by the wall clocks of both.
+_APART_S, _FAR_APART_S = 1.0, 5.0
+
+
+def judge_names(found: Together, plan: Plan) -> Iterator[Reading]:
+    """Tell of hosts that know others by wrong addresses. A name without an address matters only where the ranks meet."""
+    cards = {one.name: one for one in found.hosts}
+    named = [one.own_name for one in found.hosts]
+    good = bool(found.names)
+    for look in found.names:
+        target = cards.get(look.target)
+        if target is not None and named.count(look.name) > 1:
+            continue
+        reading = _judge_name(look, target, found, plan) if target is not None else _judge_master(look)
+        if reading is not None:
+            good = False
+            yield reading
+    if good:
+        yield ok("the hosts know each other by their right addresses, or not at all")
+
+
+def _judge_master(look: NameLook) -> Reading | None:
+    if look.got:
+        return None
+    return Reading(
+        verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks meet", class_id="I3", hosts=(look.source,),
+        why="its ranks wait for the store until their time-out: 'The client socket has timed out'",
+        fix=f"# on {look.source}:\ngetent hosts {look.name}  # says nothing now; else use an address: export MASTER_ADDR=…",
+    )  # fmt: skip
+
+
+def _judge_name(look: NameLook, target: HostCard, found: Together, plan: Plan) -> Reading | None:
+    own = {target.address, target.gloo_address, *(ip for _, ip in target.interfaces)}
+    if not look.got or own & set(look.got):
+        return None
+    right = target.address
+    other = next(
+        (
+            one.name
+            for one in found.hosts
+            if one.name != target.name and {one.address, *(ip for _, ip in one.interfaces)} & set(look.got)
+        ),
+        "",
+    )
+    whose = f"that is {other}'s address" if other else "no host of these has that address"
+    if look.got[0].startswith("127."):
+        whose = f"that is {look.source} itself"
+        other = look.source
+    matters = (
+        bool(other)
+        or short_name(plan.endpoint_host) == short_name(look.name)
+        or target.name == found.hosts[0].name
+    )
+    name = look.name
+    if look.is_written:
+        escaped = name.replace(".", r"\.")
+        fix = (
+            rf"sudo sed -i -E '/^[^#]*[[:space:]]{escaped}([[:space:]]|$)/d' /etc/hosts"
+            + f"\necho '{right} {name}' | sudo tee -a /etc/hosts"
+        )
+        where = f"in {look.source}'s /etc/hosts"
+    else:
+        fix, where = f"echo '{right} {name}' | sudo tee -a /etc/hosts", f"by {look.source}'s name server"
+    return Reading(
+        verdict="fail" if matters else "warn", class_id="I2" if matters else "",
+        what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
+        why=f"what connects to {name} from there comes to the wrong place: the ranks if {name} is the master (torchrun takes the name "
+        "of node 0), ssh and mpirun always", fix=f"# on {look.source}:\n{fix}",
+    )  # fmt: skip
+
+
+def judge_addresses(found: Together) -> Iterator[Reading]:
+    """Tell of hosts where Gloo would listen at a loopback address."""
+    if len(found.hosts) < 2:
+        return
+    for one in found.hosts:
+        # The probe of the host's own name may have said so already, in more detail.
+        is_told = any(told.class_id == "I5" and told.verdict in {"warn", "fail"} for told in one.readings)
+        if one.lost or is_told or not one.gloo_address or not is_loopback(one.gloo_address):
+            continue
+        interface = next((name for name, ip in one.interfaces if ip == one.address), "IFACE")
+        yield Reading(
+            verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is where its own name leads", class_id="I5",
+            why="the other hosts look for it at that address of theirs: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
+            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={interface}\n# or, for good:\necho '{one.address} {one.own_name}' | sudo tee -a /etc/hosts",
+            hosts=(one.name,),
+        )  # fmt: skip
+
+
+def judge_clocks(found: Together) -> Iterator[Reading]:
+    """Tell of clocks that differ."""
+    told = {
+        one.name: (one.clock_ahead_s, one.clock_error_s)
+        for one in found.hosts
+        if one.clock_ahead_s is not None and not one.lost
+    }
+    if len(told) < 2:
+        return
+    # Most hosts are right: the middle one is, if the holder's own clock is wrong, too.
+    usual_s = statistics.median_low(ahead for ahead, _ in told.values()) if len(told) > 2 else 0.0
+    good = True
+    for name, (ahead_s, error_s) in told.items():
+        off_s = ahead_s - usual_s
+        if abs(off_s) - error_s <= _APART_S:
+            continue
+        good = False
+        first = found.hosts[0].name
+        hosts = (name,) if len(told) > 2 else (first, name)
+        than = "the other hosts'" if len(told) > 2 else f"{first}'s"
+        lines = [
+            line
+            for host in hosts
+            for line in (f"# on {host}:", "sudo timedatectl set-ntp true && sudo chronyc makestep")
+        ]
+        yield Reading(
+            verdict="fail" if abs(off_s) - error_s > _FAR_APART_S else "warn", class_id="I23", hosts=hosts, fix="\n".join(lines),
+            what=f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",
+            why="torchrun's c10d rendezvous takes a node for dead whose heartbeat is 15 s old by its own clock, and starts anew again and "
+            "again; files and logs are in a wrong order" + ("" if len(told) > 2 else ". With two hosts either clock may be it"),
+        )  # fmt: skip
+    if good:
+        worst_s = max(abs(ahead_s - usual_s) for ahead_s, _ in told.values())
+        yield ok(f"the clocks of {len(told)} hosts agree within {worst_s * 1000:.0f} ms")

@@ -1,0 +1,325 @@
+"""The holder's end of all connections: who sits at the table, what was asked of whom, and who does not answer any more."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from rankwise.doctor.meeting.wire import (
+    BEAT_S,
+    GREETING,
+    VERSION,
+    GoneError,
+    Message,
+    Wire,
+    encode,
+    number,
+    text,
+    whole,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from rankwise.base.clock import Clock
+
+_STEP_S = 0.1
+#: Who connects and does not say who it is goes after so long; so many may wait for that.
+_WORD_S, _MOST_UNKNOWN = 10.0, 1024
+#: So often the host's own user is told who is waited for, and after so long for the first time.
+_SAY_S, _FIRST_SAY_S = 10.0, 2.0
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Seat:
+    """One host of the meeting, as its holder sees it.
+
+    Attributes:
+        name: Its name; made distinct when all are there.
+        address: Where it comes from; ``met_at``: at which of our addresses.
+        is_own: Whether it is the holder itself.
+        lost: Why it is not here any more; empty while it is.
+        answers: The last answer to each kind of order.
+    """
+
+    wire: Wire
+    heard_s: float
+    address: str = ""
+    met_at: str = ""
+    name: str = ""
+    node_rank: int | None = None
+    num_hosts: int | None = None
+    is_own: bool = False
+    number: int = -1
+    lost: str = ""
+    answers: dict[str, Message] = field(default_factory=dict)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it still answers."""
+        return not self.lost
+
+
+@final
+class Table:
+    """All connections of the holder; one thread drives it.
+
+    Args:
+        listener: Where hosts arrive.
+        token: Of the meeting.
+        clock: Where the time comes from.
+        silence_s: After so long a silence a host is lost.
+        admit: Asked of each that says who it is; a message refuses it.
+        check: Called at each look; what it raises ends the meeting.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        token: str,
+        clock: Clock,
+        silence_s: float,
+        admit: Callable[[Seat], Message | None],
+        check: Callable[[], None],
+    ) -> None:
+        self.seats: list[Seat] = []
+        self._check, self.silence_s = check, silence_s
+        self._clock, self._token, self._admit = clock, token, admit
+        self._unknown: list[Seat] = []
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        listener.setblocking(False)  # noqa: FBT003 - its only form
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._beat_s = clock.monotonic()
+
+    def here(self) -> list[Seat]:
+        """Return those that still answer."""
+        return [one for one in self.seats if one.is_here]
+
+    def ask(
+        self,
+        orders: Mapping[Seat, Message],
+        *,
+        timeout_s: float,
+        doing: str = "",
+        say: Callable[[str], None] | None = None,
+    ) -> dict[Seat, Message]:
+        """Give orders, and wait for the answers. Who is late is lost.
+
+        Args:
+            orders: By seat; all of one kind, which stands as ``do``.
+            timeout_s: How long to wait.
+            doing: What is done, in words: ``trying all links``.
+            say: Told whom it waits for.
+
+        Returns:
+            The answers of those that gave one.
+        """
+        kind = next((text(one, "do") for one in orders.values()), "")
+        for seat, order in orders.items():
+            seat.answers.pop(kind, None)
+            self.tell(seat, order)
+
+        def waited() -> list[Seat]:
+            return [one for one in orders if one.is_here and kind not in one.answers]
+
+        begin_s = self._clock.monotonic()
+        next_say_s = begin_s + _FIRST_SAY_S
+        while waited() and self._clock.monotonic() < begin_s + timeout_s:
+            self.pump()
+            if say and doing and waited() and self._clock.monotonic() >= next_say_s:
+                next_say_s += _SAY_S
+                say(f"{doing}: waiting for {list_names(waited())}")
+        for seat in waited():
+            self.lose(seat, f"did not answer within {timeout_s:.0f} s ({doing or kind})")
+        return {seat: seat.answers[kind] for seat in orders if kind in seat.answers and seat.is_here}
+
+    def tell(self, seat: Seat, message: Message, line: bytes = b"") -> None:
+        """Send a message; ``line`` is the same, if it was encoded already."""
+        if not seat.is_here:
+            return
+        try:
+            seat.wire.send(line or encode(message))
+        except GoneError as error:
+            self.lose(seat, f"its connection broke: {error}")
+        else:
+            self._watch(seat)
+
+    def tell_all(self, message: Message) -> None:
+        """Send a message to all that are here."""
+        line = encode(message)
+        for seat in self.here():
+            self.tell(seat, message, line)
+
+    def pump(self, timeout_s: float = _STEP_S) -> None:
+        """Look once at all connections."""
+        self._check()
+        for key, events in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.data, Seat):
+                self._look(key.data, events)
+        self._look_at_time()
+
+    def lose(self, seat: Seat, why: str) -> None:
+        """Give a host up."""
+        if seat.is_here:
+            seat.lost = why
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(seat.wire.sock)
+            seat.wire.close()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all that was told has left, or nobody is here any more."""
+        until_s = self._clock.monotonic() + timeout_s
+        while any(one.wire.wants_room for one in self.here()) and self._clock.monotonic() < until_s:
+            self.pump()
+
+    def wait_until_left(self, timeout_s: float) -> None:
+        """Wait until all have taken what they were told, and have left: to close before would take it away from them."""
+        until_s = self._clock.monotonic() + timeout_s
+        while self.here() and self._clock.monotonic() < until_s:
+            self.pump()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for seat in (*self.seats, *self._unknown):
+            seat.wire.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+            address, met_at = str(sock.getpeername()[0]), str(sock.getsockname()[0])
+        except OSError:
+            return
+        if len(self._unknown) >= _MOST_UNKNOWN:
+            sock.close()
+            return
+        # A socket for both families shows addresses of IPv4 within IPv6.
+        seat = Seat(
+            wire=Wire(sock), heard_s=self._clock.monotonic(), address=address.removeprefix("::ffff:").partition("%")[0],
+            met_at=met_at.removeprefix("::ffff:").partition("%")[0],
+        )  # fmt: skip
+        self._unknown.append(seat)
+        self._selector.register(sock, selectors.EVENT_READ, data=seat)
+
+    def _watch(self, seat: Seat) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if seat.wire.wants_room else 0)
+        if self._selector.get_key(seat.wire.sock).events != events:
+            self._selector.modify(seat.wire.sock, events, data=seat)
+
+    def _look(self, seat: Seat, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                seat.wire.flush()
+            messages = seat.wire.receive() if events & selectors.EVENT_READ else []
+        except GoneError as error:
+            if seat in self._unknown:
+                self._drop(seat)
+            else:
+                self.lose(seat, f"its connection ended: {error}")
+            return
+        seat.heard_s = self._clock.monotonic()
+        for message in messages:
+            if seat in self._unknown:
+                self._meet(seat, message)
+            elif text(message, "broke"):
+                self.lose(
+                    seat,
+                    f"its doctor broke ({text(message, 'broke')}): please report this mistake of rankwise's own",
+                )
+            elif text(message, "answer"):
+                seat.answers[text(message, "answer")] = message
+        if seat.is_here and seat in self.seats:
+            self._watch(seat)
+
+    def _meet(self, seat: Seat, message: Message) -> None:
+        self._unknown.remove(seat)
+        seat.name, seat.is_own = text(message, "name") or seat.address, bool(message.get("is_own"))
+        seat.node_rank, seat.num_hosts = whole(message, "node_rank"), whole(message, "num_hosts")
+        if message.get(GREETING) != VERSION:
+            refusal: Message | None = refuse(
+                f"the holder speaks version {VERSION} of the doctor's language, this host {message.get(GREETING)!r:.20}",
+                "use the same version of rankwise on all hosts", "R11",
+            )  # fmt: skip
+        elif text(message, "token") != self._token:
+            refusal = refuse(
+                "another doctor has its meeting at this port",
+                "start all hosts with the same arguments, or choose another port",
+            )
+        else:
+            refusal = self._admit(seat)
+        if refusal is None:
+            seat.wire.is_known = True
+            self.seats.append(seat)
+            self.tell(seat, {"welcome": VERSION})
+        else:
+            with suppress(GoneError):
+                seat.wire.send(encode(refusal))
+            self._unknown.append(seat)
+            self._drop(seat)
+
+    def _drop(self, seat: Seat) -> None:
+        self._unknown.remove(seat)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(seat.wire.sock)
+        with suppress(OSError):
+            seat.wire.sock.shutdown(socket.SHUT_WR)
+        seat.wire.close()
+
+    def _look_at_time(self) -> None:
+        now_s = self._clock.monotonic()
+        for seat in [one for one in self._unknown if now_s - one.heard_s > _WORD_S]:
+            self._drop(seat)
+        if now_s - self._beat_s < BEAT_S:
+            return
+        # If we were stopped ourselves, the others' words still wait to be read: then nobody was silent.
+        was_stopped = now_s - self._beat_s > self.silence_s / 2
+        self._beat_s = now_s
+        beat = encode({"beat": 1})
+        for seat in self.here():
+            if was_stopped:
+                seat.heard_s = now_s
+            if now_s - seat.heard_s > self.silence_s:
+                self.lose(
+                    seat, f"no sign of life for {self.silence_s:.0f} s: it is frozen, or its cable is cut"
+                )
+            else:
+                self.tell(seat, {}, beat)
+
+
+def refuse(why: str, hint: str, class_id: str = "") -> Message:
+    """Return the message that refuses a host."""
+    return {"no": why, "hint": hint, "class": class_id}
+
+
+def list_names(seats: Iterable[Seat], most: int = 8) -> str:
+    """Return the names of hosts in one line, the first ones of many."""
+    names = [one.name for one in seats]
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def measure_clock(table: Table, seat: Seat, clock: Clock) -> tuple[float, float] | None:
+    """Ask a host for its time.
+
+    Args:
+        table: The table.
+        seat: The host.
+        clock: Ours.
+
+    Returns:
+        By how much its clock is ahead of ours, and how far off that may be, in seconds; None if it does not answer.
+    """
+    begin, begin_s = clock.time(), clock.monotonic()
+    told = table.ask({seat: {"do": "time"}}, timeout_s=table.silence_s, doing="asking for the time").get(seat)
+    if told is None:
+        return None
+    trip_s = clock.monotonic() - begin_s
+    return number(told, "at") - (begin + trip_s / 2), trip_s / 2

@@ -1,0 +1,313 @@
+"""What a host does at the meeting, one order after the other: open ports, try all links, measure one, tell what its probes have read."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from contextlib import nullcontext, suppress
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore, Event, Thread
+from typing import TYPE_CHECKING, cast, final
+
+from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.host import is_loopback
+from rankwise.doctor.examine import BOUND_S, examine
+from rankwise.doctor.meeting.all_reducing import describe_torch, run_all_reduce
+from rankwise.doctor.meeting.answering import Answering
+from rankwise.doctor.meeting.connecting import Target, Tried, try_all
+from rankwise.doctor.meeting.judging_links import list_networks
+from rankwise.doctor.meeting.measuring import measure_way
+from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
+from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.meeting.plan import Plan
+    from rankwise.doctor.meeting.together import Outcome, Plane
+    from rankwise.doctor.meeting.wire import Message
+    from rankwise.doctor.probe import Probe
+    from rankwise.doctor.reading import Fact, Reading
+
+    Handler: TypeAlias = Callable[[Message], Message]
+
+#: Firewalls open ranges of ports: several ports, far from each other, tell more than one. Where there are many hosts, one must do.
+_PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
+_AT_ONCE, _AT_ONCE_PLAYED = 128, 12
+_WORD_S, _WORD_S_PLAYED = 10.0, 120.0
+#: Hosts that are all played by one process take turns: hundreds of threads at once would only be in each other's way.
+_TURNS = BoundedSemaphore(6)
+_NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 8.0
+#: From the best to the worst: of several ports, the worst counts.
+_OUTCOMES: tuple[Outcome, ...] = (
+    "ok",
+    "not tried",
+    "unreachable",
+    "reset",
+    "refused",
+    "timeout",
+    "other host",
+)
+
+
+@final
+class Tasks:
+    """What one host can do.
+
+    Args:
+        host: The host.
+        probes: What to look at there; it begins at once.
+        plan: The plan.
+        reached_at: Our address, as we came to the holder.
+    """
+
+    def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
+        self._host, self._probes, self._plan = host, probes, plan
+        self._readings: list[Reading] = []
+        self._is_examined = Event()
+        self._answering: Answering | None = None
+        self._number, self._count = -1, 0
+        self._peers: list[Message] = []
+        self._networks: list[str] = []
+        self._own: dict[str, Handler] = {
+            "open": self._open, "connect": self._connect, "readings": self._read, "measure": self._measure, "suggest": self._suggest,
+            "all-reduce": lambda order: run_all_reduce(host, order),
+        }  # fmt: skip
+        Thread(target=self._examine, name="rankwise-examine", daemon=True).start()
+
+    def do(self, order: Message, reached_at: str) -> Message:
+        """Do what the holder asks for; what it does not know is answered with nothing.
+
+        Args:
+            order: The order.
+            reached_at: Our address, as we came to the holder.
+
+        Returns:
+            The answer.
+        """
+        kind = text(order, "do")
+        if kind == "open" and not text(order, "own"):
+            order = {**order, "own": reached_at}
+        handler = self._own.get(kind)
+        with _TURNS if self._plan.listen_address and kind in {"connect", "measure"} else nullcontext():
+            told = handler(order) if handler else {}
+        return {**told, "answer": kind}
+
+    def close(self) -> None:
+        """Close all ports."""
+        if self._answering is not None:
+            self._answering.close()
+
+    # ── the orders ──
+
+    def _open(self, order: Message) -> Message:
+        host, plan = self._host, self._plan
+        self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
+        self._answering = Answering(token=plan.token, number=self._number, name=host.name, clock=host.clock)
+        own = plan.listen_address or text(order, "own")
+        interfaces = () if plan.listen_address else list_interfaces(host)
+        gloo = plan.listen_address or find_gloo_address(host, interfaces)
+        nccl = "" if plan.listen_address else _find_nccl(host, interfaces)
+        places: list[tuple[Plane, str]] = [
+            ("gloo", own if is_loopback(gloo) and not plan.listen_address else gloo or own)
+        ]
+        if nccl and nccl != places[0][1]:
+            places.append(("nccl", nccl))
+        opened = [(plane, address, self._listen(address)) for plane, address in places]
+        if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
+            opened[0] = ("gloo", own, self._listen(own))
+        planes: list[Fact] = [
+            {"plane": plane, "address": address, "ports": ports} for plane, address, ports in opened if ports
+        ]
+        planes += self._listen_as_master(is_first=bool(order.get("is_first")))
+        self._answering.start()
+        return {
+            "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
+            "interfaces": [
+                {"name": one.name, "ip": address.ip} for one in interfaces if one.kind != "loopback"
+                for address in one.addresses
+            ],
+        }  # fmt: skip
+
+    def _listen(self, address: str) -> list[Fact]:
+        ports: list[Fact] = []
+        with suppress(OSError):  # not ours: the connecting hosts are told of no port there
+            for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY):
+                ports += [cast("Answering", self._answering).listen(address)]
+        return ports
+
+    def _listen_as_master(self, *, is_first: bool) -> list[Fact]:
+        port, job = self._host.job.master_port, self._host.job
+        is_master = job.is_master if job.is_master is not None else is_first
+        if not is_master or port is None or port == self._plan.endpoint_port or self._plan.listen_address:
+            return []
+        try:
+            cast("Answering", self._answering).listen("", port)
+        except OSError:  # taken: the probe of the master's port tells by whom
+            return []
+        return [{"plane": "master", "address": job.master_addr or self._plan.endpoint_host, "ports": [port]}]
+
+    def _connect(self, order: Message) -> Message:
+        self._peers = [one for one in parts(order, "peers") if whole(one, "number") != self._number]
+        self._networks = list_networks([text(one, "address") for one in self._peers])
+        played = bool(self._plan.listen_address)
+        names = {} if played else self._look_up()
+        targets = list(self._list_targets(names))
+        tried = try_all(
+            targets, token=self._plan.token, clock=self._host.clock, source_address=self._plan.listen_address,
+            at_once=_AT_ONCE_PLAYED if played else _AT_ONCE, word_s=_WORD_S_PLAYED if played else _WORD_S,
+        )  # fmt: skip
+        told = [*self._tell_names(names), *self._tell_master_name(names)]
+        return {"links": [_tell_link(one) for one in _take_worst(tried)], "names": told}
+
+    def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> Sequence[Target]:
+        found = []
+        for peer in self._peers:
+            for one in parts(peer, "planes"):
+                plane, address = cast("Plane", text(one, "plane")), text(one, "address")
+                got = names.get(address) if plane == "master" else None
+                for port in entries(one, "ports"):
+                    target = Target(
+                        number=whole(peer, "number") or 0,
+                        plane=plane,
+                        address=got[0] if got else address,
+                        port=int(str(port)),
+                    )
+                    if plane != "master" or got or _is_address(address):
+                        found.append(target)
+        return found
+
+    def _master_name(self) -> str:
+        for peer in self._peers:
+            for one in parts(peer, "planes"):
+                if text(one, "plane") == "master" and not _is_address(text(one, "address")):
+                    return text(one, "address")
+        return ""
+
+    def _look_up(self) -> dict[str, tuple[str, ...] | None]:
+        wanted = {text(one, "name") for one in self._peers} | {self._master_name()}
+        return resolve_all(sorted(wanted - {"", self._host.name}))
+
+    def _tell_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
+        written = {
+            word
+            for line in self._host.read("/etc/hosts").splitlines()
+            for word in line.partition("#")[0].split()[1:]
+        }
+        told: list[Fact] = []
+        for peer in self._peers:
+            name = text(peer, "name")
+            got = names.get(name)
+            own = {text(peer, "address"), *texts(peer, "addresses")}
+            # Of many hosts only what is wrong is told: right ones are as many as there are pairs.
+            if got is None or (self._count > _MANY and (not got or own & set(got))):
+                continue
+            told.append(
+                {"name": name, "to": whole(peer, "number"), "got": list(got), "is_written": name in written}
+            )
+        return told
+
+    def _tell_master_name(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
+        name = self._master_name()
+        return (
+            [{"name": name, "to": None, "got": [], "is_written": False}]
+            if name and names.get(name) == ()
+            else []
+        )
+
+    def _read(self, order: Message) -> Message:
+        longest_s = max((BOUND_S[one.speed] for one in self._probes), default=0.0)
+        self._is_examined.wait(longest_s + 5.0)
+        torch: list[Fact] = [describe_torch(self._host)] if order.get("torch") else []
+        return {"readings": [one.to_json() for one in self._readings], "torch": torch}
+
+    def _examine(self) -> None:
+        self._readings = examine(self._host, self._probes)
+        self._is_examined.set()
+
+    def _measure(self, order: Message) -> Message:
+        way = measure_way(
+            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=number(order, "seconds"),
+            source_address=self._plan.listen_address, bytes_per_s=number(order, "pace"),
+        )  # fmt: skip
+        return {
+            "target": whole(order, "target"), "latency": way.latency_s, "speed": way.bytes_per_s, "resent": way.resent, "why": way.why,
+        }  # fmt: skip
+
+    def _suggest(self, _: Message) -> Message:
+        """Ask how this host's firewall is opened for the others; empty if that can't be told."""
+        with suppress(ImportError, AttributeError, OSError, OverdueError):
+            module = importlib.import_module("rankwise.doctor.network.firewalls")
+            suggest = cast("Callable[[Host, list[str]], str]", module.suggest_opening)
+            return {"opening": str(call_within(_SUGGEST_S, lambda: suggest(self._host, self._networks)))}
+        return {"opening": ""}
+
+
+def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+    """Look up names, many at a time and within some seconds; None for those of which nothing was heard."""
+    waiting: SimpleQueue[str] = SimpleQueue()
+    done: SimpleQueue[tuple[str, tuple[str, ...]]] = SimpleQueue()
+    for name in names:
+        waiting.put(name)
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                name = waiting.get_nowait()
+                done.put((name, resolve(name)))
+
+    for _ in range(min(_NAME_THREADS, len(names))):
+        Thread(target=work, name="rankwise-names", daemon=True).start()
+    found: dict[str, tuple[str, ...] | None] = dict.fromkeys(names)
+
+    def collect() -> None:
+        for _ in names:
+            name, got = done.get()
+            found[name] = got
+
+    with suppress(OverdueError):
+        call_within(_NAMES_S, collect)
+    return dict(found)
+
+
+def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
+    """Return where NCCL listens here; empty if nobody uses it."""
+    if host.job.backend == "gloo" or not (
+        host.job.backend == "nccl" or host.has("/proc/driver/nvidia/version")
+    ):
+        return ""
+    try:
+        module = importlib.import_module("rankwise.doctor.network.nccl")
+        find = cast("Callable[[Host, Sequence[Interface]], str]", module.find_nccl_address)
+    except (ImportError, AttributeError):
+        usable = [one for one in interfaces if one.is_up and one.kind not in {"loopback", "container"}]
+        return next((address.ip for one in usable for address in one.addresses if address.is_ipv4), "")
+    return find(host, interfaces)
+
+
+def _is_address(name: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError, ValueError):
+            socket.inet_pton(family, name)
+            return True
+    return False
+
+
+def _take_worst(tried: Sequence[Tried]) -> list[Tried]:
+    """Return one result for each host and plane: the worst of its ports."""
+    found: dict[tuple[int, Plane], Tried] = {}
+    for one in tried:
+        key = one.target.number, one.target.plane
+        old = found.get(key)
+        if old is None or _OUTCOMES.index(one.outcome) > _OUTCOMES.index(old.outcome):
+            found[key] = one
+    return list(found.values())
+
+
+def _tell_link(one: Tried) -> Fact:
+    return {
+        "to": one.target.number, "plane": one.target.plane, "address": one.target.address, "port": one.target.port,
+        "outcome": one.outcome, "detail": one.detail, "s": one.connect_s,
+    }  # fmt: skip

@@ -1,0 +1,209 @@
+"""Which hosts take part, and where they meet: what the user says, else what the environment of the job says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+from rankwise.base.host import is_loopback
+from rankwise.base.identity import read_identity
+from rankwise.doctor.meeting.plan import Plan
+from rankwise.doctor.variables.places import find_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.base.identity import Identity
+
+#: Where torch.distributed meets if nobody says otherwise.
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user has said of the hosts; what was not said is None or empty.
+
+    Attributes:
+        num_hosts: How many.
+        node_rank: Which one this is.
+        master_addr: Name or address of node 0, and ``master_port``: the port there.
+        endpoint: ``HOST:PORT`` of a host that holds the meeting, whichever node that is.
+    """
+
+    num_hosts: int | None = None
+    node_rank: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bystander:
+    """This process has nothing to do: another one of this host takes part. ``why`` says which."""
+
+    why: str
+
+
+def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
+    """Return how this host takes part.
+
+    Args:
+        wish: What the user says: it wins.
+        env: The environment, which knows under srun and its kin.
+
+    Returns:
+        The plan; None if this host is alone.
+
+    Raises:
+        UsageError: It is not said where several hosts meet, or the place can't be one.
+    """
+    told = read_identity(env) if not (wish.num_hosts or wish.endpoint) else None
+    if told is not None and _has_several_hosts(told):
+        return _plan_by(told, wish, env)
+    if not (wish.num_hosts or wish.endpoint):
+        return _plan_by_place(wish, env)
+    if wish.num_hosts == 1:
+        return None
+    host, port = _read_place(wish)
+    _refuse_loopback(host)
+    is_holder = None if wish.endpoint or wish.node_rank is None else wish.node_rank == 0
+    return Plan(
+        endpoint_host=host,
+        endpoint_port=port,
+        num_hosts=wish.num_hosts,
+        node_rank=wish.node_rank,
+        is_holder=is_holder,
+    )
+
+
+def _has_several_hosts(told: Identity) -> bool:
+    if told.num_nodes is not None:
+        return told.num_nodes > 1
+    return told.local_world_size is not None and told.local_world_size < told.world_size
+
+
+def _plan_by(told: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bystander:
+    """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
+    if told.local_rank:
+        return Bystander(why=f"rank {told.rank}: the first rank of this host takes part ({told.source})")
+    host = wish.master_addr or told.master_addr or ""
+    if not host:
+        raise UsageError(
+            f"{told.source} says that there are several hosts, and nobody says where they meet",
+            hint="--master-addr ADDRESS-OF-THE-FIRST-HOST",
+        )
+    _refuse_loopback(host)
+    return Plan(
+        endpoint_host=host, endpoint_port=wish.master_port or told.master_port or DEFAULT_PORT, num_hosts=told.num_nodes,
+        node_rank=told.node_rank, is_holder=told.rank == 0, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+    )  # fmt: skip
+
+
+def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
+    """Return the plan of a node that a cluster has set up for a launcher; None for a batch script, which runs on its first node only."""
+    place = find_place(env)
+    if place is None or place.num_nodes is None or place.num_nodes < 2 or is_batch_script(env):
+        return None
+    host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
+    host = wish.master_addr or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
+    if not host:
+        raise UsageError(
+            f"{place.told_by} says that this is one of {place.num_nodes} nodes, and nobody says where they meet",
+            hint="--master-addr ADDRESS-OF-NODE-0",
+        )
+    _refuse_loopback(host)
+    told_port = next(
+        (
+            text
+            for text in (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
+            if text.isdecimal()
+        ),
+        "",
+    )
+    return Plan(
+        endpoint_host=host, endpoint_port=wish.master_port or int(told_port or DEFAULT_PORT), num_hosts=place.num_nodes, node_rank=place.node_rank,
+        is_holder=None if place.node_rank is None else place.node_rank == 0,
+    )  # fmt: skip
+
+
+def is_batch_script(env: Mapping[str, str]) -> bool:
+    """Tell whether this is a Slurm job's script, and no step of it."""
+    return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
+
+
+def _read_place(wish: Wish) -> tuple[str, int]:
+    if not wish.endpoint:
+        return wish.master_addr.strip("[]"), wish.master_port or DEFAULT_PORT
+    host, colon, port = wish.endpoint.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        return wish.endpoint.strip("[]"), DEFAULT_PORT
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"--rdzv-endpoint {wish.endpoint}: {port!r} is no port",
+            hint="HOST:PORT, with a port from 1 to 65535",
+        )
+    return host.strip("[]"), int(port)
+
+
+def _refuse_loopback(host: str) -> None:
+    if is_loopback(host):
+        raise UsageError(
+            f"several hosts can't meet at {host}: that is another host on each of them",
+            hint="give an address of node 0 that the others reach",
+        )
+
+
+def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of a job's hosts, as Slurm tells them; none where it does not."""
+    return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of Slurm's short form: ``gpu[07-09,12],big1`` is gpu07, gpu08, gpu09, gpu12 and big1."""
+    found: list[str] = []
+    for word in _split_outside(text):
+        head, bracket, rest = word.partition("[")
+        if not bracket:
+            found += [word] if word else []
+            continue
+        inside, _, tail = rest.partition("]")
+        for part in inside.split(","):
+            first, dash, last = part.partition("-")
+            numbers = (
+                range(int(first), int(last) + 1) if dash and first.isdecimal() and last.isdecimal() else ()
+            )
+            middles = [f"{number:0{len(first)}d}" for number in numbers] or [part]
+            found += [
+                host
+                for middle in middles
+                for host in (
+                    expand_hosts(f"{head}{middle}{tail}") if "[" in tail else (f"{head}{middle}{tail}",)
+                )
+            ]
+    return tuple(found)
+
+
+def _split_outside(text: str) -> list[str]:
+    """Split at the commas that stand outside of brackets."""
+    words, depth = [""], 0
+    for char in text.strip():
+        depth += (char == "[") - (char == "]")
+        if char == "," and not depth:
+            words.append("")
+        else:
+            words[-1] += char
+    return words
+
+
+def with_limits(
+    plan: Plan, *, arrival_timeout_s: float, measure: bool, all_reduce: bool, token: str = ""
+) -> Plan:
+    """Return the plan with what the user says of the time it may take."""
+    return replace(
+        plan,
+        arrival_timeout_s=arrival_timeout_s,
+        measure=measure,
+        all_reduce=all_reduce,
+        token=token or plan.token,
+    )

@@ -1,0 +1,89 @@
+"""Readings put together for people: what is the same on several hosts is told once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.reading import find_worst
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rankwise.doctor.meeting.together import HostCard, Together
+    from rankwise.doctor.reading import Reading, Verdict
+
+#: So many hosts are named; of more the others are counted.
+_MOST_NAMED = 6
+_ORDER: tuple[Verdict, ...] = ("fail", "warn", "ok", "skipped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A reading, and all hosts on which it was the same."""
+
+    reading: Reading
+    hosts: tuple[str, ...]
+
+
+def list_readings(together: Together) -> list[Reading]:
+    """Return all readings: those of comparing hosts first, then those of each host."""
+    return [*together.readings, *(one for host in together.hosts for one in host.readings)]
+
+
+def group(readings: Iterable[Reading]) -> list[Line]:
+    """Join readings that say the same of several hosts; the worst first, else in the order of the readings."""
+    joined: dict[tuple[str, str, str, str], list[Reading]] = {}
+    for one in readings:
+        joined.setdefault((one.probe, one.verdict, one.what, one.fix), []).append(one)
+    lines = [
+        Line(reading=group[0], hosts=tuple(dict.fromkeys(host for one in group for host in one.hosts)))
+        for group in joined.values()
+    ]
+    return sorted(lines, key=lambda line: _ORDER.index(line.reading.verdict))
+
+
+def judge_host(host: HostCard, together: Together) -> Verdict:
+    """Return how a host is, by its own readings and by those of several hosts that are about some of them; what was skipped counts for nothing."""
+    about = [
+        one for one in together.readings if host.name in one.hosts and len(one.hosts) < len(together.hosts)
+    ]
+    return (
+        "fail"
+        if host.lost
+        else find_worst(one for one in (*host.readings, *about) if one.verdict != "skipped")
+    )
+
+
+def join_skipped(lines: Iterable[Line]) -> list[Line]:
+    """Join what several probes skipped for the same reason: their names stand in the place of one."""
+    joined: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        joined.setdefault((line.reading.what, line.reading.why), []).append(line)
+    return [
+        replace(
+            group[0],
+            reading=replace(
+                group[0].reading, probe=f"{len(group)} probes", what=f"{group[0].reading.what}: {names}"
+            ),
+        )
+        if len(group) > 1 and (names := ", ".join(line.reading.probe for line in group))
+        else group[0]
+        for group in joined.values()
+    ]
+
+
+def name_hosts(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
+    """Return hosts by name: ``node1 and node3``; ``all 8 hosts``; of very many some, and the number of the others."""
+    if len(all_hosts) > 1 and set(hosts) >= set(all_hosts):
+        return "both hosts" if len(all_hosts) == 2 else f"all {len(all_hosts)} hosts"
+    if len(hosts) > _MOST_NAMED:
+        return f"{', '.join(hosts[: _MOST_NAMED - 1])} and {len(hosts) - _MOST_NAMED + 1} more"
+    return " and ".join([", ".join(hosts[:-1]), hosts[-1]] if len(hosts) > 1 else hosts)
+
+
+def count_verdicts(readings: Iterable[Reading]) -> str:
+    """Return the counts: ``1 fail, 2 warn, 30 ok, 4 skipped``."""
+    by_verdict: Counter[Verdict] = Counter(one.verdict for one in readings)
+    return ", ".join(f"{by_verdict[one]} {one}" for one in _ORDER if by_verdict[one])

@@ -1,0 +1,161 @@
+"""What the doctor has found, as one HTML page that needs nothing beside it: findings, hosts, heat maps."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.reporters.grouping import (
+    count_verdicts,
+    group,
+    judge_host,
+    list_readings,
+    name_hosts,
+)
+from rankwise.doctor.reporters.heat import make_maps, render_map
+from rankwise.doctor.units import format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rankwise.doctor.meeting.together import Together
+    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.reporters.grouping import Line
+
+_STYLE = """
+:root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #1c2330; }
+body { margin: 2rem auto; max-width: 78rem; padding: 0 1.2rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
+.sub { color: #5b6472; margin: 0 0 1.2rem; }
+.finding { border-left: .3rem solid #9aa3b0; padding: .45rem .8rem; margin: .6rem 0; background: #f6f7f9; border-radius: .2rem; }
+.fail { border-color: #c62f2f; } .warn { border-color: #d89a0e; } .ok { border-color: #3d9a50; }
+.finding b { margin: 0 .5rem 0 .3rem; } .legend span { display: inline-block; padding: .05rem .6rem; margin-right: .15rem; font-size: .78rem; } .why { color: #4a5361; margin: .2rem 0; }
+pre { margin: .35rem 0 .1rem; padding: .45rem .6rem; background: #1c2330; color: #e8edf5; border-radius: .25rem; overflow-x: auto; font-size: .86rem; }
+.tag { font-size: .78rem; font-weight: 600; padding: .05rem .4rem; border-radius: .7rem; color: #fff; background: #6b7483; }
+.tag.fail { background: #c62f2f; } .tag.warn { background: #b07c06; } .tag.ok { background: #2f8442; }
+table { border-collapse: collapse; } td, th { padding: .3rem .6rem; text-align: left; border-bottom: 1px solid #e3e6eb; }
+.scroll { overflow-x: auto; }
+.heat td, .heat th { border: 1px solid #fff; text-align: center; font-size: .82rem; white-space: nowrap; font-weight: 500; }
+.heat tr > th:first-child { text-align: right; } .heat .self { background: #e6e9ee; } .heat .none { color: #a4acb8; }
+.heat.small td { width: .8rem; min-width: .8rem; height: .9rem; padding: 0; font-size: 0; }
+.heat.small th { font-size: .62rem; padding: 0 .25rem; } .heat.small th.top { vertical-align: bottom; padding: .2rem 0; }
+.heat.small th.top span { writing-mode: vertical-rl; transform: rotate(180deg); }
+.tabs > input { position: absolute; opacity: 0; } .tabs > label { display: inline-block; padding: .3rem .8rem; margin-right: .3rem; border-radius: .3rem; background: #e8ebf0; cursor: pointer; }
+.tabs > input:checked + label { background: #1c2330; color: #fff; } .tabs > input:focus-visible + label { outline: 2px solid #3b74d8; }
+.tabs > section { display: none; }
+details summary { cursor: pointer; margin: .5rem 0; }
+"""
+_NAMES = {"fail": "fails", "warn": "warning", "ok": "ok", "skipped": "skipped"}
+
+
+def render(together: Together, *, made: str) -> str:
+    """Return the page.
+
+    Args:
+        together: One host, or several.
+        made: When it was made, in words.
+    """
+    names = [host.name for host in together.hosts]
+    readings = list_readings(together)
+    lines = group(readings)
+    bad = [line for line in lines if line.reading.verdict in {"fail", "warn"}]
+    good = [line for line in lines if line.reading.verdict in {"ok", "skipped"}]
+    title = f"rankwise doctor: {name_hosts(names, ()) if len(names) < 5 else f'{len(names)} hosts'}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="sub">{escape(made)}, in {together.took_s:.1f} s; {escape(count_verdicts(readings))}</p>',
+        *_render_missing(together.missing),
+        "<h2>Findings</h2>" if bad else '<p class="finding ok">Nothing fails, and nothing is doubtful.</p>',
+        *(_render_finding(line, names) for line in bad),
+        *_render_maps(together, names),
+        *_render_all_reduce(together),
+        *(_render_hosts(together) if len(names) > 1 else ()),
+        f"<details><summary>{len(good)} readings that are well, or were skipped</summary>{''.join(_render_rest(good, names))}</details>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{_STYLE}{_style_tabs(len(make_maps(together)))}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _render_missing(missing: Sequence[str]) -> Iterator[str]:
+    if missing:
+        verb = "did not come"
+        yield f'<div class="finding fail"><b>{escape(name_hosts(missing, ()))}</b>{verb}</div>'
+
+
+def _render_finding(line: Line, names: Sequence[str]) -> str:
+    one = line.reading
+    whose = f"{name_hosts(line.hosts, names)}: " if len(names) > 1 and line.hosts else ""
+    named = f' <span class="tag">{escape(one.class_id)}</span>' if one.class_id else ""
+    why = f'<div class="why">{escape(one.why)}</div>' if one.why else ""
+    fix = f"<pre>{escape(one.fix)}</pre>" if one.fix else ""
+    return (
+        f'<div class="finding {one.verdict}"><span class="tag {one.verdict}">{_NAMES[one.verdict]}</span> <b>{escape(one.probe)}</b>'
+        f"{escape(whose + one.what)}{named}{why}{fix}</div>"
+    )
+
+
+def _render_hosts(together: Together) -> Iterator[str]:
+    yield "<h2>Hosts</h2><table><tr><th>host</th><th>address</th><th>clock</th><th>state</th><th>readings</th></tr>"
+    for host in together.hosts:
+        clock = "" if host.clock_ahead_s is None else f"{host.clock_ahead_s:+.3f} s"
+        worst = judge_host(host, together)
+        state = f'<span class="tag {worst}">{escape("lost" if host.lost else _NAMES[worst])}</span>'
+        told = host.lost or count_verdicts(host.readings)
+        cells = "".join(
+            f"<td>{cell}</td>"
+            for cell in (escape(host.name), escape(host.address), clock, state, escape(told))
+        )
+        yield f"<tr>{cells}</tr>"
+    yield "</table>"
+
+
+def _render_maps(together: Together, names: Sequence[str]) -> Iterator[str]:
+    maps = make_maps(together)
+    if not maps:
+        return
+    yield '<h2>Links</h2><div class="tabs">'
+    for number, one in enumerate(maps):
+        checked = "" if number else " checked"
+        yield f'<input type="radio" name="map" id="map{number}"{checked}><label for="map{number}">{escape(one.title)}</label>'
+    for number, one in enumerate(maps):
+        yield f'<section class="map{number}">{render_map(one, names)}</section>'
+    yield "</div>"
+
+
+def _style_tabs(count: int) -> str:
+    """Without a script: the radio button that is on shows its map."""
+    return "".join(f"#map{number}:checked ~ .map{number} {{ display: block; }}\n" for number in range(count))
+
+
+def _render_all_reduce(together: Together) -> Iterator[str]:
+    reduced = together.all_reduce
+    if reduced is None:
+        return
+    yield "<h2>All-reduce by torch</h2>"
+    if reduced.why:
+        yield f"<p>{escape(reduced.why)}</p>"
+        return
+    yield (
+        f"<p>{escape(reduced.backend)}, {reduced.num_ranks} ranks: {format_seconds(reduced.latency_s)} for 4 bytes, "
+        f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB</p>"
+    )
+    if reduced.waited_s:
+        late = ", ".join(f"{escape(host)} {format_seconds(waited)}" for host, waited in reduced.waited_s)
+        yield f"<p>The others waited for: {late}</p>"
+
+
+def _render_rest(lines: Iterable[Line], names: Sequence[str]) -> Iterator[str]:
+    yield "<table><tr><th></th><th>probe</th><th>what</th></tr>"
+    for line in lines:
+        one: Reading = line.reading
+        whose = f"{name_hosts(line.hosts, names)}: " if len(names) > 1 and line.hosts else ""
+        why = f" ({one.why})" if one.why else ""
+        yield (
+            f'<tr><td><span class="tag {one.verdict}">{_NAMES[one.verdict]}</span></td><td>{escape(one.probe)}</td>'
+            f"<td>{escape(whose + one.what + why)}</td></tr>"
+        )
+    yield "</table>"

@@ -1,0 +1,189 @@
+"""What the doctor has found, as lines for a terminal or a log."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.reading import find_worst
+from rankwise.doctor.reporters.grouping import (
+    count_verdicts,
+    group,
+    join_skipped,
+    judge_host,
+    list_readings,
+    name_hosts,
+)
+from rankwise.doctor.units import format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rankwise.doctor.meeting.together import Measure, Together
+    from rankwise.doctor.reading import Verdict
+    from rankwise.doctor.reporters.grouping import Line
+
+_STYLES: dict[Verdict, str] = {"ok": "32", "skipped": "2", "warn": "1;33", "fail": "1;31"}
+_SHOWN: dict[Verdict, str] = {"ok": "ok", "skipped": "skip", "warn": "warn", "fail": "FAIL"}
+_NARROWEST = 60
+#: Of more hosts a matrix does not fit into lines: the page has it (``--html``).
+_MOST_IN_MATRIX = 10
+
+
+def render(
+    together: Together,
+    *,
+    color: bool = False,
+    width: int | None = None,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> str:
+    """Return the report.
+
+    Args:
+        together: One host, or several.
+        color: Whether to use a terminal's colours.
+        width: Of the terminal; None for a file, which keeps a sentence in a line.
+        verbose: Whether to tell of several hosts also what is well, one line for each reading.
+        quiet: Whether to leave out all that is well.
+    """
+    return "\n".join(_Text(together, color=color, width=width).lines(verbose=verbose, quiet=quiet))
+
+
+class _Text:
+    def __init__(self, together: Together, *, color: bool, width: int | None) -> None:
+        self._all, self._names = together, [host.name for host in together.hosts]
+        self._paint: Callable[[str, str], str] = _paint if color else _plain
+        self._width = None if width is None or width < _NARROWEST else width
+        self._readings = list_readings(together)
+        self._column = max([8, *(len(one.probe) for one in self._readings)]) + 2
+
+    def lines(self, *, verbose: bool, quiet: bool) -> Iterator[str]:
+        is_one = len(self._names) == 1 and not self._all.missing
+        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._tell_set()}")
+        lines = group(self._readings)
+        skipped = join_skipped(line for line in lines if line.reading.verdict == "skipped")
+        for line in (*(line for line in lines if line.reading.verdict != "skipped"), *skipped):
+            is_bad = line.reading.verdict in {"warn", "fail"}
+            if is_bad or (not quiet and (is_one or verbose)):
+                yield from self._tell(line)
+        if not is_one:
+            yield from self._tell_hosts()
+        yield self._paint("1", self._sum_up(is_one=is_one))
+
+    def _tell_set(self) -> str:
+        total = len(self._names) + len(self._all.missing)
+        missing = f", {len(self._all.missing)} of {total} missing" if self._all.missing else ""
+        return (
+            f"{len(self._names)} host{'s' * (len(self._names) > 1)}: {name_hosts(self._names, ())}{missing}"
+        )
+
+    def _tell(self, line: Line) -> Iterator[str]:
+        one, verdict = line.reading, line.reading.verdict
+        head = f"  {self._paint(_STYLES[verdict], f'{_SHOWN[verdict]:<4}')}  {one.probe:<{self._column}}"
+        margin = 8 + self._column
+        whose = f"{name_hosts(line.hosts, self._names)}: " if len(self._names) > 1 and line.hosts else ""
+        named = f" [{one.class_id}]" if one.class_id and verdict in {"warn", "fail"} else ""
+        reason = f" ({one.why})" if verdict == "skipped" and one.why else ""
+        yield from self._wrap(head, f"{whose}{one.what}{named}{reason}", margin, verdict)
+        if verdict not in {"warn", "fail"}:
+            return
+        if one.why:
+            yield from self._wrap(" " * margin, one.why, margin, "ok", dim=True)
+        for number, command in enumerate(one.fix.splitlines()):
+            label = "do" if not number else ""
+            yield f"{' ' * (margin - 4)}{label:<4}{self._paint('32', command)}"  # never wrapped: it is to be copied
+
+    def _wrap(
+        self, head: str, text: str, margin: int, verdict: Verdict, *, dim: bool = False
+    ) -> Iterator[str]:
+        lines = [text]
+        if self._width is not None:
+            room = max(30, self._width - margin)
+            lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        style = "2" if dim or verdict == "skipped" else "1" if verdict == "fail" else ""
+        for number, line in enumerate(lines):
+            shown = self._paint(style, line) if style else line
+            yield f"{' ' * margin if number else head}{shown}"
+
+    def _tell_hosts(self) -> Iterator[str]:
+        width = max([4, *map(len, self._names)])
+        yield ""
+        for host in self._all.hosts:
+            clock = "" if host.clock_ahead_s is None else f"clock {host.clock_ahead_s:+.3f} s"
+            worst = judge_host(host, self._all)
+            state = self._paint("1;31", "lost") if host.lost else self._paint(_STYLES[worst], _SHOWN[worst])
+            told = host.lost or count_verdicts(host.readings)
+            yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {told}".rstrip()
+        for name in self._all.missing:
+            yield f"  {name:<{width}}  {self._paint('1;31', 'did not come')}"
+        yield from self._tell_measures()
+        if (reduced := self._all.all_reduce) is not None:
+            if reduced.why:
+                yield f"  all-reduce by torch: {self._paint('2', reduced.why)}"
+            else:
+                yield (
+                    f"  all-reduce by torch ({reduced.backend}, {reduced.num_ranks} ranks): {format_seconds(reduced.latency_s)} for 4 bytes, "
+                    f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB"
+                )
+
+    def _tell_measures(self) -> Iterator[str]:
+        measures = self._all.measures
+        if not measures:
+            return
+        yield ""
+        if len(self._names) > _MOST_IN_MATRIX:
+            yield f"  {len(measures)} links measured; --html shows them as a heat map. The slowest:"
+            for one in sorted(measures, key=lambda one: one.bytes_per_s)[:3]:
+                yield f"    {one.source} to {one.target}: {format_rate(one.bytes_per_s)}, round trip {format_seconds(one.latency_s)}"
+            return
+        yield "  from \\ to: one stream, round trip"
+        by_pair = {(one.source, one.target): one for one in measures}
+        rows = [["", *self._names]]
+        rows += [
+            [
+                source,
+                *(_cell(by_pair.get((source, target)), is_self=source == target) for target in self._names),
+            ]
+            for source in self._names
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield (
+                "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            )
+
+    def _sum_up(self, *, is_one: bool) -> str:
+        took = "" if is_one else f", in {self._all.took_s:.1f} s"
+        worst = next((one.probe for one in self._readings if one.verdict == find_worst(self._readings)), "")
+        is_bad = find_worst(self._readings) in {"warn", "fail"}
+        more = f"; more on one of them: rankwise probe {worst}" if is_bad else ""
+        return f"{count_verdicts(self._readings)}{took}{more}"
+
+
+def _cell(measure: Measure | None, *, is_self: bool) -> str:
+    if is_self:
+        return "."
+    if measure is None:
+        return "-"
+    return f"{format_rate(measure.bytes_per_s)}, {format_seconds(measure.latency_s)}"
+
+
+def _paint(style: str, text: str) -> str:
+    return f"\x1b[{style}m{text}\x1b[0m"
+
+
+def _plain(_style: str, text: str) -> str:
+    return text
+
+
+def tell_briefly(readings: Sequence[Line], *, prefix: str) -> list[str]:
+    """Return readings as lines beside other output: what, and what to do."""
+    found = []
+    for line in readings:
+        one = line.reading
+        first = next(iter(one.fix.splitlines()), "")
+        found.append(
+            f"{prefix}{one.what}" + (f"; {one.why}" if one.why else "") + (f"\n  -> {first}" if first else "")
+        )
+    return found

@@ -1,0 +1,221 @@
+"""What is told to people and programs: text that says the same once, a page that needs nothing beside it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from rankwise.doctor.meeting.together import AllReduce, HostCard, Link, Measure, Together
+from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.reporters import heat, page, text
+from rankwise.doctor.reporters.grouping import count_verdicts, group, name_hosts
+from rankwise.doctor.units import format_rate, format_seconds
+
+BLOCKED = Reading(
+    verdict="fail", what="nothing reaches <node2>'s ports", why="the first collective hangs", fix="# on node2:\nsudo ufw allow from 10.0.0.0/24",
+    class_id="I8", probe="links", hosts=("node2",),
+)  # fmt: skip
+
+
+def make(num: int = 4, **facts: Any) -> Together:
+    """Make a set of hosts, node2 blocked, node1 slow."""
+    names = [f"node{number}" for number in range(num)]
+    pairs = [(a, b) for a in names for b in names if a != b]
+    hosts = tuple(
+        HostCard(name=name, address=f"10.0.0.{number + 1}", clock_ahead_s=0.001 * number, readings=(
+            ok("/dev/shm has 64 GiB").of("shared-memory", name), skipped("no NVIDIA driver here", "no GPU").of("gpus-seen", name),
+        ))
+        for number, name in enumerate(names)
+    )  # fmt: skip
+    links = tuple(
+        Link(source=a, target=b, plane="gloo", address="10.0.0.1", port=40001, outcome="timeout" if b == "node2" else "ok") for a, b in pairs
+    )  # fmt: skip
+    measures = tuple(
+        Measure(source=a, target=b, latency_s=1e-4, bytes_per_s=1e8 if a == "node1" else 1e9, resent=0.02 if b == "node3" else 0.0) for a, b in pairs
+    )  # fmt: skip
+    return Together(
+        **{
+            "hosts": hosts,
+            "links": links,
+            "measures": measures,
+            "readings": (BLOCKED,),
+            "took_s": 3.21,
+            **facts,
+        }
+    )
+
+
+class _Reader(HTMLParser):
+    """Sees that every element is closed, and collects what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [f"{name}={value}" for name, value in attrs if name in {"src", "href", "srcset"}]
+        if tag not in {"meta", "input", "br", "link"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_what_all_hosts_say_is_told_once_and_the_worst_first() -> None:
+    """Readings that are equal on several hosts become one line; what fails stands on top, with its fix as it is typed."""
+    told = text.render(make(), verbose=True)
+    lines = told.splitlines()
+    assert lines[0] == "rankwise doctor: 4 hosts: node0, node1, node2 and node3"
+    assert lines[1].split(maxsplit=2) == ["FAIL", "links", "node2: nothing reaches <node2>'s ports [I8]"]
+    assert [line.strip() for line in lines[2:5]] == [
+        "the first collective hangs",
+        "do  # on node2:",
+        "sudo ufw allow from 10.0.0.0/24",
+    ]
+    assert told.count("/dev/shm has 64 GiB") == 1
+    assert "all 4 hosts: /dev/shm has 64 GiB" in told
+    assert lines[-1] == "1 fail, 4 ok, 4 skipped, in 3.2 s; more on one of them: rankwise probe links"
+
+
+def test_of_several_hosts_only_what_is_not_well_is_told_and_the_links_are_a_matrix() -> None:
+    """Without --verbose good readings are counted by host; the matrix has a row for each source."""
+    told = text.render(
+        make(
+            all_reduce=AllReduce(
+                backend="gloo", num_ranks=4, latency_s=3e-4, bytes_per_s=4e8, size_bytes=32 << 20
+            )
+        )
+    )
+    assert "/dev/shm has 64 GiB" not in told
+    assert re.search(r"^  node1 +10\.0\.0\.2 +clock \+0\.001 s +ok +1 ok, 1 skipped$", told, re.MULTILINE)
+    assert re.search(r"^  node1 +800 Mbit/s, 100 us +\. +800 Mbit/s, 100 us", told, re.MULTILINE)
+    assert "all-reduce by torch (gloo, 4 ranks): 300 us for 4 bytes, 3.2 Gbit/s for 32 MiB" in told
+
+
+def test_one_host_is_told_whole_unless_quiet() -> None:
+    """Every reading is a line; with --quiet only those that are not well, and the counts."""
+    one = make(1, links=(), measures=(), readings=())
+    told = text.render(one).splitlines()
+    assert told[0] == "rankwise doctor: node0"
+    assert [line.split()[0] for line in told[1:3]] == ["ok", "skip"]
+    assert "(no GPU)" in told[2]
+    assert text.render(one, quiet=True).splitlines() == ["rankwise doctor: node0", "1 ok, 1 skipped"]
+
+
+def test_what_was_skipped_for_one_reason_is_one_line() -> None:
+    """Five probes without a GPU are one line that names them."""
+    readings = tuple(
+        skipped("no NVIDIA driver here", "no GPU").of(f"gpu{number}", "node0") for number in range(5)
+    )
+    told = text.render(Together(hosts=(HostCard(name="node0", readings=readings),)))
+    assert told.splitlines()[1:] == [
+        "  skip  5 probes  no NVIDIA driver here: gpu0, gpu1, gpu2, gpu3, gpu4 (no GPU)",
+        "5 skipped",
+    ]
+
+
+def test_missing_and_lost_hosts_are_named() -> None:
+    """Who did not come, and who was lost on the way, stands in the list of hosts, in text and on the page."""
+    hosts = (*make(2).hosts, HostCard(name="node7", lost="it has not answered for 5 s"))
+    together = make(2, hosts=hosts, missing=("node8",))
+    told = text.render(together)
+    assert "1 of 4 missing" in told
+    assert re.search(r"^  node7 +lost +it has not answered for 5 s$", told, re.MULTILINE)
+    assert re.search(r"^  node8 +did not come$", told, re.MULTILINE)
+    html = page.render(together, made="today")
+    assert "node8</b>did not come" in html
+    assert "it has not answered for 5 s" in html
+
+
+def test_a_terminal_gets_colours_and_whole_commands() -> None:
+    """Sentences are wrapped to its width, and a command never is, so that it can be copied."""
+    long = "sudo nft insert rule inet filter input ip saddr 10.0.0.0/24 tcp dport 1024-65535 accept comment rankwise-ranks"
+    bad = Reading(verdict="warn", what="so " * 60, fix=long, probe="firewall", hosts=("node0",))
+    told = text.render(make(1, links=(), measures=(), readings=(bad,)), color=True, width=80)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", told)
+    assert f"do  {long}" in plain
+    assert all(len(line) <= 80 for line in plain.splitlines() if long not in line)
+    assert "\x1b[1;33m" in told
+
+
+def test_a_page_needs_nothing_beside_it() -> None:
+    """It loads no file and runs no script, its elements are closed, and what hosts say can't become markup."""
+    html = page.render(make(), made="2030-01-02 03:04")
+    reader = _Reader()
+    reader.feed(html)
+    assert (reader.open, reader.loads) == ([], [])
+    assert "<script" not in html
+    assert "url(" not in html
+    assert "<node2>" not in html
+    assert "nothing reaches <node2>'s ports" in " ".join(reader.words)
+    for word in ("Findings", "Hosts", "Reached", "Bandwidth", "Latency", "Sent again"):
+        assert word in reader.words, word
+
+
+def test_heat_shows_who_is_worse_than_the_others() -> None:
+    """The slow host's row is hot, the others' cells are cool; a blocked pair is red whatever else went well."""
+    reached, bandwidth, latency, resent = heat.make_maps(make())
+    assert bandwidth.cells["node1", "node0"].heat == 1.0
+    assert bandwidth.cells["node0", "node1"].heat == 0.0
+    assert latency.cells["node1", "node0"].heat == 0.0
+    assert reached.cells["node0", "node2"].heat == 1.0
+    assert reached.cells["node2", "node0"].heat == 0.0
+    assert resent.cells["node0", "node3"].heat == pytest.approx(1.0)
+    assert heat.color(0.0) != heat.color(1.0)
+
+
+def test_many_hosts_fit_on_a_page() -> None:
+    """Of 120 hosts each map has a cell for each pair, and the page stays below 10 MB."""
+    html = page.render(make(120), made="today")
+    assert html.count("<td") >= 4 * 120 * 120
+    assert len(html) < 10e6
+
+
+def test_hosts_are_named_or_counted() -> None:
+    """Few hosts are named, all of them are called all, of many some are named and the others are counted."""
+    names = [f"n{number}" for number in range(9)]
+    assert name_hosts(names[:1], names) == "n0"
+    assert name_hosts(names[:3], names) == "n0, n1 and n2"
+    assert name_hosts(names, names) == "all 9 hosts"
+    assert name_hosts(names[:2], names[:2]) == "both hosts"
+    assert name_hosts(names[:8], names) == "n0, n1, n2, n3, n4 and 3 more"
+
+
+def test_readings_with_other_values_stay_apart() -> None:
+    """Two hosts that say different things are two lines."""
+    lines = group(
+        [ok("2 GiB").of("memory", "a"), ok("3 GiB").of("memory", "b"), ok("2 GiB").of("memory", "c")]
+    )
+    assert [(line.reading.what, line.hosts) for line in lines] == [("2 GiB", ("a", "c")), ("3 GiB", ("b",))]
+    assert count_verdicts(line.reading for line in lines) == "2 ok"
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [
+        (0.0, "0 bit/s"),
+        (125.0, "1 kbit/s"),
+        (1.25e6, "10 Mbit/s"),
+        (1.17e9, "9.36 Gbit/s"),
+        (50e9, "400 Gbit/s"),
+    ],
+)
+def test_rates_are_told_in_bits(rate: float, shown: str) -> None:
+    """Bytes a second are told as networks are sold."""
+    assert format_rate(rate) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(85e-6, "85 us"), (0.0012, "1.2 ms"), (0.25, "250 ms"), (3.42, "3.42 s")]
+)
+def test_times_are_told_with_three_digits(seconds: float, shown: str) -> None:
+    """Short times get the unit that reads best."""
+    assert format_seconds(seconds) == shown

@@ -1,0 +1,110 @@
+"""Which hosts take part and where they meet: flags win, the environment is next, and what can't be a place is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwise.base.errors import UsageError
+from rankwise.doctor.meeting.over_ssh import find_own
+from rankwise.doctor.meeting.whereabouts import Bystander, Wish, expand_hosts, find_plan
+
+SLURM = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}  # fmt: skip
+
+
+def test_without_a_word_the_host_is_alone() -> None:
+    """No flag and no variable: one host is looked at."""
+    assert find_plan(Wish(), {}) is None
+    assert find_plan(Wish(num_hosts=1), SLURM) is None
+
+
+def test_flags_say_who_holds_the_meeting() -> None:
+    """Node 0 does; with an endpoint and no number, the host whose address it is."""
+    plan = find_plan(Wish(num_hosts=3, node_rank=0, master_addr="node0"), {})
+    assert plan is not None
+    assert not isinstance(plan, Bystander)
+    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_holder) == ("node0:29500", 3, 0, True)
+    other = find_plan(Wish(num_hosts=3, endpoint="[fd00::7]:4000"), {})
+    assert other is not None
+    assert not isinstance(other, Bystander)
+    assert (other.endpoint_host, other.endpoint_port, other.is_holder) == ("fd00::7", 4000, None)
+
+
+def test_under_srun_no_flag_is_needed() -> None:
+    """Hosts, place, port and names come from Slurm; only the first task of a host takes part."""
+    plan = find_plan(Wish(), SLURM)
+    assert plan is not None
+    assert not isinstance(plan, Bystander)
+    assert (plan.num_hosts, plan.node_rank, plan.is_holder, plan.endpoint_host) == (2, 1, False, "gpu07")
+    assert (plan.expected, plan.token) == (("gpu07", "gpu08"), "77")
+    first = find_plan(Wish(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
+    assert first is not None
+    assert not isinstance(first, Bystander)
+    assert first.endpoint_port == plan.endpoint_port
+    assert isinstance(find_plan(Wish(), {**SLURM, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}), Bystander)
+
+
+def test_a_pod_that_kubeflow_has_set_up_needs_no_flag() -> None:
+    """PET_* variables say how many nodes there are, which one this is, and where they meet."""
+    env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "job-0",
+        "PET_MASTER_PORT": "29400",
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    }
+    plan = find_plan(Wish(), env)
+    assert plan is not None
+    assert not isinstance(plan, Bystander)
+    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_holder) == ("job-0:29400", 2, 1, False)
+
+
+def test_a_batch_script_is_alone() -> None:
+    """It runs on the first node of its job only: the others are reached by srun."""
+    assert (
+        find_plan(Wish(), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_JOB_NODELIST": "n[0-3]"}) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "env", "message"),
+    [
+        (Wish(num_hosts=2, master_addr="localhost"), {}, "can't meet at localhost"),
+        (Wish(num_hosts=2, endpoint="node0:none"), {}, "'none' is no port"),
+        (Wish(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nobody says where they meet"),
+    ],
+)  # fmt: skip
+def test_a_place_that_is_none_is_refused(wish: Wish, env: dict[str, str], message: str) -> None:
+    """The error says what was said, before anybody waits."""
+    with pytest.raises(UsageError, match=message):
+        find_plan(wish, env)
+
+
+@pytest.mark.parametrize(
+    ("short", "hosts"),
+    [
+        ("", ()),
+        ("node0", ("node0",)),
+        ("gpu[07-09,12],big1", ("gpu07", "gpu08", "gpu09", "gpu12", "big1")),
+        ("r[1-2]n[0-1]", ("r1n0", "r1n1", "r2n0", "r2n1")),
+        ("a[9-11]-ib", ("a9-ib", "a10-ib", "a11-ib")),
+    ],
+)
+def test_slurms_short_form_is_expanded(short: str, hosts: tuple[str, ...]) -> None:
+    """Ranges keep their leading zeros, several brackets multiply, and what follows a bracket stays."""
+    assert expand_hosts(short) == hosts
+
+
+def test_this_host_is_found_among_those_of_the_command() -> None:
+    """By its name, its address, or what a name leads to; with a user in front, too; else it only looks on."""
+    addresses = {"login": ("10.0.0.9",), "a": ("10.0.0.1",), "b": ("10.0.0.2",)}
+
+    def resolve(name: str) -> tuple[str, ...]:
+        return addresses.get(name, ())
+
+    assert find_own(["a", "me@b"], "b.cluster", ["10.0.0.2"], resolve) == 1
+    assert find_own(["10.0.0.1", "10.0.0.2"], "b", ["10.0.0.2"], resolve) == 1
+    assert find_own(["a", "b"], "other", ["10.0.0.1", "127.0.0.1"], resolve) == 0
+    assert find_own(["a", "b"], "login", ["10.0.0.9"], resolve) is None

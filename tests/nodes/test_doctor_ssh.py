@@ -1,0 +1,123 @@
+"""`rankwise doctor --hosts`: real ssh daemons on hosts of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodes.hosts import open_hosts
+from support import make_env, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nodes.hosts import Host
+
+pytestmark = [pytest.mark.linux]
+
+NAMES = ("host0", "host1", "host2")
+HOSTS = "127.0.0.1 localhost\n" + "".join(
+    f"10.77.0.{number + 1} {name}\n" for number, name in enumerate(NAMES)
+)
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
+needs_sshd = pytest.mark.skipif(
+    SSHD is None or not shutil.which("ssh") or os.geteuid() != 0,
+    reason="needs root, ssh and sshd (apt-get install openssh-server)",
+)
+FLAGS = ("--only", "shared-memory,hostname", "--no-all-reduce", "--format", "json")
+
+
+@contextlib.contextmanager
+def serve(hosts: Sequence[Host], folder: Path) -> Iterator[str]:
+    """Run an ssh daemon on each host, with keys of their own; give the ssh command that is let in."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("host_key", "key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=20
+        )
+    shutil.copy(folder / "key.pub", folder / "authorized")
+    (folder / "authorized").chmod(0o600)
+    settings = {
+        "HostKey": folder / "host_key", "AuthorizedKeysFile": folder / "authorized", "PermitRootLogin": "yes", "StrictModes": "no",
+        "PasswordAuthentication": "no", "UsePAM": "no", "PidFile": "none", "PrintMotd": "no",
+    }  # fmt: skip
+    (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    daemons = [host.start([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]) for host in hosts]
+    try:
+        yield (
+            f"ssh -F none -i {folder / 'key'} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o IdentitiesOnly=yes"
+        )
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+            daemon.wait()
+            assert daemon.stdout is not None
+            daemon.stdout.close()
+
+
+def doctor(host: Host, *args: str, timeout_s: float = 90) -> tuple[int, str, str]:
+    """Run the doctor on a host; give exit code, standard output and standard error."""
+    command = [
+        "nsenter",
+        "--target",
+        str(host.pid),
+        "--net",
+        "--uts",
+        "--mount",
+        sys.executable,
+        "-m",
+        "rankwise",
+        "doctor",
+        *args,
+    ]
+    done = subprocess.run(
+        command, env=make_env(), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@needs_sshd
+def test_one_command_looks_at_all_hosts(tmp_path: Path) -> None:
+    """From the first host the two others are started by ssh; the answer has all three, every link, and nothing stays behind."""
+    with open_hosts([HOSTS] * 3, tmp_path) as hosts, serve(hosts, tmp_path) as ssh:
+        code, out, err = doctor(hosts[0], "--hosts", ",".join(NAMES), "--ssh", ssh, *FLAGS)
+        told = json.loads(out)
+        assert (code, [host["name"] for host in told["hosts"]], told["missing"]) == (0, list(NAMES), []), err
+        assert {(link["source"], link["target"]) for link in told["links"] if link["outcome"] == "ok"} == {
+            (a, b) for a in NAMES for b in NAMES if a != b
+        }
+        wait_until(lambda: not _list_doctors(), what="the end of all doctors")
+
+
+@needs_sshd
+def test_a_host_that_is_none_of_them_can_ask(tmp_path: Path) -> None:
+    """From a login host, whose name is not in the list, the first host's answer is shown; a host without a daemon is named, by ssh's own words."""
+    with open_hosts([HOSTS] * 3, tmp_path) as hosts, serve(hosts[:1], tmp_path) as ssh:
+        code, out, err = doctor(
+            hosts[2], "--hosts", "host0,host1", "--ssh", ssh, "--arrival-timeout", "4", *FLAGS
+        )
+        told = json.loads(out)
+        assert (code, told["missing"]) == (1, ["host1"]), err
+        assert (
+            "rankwise: ssh does not reach host1: ssh: connect to host host1 port 22: Connection refused"
+            in err
+        )
+        assert any(one["probe"] == "meeting" and one["hosts"] == ["host1"] for one in told["readings"])
+
+
+def _list_doctors() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"--end-with-input" in words:
+                found.append(path.parent.name)
+    return found
