@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import pty
+import random
 import re
 import signal
 import socket
@@ -132,10 +133,12 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str 
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nobody listens on, below those that the kernel gives to connections: one of them might take it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
