@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.osdoor import make_memory_file
 from rankwise.evidence.place import EvidencePlace
 from rankwise.launcher.rank_command import hook_env
-from support import make_env
+from support import free_port, make_env
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,9 +96,7 @@ def recorded_ranks(
     arguments: Sequence[str] = (),
 ) -> Iterator[list[RecordedRank]]:
     """Start the ranks of a job that run a script; they are ended with the block."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000", **(env or {})}  # fmt: skip
     ranks = [

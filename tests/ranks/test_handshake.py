@@ -19,6 +19,7 @@ from rankwise import HandshakeError, RendezvousError, UsageError
 from rankwise.evidence.roll import Roll, describe_process
 from rankwise.runtime.handshake import shake_hands
 from rankwise.testing import RankOutcome, run_ranks, try_ranks
+from support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,9 +77,7 @@ def test_a_process_alone_is_a_world_of_one() -> None:
 @pytest.mark.parametrize("method", ["tcp", "file", "store"])
 def test_ranks_meet_by_hand(method: str, tmp_path: Path) -> None:
     """By tcp://, file:// or a store of their own they meet too, and find their place on the host by its name."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def program() -> Any:
         import torch.distributed as dist
