@@ -54,7 +54,7 @@ NO_DRIVER = Ran(
     code=9,
     out="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.\n\n",
 )
-LATE = Ran(code=None, why="nvidia-smi did not end within 10 s")
+LATE = Ran(code=None, why="nvidia-smi did not end within 30 s")
 LOST_ONE = Ran(
     code=255,
     out=f"Unable to determine the device handle for GPU3: 0000:5D:00.0: Unknown Error\n{list_h100(count=3)}",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from rankwise.cli.doctor_flags import build_parser, read_hostfile
 from rankwise.cli.main import main
 from rankwise.doctor import registry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,68 @@ def test_a_page_of_a_probe_can_be_read(capsys: pytest.CaptureFixture[str]) -> No
     assert told.startswith("shared-memory: room in /dev/shm (limits; class X16)\n")
     assert "docker run --shm-size=16g" in told
     assert main(["probe", "nonsense"]) == 2
+
+
+def run(command: str, **env: str) -> tuple[int, str, str]:
+    """Run a shell command line with the tested rankwise first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "PATH": path, **env}, capture_output=True, timeout=60, check=False
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode("latin-1"), done.stderr.decode(errors="replace")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_report_gets_through_or_says_why() -> None:
+    """A console of another alphabet gets all of it, `| head` is no error, and a full disk is one line and no traceback."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    code, told, error = run("GLOO_SOCKET_IFNAME=eht… rankwise doctor --only gloo-variables", **ascii_only)
+    assert (code, error) == (1, "")
+    assert "GLOO_SOCKET_IFNAME=eht\\u" in told
+    code, _, error = run("rankwise doctor --list | head -n 1; exit ${PIPESTATUS[0]}")
+    assert (code, error) == (0, "")
+    code, _, error = run("rankwise doctor --list > /dev/full")
+    assert code == 1
+    assert error.startswith("rankwise: the report can't be written to standard output: ")
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RANK": "abc", "WORLD_SIZE": "2"},
+        {"RANK": "0"},
+        {"TF_CONFIG": "{bad"},
+        {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "1", "RANK": "0"},
+    ],
+    ids=["no number", "half", "no JSON", "impossible"],
+)
+def test_variables_that_make_no_sense_are_a_finding_and_no_refusal(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs where it is needed most: the host is looked at, and the variables fail."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", "--only", "launcher-variables,shared-memory"]) == 1
+    told = capsys.readouterr().out
+    assert "FAIL  launcher-variables" in told
+    assert "ok    shared-memory" in told
+
+
+def test_ranks_may_be_counted_and_hosts_written_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--nproc-per-node auto` is what `rankwise env` prints; hosts are read in Slurm's and Open MPI's way."""
+    assert main(["doctor", "--nproc-per-node", "auto", "--only", "shared-memory"]) == 0
+    assert build_parser().parse_args(["--hosts", "gpu[01-02,07],big"]).hosts == (
+        "gpu01",
+        "gpu02",
+        "gpu07",
+        "big",
+    )
+    (tmp_path / "hosts").write_text("node[0-1] slots=8\nnode2:8  # the last\nfd00::7\nnode0\n")
+    assert read_hostfile(tmp_path / "hosts") == ("node0", "node1", "node2", "fd00::7")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    assert "--nnodes N, --nnodes" not in capsys.readouterr().out

@@ -106,8 +106,12 @@ def test_ranks_that_know_no_address(show: Callable[..., tuple[int, str]]) -> Non
 
 
 def test_escape_sequences_reach_no_terminal(show: Callable[..., tuple[int, str]]) -> None:
-    """A value can't move the cursor or paint the screen."""
-    assert "\x1b" not in show({"NCCL_DEBUG": "\x1b[2J", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "\x1b[31m"})[1]  # fmt: skip
+    """A value can't move the cursor, paint the screen or begin a line: such signs are written as shells write them."""
+    text = show({"NCCL_DEBUG": "\x1b[2J", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "\x1b[31m\nx\u202e", "NCCL_X": "a\n\tb\udcff"})[1]  # fmt: skip
+    assert "\x1b" not in text
+    assert "\n  NCCL_DEBUG=\\x1b[2J   how much NCCL logs" in text
+    assert "\n  NCCL_X=a\\n\\tb\\udcff\n" in text + "\n"
+    assert "master address    \\x1b[31m\\nx\\u202e  MASTER_ADDR=\\x1b[31m\\nx\\u202e\n" in text
 
 
 def test_the_environment_is_not_changed(show: Callable[..., tuple[int, str]]) -> None:

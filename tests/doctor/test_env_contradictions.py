@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fake_hosts import look, make_host
 from field_environments import FOLDER, load
+from rankwise.doctor.host import JobShape
 from rankwise.doctor.probes.launcher_variables import PROBE
 from rankwise.doctor.variables.contradictions import find_contradictions
 from rankwise.doctor.variables.launches import count_devices, find_launch_contradictions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rankwise.doctor.reading import Reading
 
 _STEP = load(FOLDER / "sbatch_srun.json").ranks[3]
@@ -39,6 +43,12 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({**_MPI, "RANK": "0", "WORLD_SIZE": "2"}, "fail", "I10", ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
         ({**_MPI, "RANK": "0", "WORLD_SIZE": "1"}, "fail", "I12", ["WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=2"]),
         ({**_STEP, "LOCAL_RANK": "0"}, "fail", "I10", ["LOCAL_RANK=0", "SLURM_LOCALID=1"]),
+        ({**_STEP, "LOCAL_RANK": "2"}, "warn", "I10", ["LOCAL_RANK=2", "SLURM_LOCALID=1"]),
+        ({**_ONE_TASK_A_NODE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "4000"}, "warn", "I10", ["RANK=0", "SLURM_PROCID=1"]),
+        ({**_MPI, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": _MPI["OMPI_COMM_WORLD_LOCAL_RANK"]}, "warn", "I10", ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
+        ({**_STEP, "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "4000"}, "warn", "I12", ["WORLD_SIZE=3", "4 processes"]),
+        ({**_STEP, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "4001", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}, "warn", "I12", ["WORLD_SIZE=2", "4 processes"]),
+        ({**_STEP, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "4001", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}, "warn", "I12", ["WORLD_SIZE=2", "4 processes"]),
         ({**_LOCAL, "LOCAL_RANK": "4"}, "fail", "", ["local rank 4 with 4 ranks"]),
         ({**_LOCAL, "LOCAL_WORLD_SIZE": "5"}, "fail", "", ["LOCAL_WORLD_SIZE=5", "WORLD_SIZE=4"]),
         ({**_HAND, "RANK": "4"}, "fail", "I11", ["RANK=4", "WORLD_SIZE=4"]),
@@ -92,12 +102,33 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
         {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "0"},
         {"RANK": "1", "WORLD_SIZE": "2"},
         {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "false"},
+        {**_LOCAL, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1", "ACCELERATE_USE_CPU": "true"},
+        {**_STEP, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"},
         {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
     ],
 )  # fmt: skip
 def test_what_is_legal_is_left_alone(env: dict[str, str]) -> None:
     """Jobs of several components, agents as many as tasks, a GPU of one's own, an address without a job: nothing is found."""
     assert find_contradictions(env) == ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_gpus", "is_told"),
+    [("", None, True), ("nccl", True, True), ("gloo", True, False), ("", False, False), ("nccl", False, False), ("cpu:gloo,cuda:nccl", None, True)],
+)  # fmt: skip
+def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, is_told: bool) -> None:
+    """On a host without GPUs, or with Gloo, CUDA_VISIBLE_DEVICES says nothing of the number of ranks: neither to a rank nor to a launcher."""
+    rank = {**_LOCAL, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert bool(find_contradictions(rank, backend=backend, has_gpus=has_gpus)) == is_told
+    launch = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert bool(find_launch_contradictions(launch, num_ranks=2, backend=backend, has_gpus=has_gpus)) == is_told  # fmt: skip
+
+
+def test_what_another_launcher_may_have_ordered_is_said_so() -> None:
+    """The warning names the legal reason beside the broken one; a sure failure does not."""
+    ordered = {**_ONE_TASK_A_NODE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    assert "or another launcher ordered them, as Ray does" in only(find_contradictions(ordered)).why
+    assert "another launcher" not in only(find_contradictions({**_STEP, "RANK": "0", "WORLD_SIZE": "4"})).why
 
 
 def test_devices_are_counted_as_cuda_does() -> None:
@@ -156,10 +187,17 @@ def test_the_doctor_tells_contradictions_and_slips() -> None:
     assert "NCCL_SOCKET_IFNAME" in told[1].what
 
 
-def test_the_doctor_of_a_launch_leaves_ranks_variables_alone() -> None:
-    """Where the job to be launched is known, a leftover RANK does no harm, and what harms the launch is told."""
-    from rankwise.doctor.host import Host, JobShape
-
+def test_the_doctor_of_a_launch_leaves_ranks_variables_alone(tmp_path: Path) -> None:
+    """Where the job to be launched is known, a leftover RANK does no harm, and what harms the launch is told: GPUs only where there are some."""
     env = {"RANK": "4", "WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0"}
-    told = list(PROBE.look(Host(env=env, name="host0", job=JobShape(num_ranks=2))))
-    assert [(one.verdict, one.class_id) for one in told] == [("warn", "L7")]
+
+    def tell(job: JobShape, **files: str) -> list[tuple[str, str]]:
+        root = tmp_path / str(len(files))
+        host = make_host(root, env=env, job=job, files={"/proc/meminfo": "", **files})
+        return [(one.verdict, one.class_id) for one in look(PROBE, host)]
+
+    gpu = {"/proc/driver/nvidia/gpus/0/information": ""}
+    assert tell(JobShape(num_ranks=2), **gpu) == [("warn", "L7")]
+    assert tell(JobShape(num_ranks=2, backend="gloo"), **gpu) == [("ok", "")]
+    assert tell(JobShape(num_ranks=2)) == [("ok", "")]
+    assert tell(JobShape(num_ranks=2, backend="gloo")) == [("ok", "")]

@@ -25,6 +25,10 @@ _HIDDEN = "n0tF0rY0urEyes"
         ("NCCL_AUTH", _HIDDEN, "***"),
         ("TORCH_HOME", f"https://me:{_HIDDEN}@host/path", "https://***@host/path"),
         ("TORCH_HOME", f"https://me:p@{_HIDDEN}@host/path", "https://***@host/path"),
+        ("MASTER_ADDR", f"me:{_HIDDEN}@host", "***@host"),
+        ("PET_RDZV_ENDPOINT", f"me:p@{_HIDDEN}@host:29500", "***@host:29500"),
+        ("TF_CONFIG", json.dumps({"cluster": {"worker": [f"me:{_HIDDEN}@b:2"]}}), '{"cluster": {"worker": ["***@b:2"]}}'),
+        ("PET_LOG_DIR", "/data/hf_checkpoints/0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d/x", "/data/hf_checkpoints/0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d/x"),
         ("PET_RDZV_CONF", f"timeout=3,password={_HIDDEN}", "timeout=3,password=***"),
         ("PET_LOG_DIR", "s3://bucket/logs", "s3://bucket/logs"),
         ("TF_CONFIG", json.dumps({"cluster": {"worker": ["h:1"]}, "token": _HIDDEN, "rpc": {"creds": {"api_key": [_HIDDEN]}}}), '{"cluster": {"worker": ["h:1"]}, "token": "***", "rpc": {"creds": {"api_key": "***"}}}'),
@@ -47,6 +51,28 @@ def test_secrets_are_masked(name: str, value: str, shown: str) -> None:
 def test_a_bearer_is_masked() -> None:
     """What stands behind Authorization is masked with its kind."""
     assert _HIDDEN not in mask_text(f"Authorization: Bearer {_HIDDEN}")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"MASTER_ADDR": f"me:{_HIDDEN}@host", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"},
+        {"MASTER_ADDR": f"me:{_HIDDEN}@host", "RANK": "0", "WORLD_SIZE": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": [f"me:{_HIDDEN}@a:1", f"me:{_HIDDEN}@b:2"]}, "task": {"type": "worker", "index": 1}})},
+        {"MASTER_ADDR": f"me:{_HIDDEN}@host"},
+        {"NCCL_SECRET": f"two {_HIDDEN}", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": f"me:{_HIDDEN}@host\n10.0.0.2"},
+    ],
+)  # fmt: skip
+def test_users_without_a_scheme_are_masked(
+    env: dict[str, str], form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the list of variables, the table of values, the command that is suggested and the other sources."""
+    monkeypatch.setattr("rankwise.cli.env.environ", lambda: env)
+    main(["--format", form])
+    told = capsys.readouterr().out
+    assert _HIDDEN not in told
+    assert "***@" in told
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fake_hosts import ETH0, LOOPBACK, make_host
-from network_hosts import CABLE, enter_network
+from network_hosts import CABLE, ask, enter_network
+from rankwise.doctor.host import Ran
 from rankwise.doctor.network.firewalls import find_firewall, make_packet, suggest_opening
 from rankwise.doctor.network.iptables import read_iptables
 from rankwise.doctor.network.nftables import read_nftables
 from rankwise.doctor.network.rules import Packet, follow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from rankwise.doctor.network.nftables import Table
 
 IPTABLES = """*filter
 :INPUT DROP [0:0]
@@ -160,6 +164,105 @@ def test_real_firewalls(program: str, rules: str, cured: str) -> None:
     assert told[-1].startswith("ok|no rule keeps"), told
 
 
+INPUT = "*filter\n:INPUT DROP [0:0]\n:OUTPUT ACCEPT [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "outcomes"),
+    [
+        ("-p tcp -m tcp --dport 1024:65535 --tcp-flags FIN,SYN,RST,ACK SYN -j ACCEPT", {"accept"}),
+        ("-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK ACK -j ACCEPT", {"drop"}),
+        ("-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j ACCEPT", {"drop"}),
+        ("-m set --match-set cluster src -j ACCEPT", {"accept", "drop"}),
+        ("-m socket --transparent -j ACCEPT", {"accept", "drop"}),
+        ("-m socket -j ACCEPT", {"accept", "drop"}),
+        ("-s 10.0.0.0/24 -m physdev --physdev-is-in -j ACCEPT", {"accept", "drop"}),
+        ("-m addrtype --src-type UNICAST --limit-iface-in -j ACCEPT", {"accept", "drop"}),
+        ("-m time --timestart 01:00 --kerneltz -j ACCEPT", {"accept", "drop"}),
+        ("-s 10.0.0.0/255.0.255.0 -j ACCEPT", {"accept", "drop"}),
+        ("-s 10.0.0.0/24 something -j ACCEPT", {"accept", "drop"}),
+        ('-s 10.0.0.0/24 -m comment --comment "-j DROP" -j ACCEPT', {"accept"}),
+        ('-s 10.0.0.0/24 -m comment --comment "-j -j ACCEPT', {"drop", "unknown"}),
+        ("-s ! 10.9.0.0/24 -j ACCEPT", {"accept", "drop"}),
+    ],
+)
+def test_options_take_the_words_that_belong_to_them(rule: str, outcomes: set[str]) -> None:
+    """Options without a word, with two, and unknown ones never swallow what follows; what is not known is never certain."""
+    packet = Packet(source="10.0.0.5", target="10.0.0.7", interface="eth0", port=45000)
+    assert follow(read_iptables(f"{INPUT}-A INPUT {rule}\nCOMMIT\n"), "INPUT", packet) == outcomes
+
+
+def read_nft(*rules: list[object], more: Sequence[object] = ()) -> Table:
+    """Read a table of nftables whose input chain drops what no rule takes."""
+    chain = {
+        "family": "inet",
+        "table": "filter",
+        "name": "input",
+        "type": "filter",
+        "hook": "input",
+        "policy": "drop",
+    }
+    told = [{"rule": {"family": "inet", "table": "filter", "chain": "input", "expr": expr}} for expr in rules]
+    (table,) = read_nftables(json.dumps({"nftables": [*more, {"chain": chain}, *told]}))
+    return table
+
+
+STATE = {"ct": {"key": "state"}}
+PORTS = [[22, {"accept": None}], [{"range": [40000, 50000]}, {"jump": {"target": "user"}}]]
+BY_PORT = {"vmap": {"key": {"payload": {"protocol": "tcp", "field": "dport"}}, "data": "@ports"}}
+USER = {"rule": {"family": "inet", "table": "filter", "chain": "user", "expr": [{"accept": None}]}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "outcomes"),
+    [
+        ({"vmap": {"key": STATE, "data": {"set": [["established", {"accept": None}], ["invalid", {"drop": None}]]}}}, [], {"drop"}),
+        ({"vmap": {"key": STATE, "data": {"set": [["established", {"accept": None}], ["new", {"accept": None}]]}}}, [], {"accept"}),
+        ({"vmap": {"key": STATE, "data": {"set": [["new", {"continue": None}]]}}}, [], {"drop"}),
+        ({"vmap": {"key": {"meta": {"key": "mark"}}, "data": {"set": [[1, {"accept": None}]]}}}, [], {"accept", "drop"}),
+        ({"vmap": {"key": STATE, "data": "@unseen"}}, [], {"drop", "unknown"}),
+        (BY_PORT, [{"map": {"family": "inet", "table": "filter", "name": "ports", "elem": PORTS}}, USER], {"accept"}),
+        (BY_PORT, [{"map": {"family": "ip", "table": "other", "name": "ports", "elem": PORTS}}, USER], {"drop", "unknown"}),
+        ({"match": {"op": "==", "left": {"payload": {"protocol": "ether", "field": "saddr"}}, "right": "aa:bb"}}, [], {"accept", "drop"}),
+    ],
+)  # fmt: skip
+def test_maps_of_verdicts(rule: object, more: Sequence[object], outcomes: set[str]) -> None:
+    """A map of nftables is followed by the keys that are known, as the state of a new connection is; others leave it open."""
+    packet = Packet(source="10.0.0.5", target="10.0.0.7", interface="eth0", port=45000)
+    expr = [rule, {"accept": None}] if "match" in str(rule) else [rule]
+    assert follow(read_nft(expr, more=more).chains, "input", packet) == outcomes
+
+
+SAVED = "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
+UNSURE = "*filter\n:INPUT DROP [0:0]\n-A INPUT -m set --match-set cluster src -j ACCEPT\nCOMMIT\n"
+SERVER = json.dumps({"nftables": [
+    {"chain": {"family": "inet", "table": "filter", "name": "input", "type": "filter", "hook": "input", "policy": "drop"}},
+    {"rule": {"family": "inet", "table": "filter", "chain": "input",
+              "expr": [{"vmap": {"key": STATE, "data": {"set": [["established", {"accept": None}], ["related", {"accept": None}]]}}}]}},
+]})  # fmt: skip
+HANGS = Ran(code=None, why="nft did not end within 5 s")
+
+
+@pytest.mark.parametrize(
+    ("programs", "verdict", "says"),
+    [
+        ({"iptables-save": SAVED}, "ok", "no firewall runs here"),
+        ({"iptables-save": SAVED, "nft --json": HANGS}, "skipped", "nft did not end within 5 s"),
+        ({"iptables-save": SAVED, "nft --json": Ran(code=1, err="Protocol not supported")}, "ok", "no firewall runs here"),
+        ({"iptables-save": UNSURE}, "skipped", "can't be told, by iptables: eth0 (ports"),
+        ({"iptables-save": SAVED, "nft --json": SERVER}, "warn", "drops TCP from neighbours, by nftables: eth0"),
+        ({"iptables-save": Ran(code=1, err="odd"), "nft --json": SERVER}, "warn", "drops TCP from neighbours"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_not_called_well(
+    tmp_path: Path, programs: dict[str, str | Ran], verdict: str, says: str
+) -> None:
+    """A program that did not tell its rules, and rules that can't be decided here, are no all-clear; a certainty is told in spite of them."""
+    (told,) = ask("firewall", tmp_path, programs=programs)
+    assert told.verdict == verdict
+    assert says in f"{told.what}: {told.why}"
+
+
 def test_hosts_without_rules(tmp_path: Path) -> None:
     """A firewall that may not be read is told as that, and one without rules drops nothing."""
     host = make_host(
@@ -174,6 +277,6 @@ def test_hosts_without_rules(tmp_path: Path) -> None:
     assert packet is not None
     assert packet.source == "10.0.0.2"
     assert not firewall.program
-    assert not firewall.drops(packet)
+    assert firewall.drops(packet) is False
     assert make_packet(LOOPBACK, 40000) is None
     assert "neither nft nor iptables" in find_firewall(make_host(tmp_path)).why

@@ -1,4 +1,4 @@
-"""The probes of limits, cores, memory and leftovers: on told hosts, and on real processes where limits can be made."""
+"""The probes of limits, cores and memory: on told hosts, and on real processes where limits can be made."""
 
 from __future__ import annotations
 
@@ -164,6 +164,54 @@ def test_cores_against_the_job(
     assert {one.class_id for one in found} <= {"", "X17"}
 
 
+ONLINE = {"/sys/devices/system/cpu/online": "0-15\n"}
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_NODEID": "0",
+    "SLURM_LOCALID": "1",
+}
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (SLURM, "srun starts 4 ranks here without OMP_NUM_THREADS"), (MPI, "mpirun starts 4 ranks here"), (SLURM | BY_HAND, "srun starts 4 ranks here"),
+        (SLURM | {"OMP_NUM_THREADS": "2"}, ""), (SLURM | BY_HAND | {"TORCHELASTIC_RUN_ID": "none"}, ""), (BY_HAND, ""), ({}, ""),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "0"}, ""),
+    ],
+    ids=["srun", "mpirun", "srun, and RANK by hand", "threads are set", "torchrun", "a process by hand", "nobody", "one task that starts the ranks"],
+)  # fmt: skip
+def test_ranks_without_a_number_of_threads(tmp_path: Path, env: dict[str, str], says: str) -> None:
+    """Ranks that srun or mpirun starts take all cores each unless the number is set; torchrun and rankwise set it."""
+    host = make_cores(tmp_path, JobShape(num_ranks=4), env, ONLINE)
+    (told,) = look(cores.PROBE, host)
+    assert told.verdict == ("warn" if says else "ok")
+    assert says in told.what
+    assert told.fix == ("export OMP_NUM_THREADS=2" if says else "")
+
+
+def test_a_task_that_is_bound_to_its_own_cores(tmp_path: Path) -> None:
+    """Where srun gives each of four tasks its own four processors, what one sees is enough for it, and none gets in another's way."""
+    status = STATUS.replace("0-15", "4-7")
+    (told,) = look(
+        cores.PROBE,
+        make_cores(tmp_path / "a", JobShape(num_ranks=4), SLURM, {**ONLINE, "/proc/self/status": status}),
+    )
+    assert told.verdict == "ok"
+    one = {**ONLINE, "/proc/self/status": STATUS.replace("0-15", "3")}
+    (told,) = look(cores.PROBE, make_cores(tmp_path / "b", JobShape(num_ranks=4), SLURM, one))
+    assert (told.verdict, told.what) == ("ok", "1 core (1 processor)")
+
+
 def test_a_quota_below_the_cores(tmp_path: Path) -> None:
     """A container with two processors' worth of time has two, whatever it sees; one that is often stopped is told."""
     files = V2 | {
@@ -231,6 +279,7 @@ def test_memory_that_is_left(tmp_path: Path) -> None:
     ("files", "says"),
     [
         ({"/sys/fs/cgroup/job/step/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"}, "has killed 2 processes"),
+        ({"/sys/fs/cgroup/job/step/memory.events": "oom_kill 1\n"}, "has killed 1 process of"),
         ({"/proc/meminfo": "MemTotal: 65536000 kB\nMemAvailable: 3000000 kB\nSwapTotal: 8388608 kB\nSwapFree: 2097152 kB\n"}, "6.0 GiB have gone to swap"),
         ({"/proc/sys/vm/overcommit_memory": "2\n", "/proc/meminfo": MEMORY + "CommitLimit:    34000000 kB\nCommitted_AS:   33000000 kB\n"}, "977 MiB are left to promise"),
     ],
@@ -265,86 +314,6 @@ def test_real_processes_are_read() -> None:
     assert is_inside(host, os.getpid(), os.getppid())
     assert not is_inside(host, os.getppid(), os.getpid())
     assert os.getpid() in {one.pid for one in list_processes(host)}
-
-
-def add_process(
-    root: Path,
-    pid: int,
-    *,
-    argv: str,
-    parent: int = 1,
-    env: str = "",
-    group: str = "/user.slice/s.scope",
-    name: str = "python",
-    started_s: int = 500,
-) -> None:
-    """Put a process into a host's /proc."""
-    folder = root / "proc" / str(pid)
-    folder.mkdir(parents=True)
-    (root / "proc" / "uptime").write_text("9000.00 1000.00\n")
-    (folder / "stat").write_text(f"{pid} ({name}) S {parent} 1 1{' 0' * 15} {started_s * 100}{' 0' * 15}\n")
-    (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
-    (folder / "cmdline").write_text(argv.replace("|", "\0") + "\0")
-    (folder / "environ").write_text(env.replace(" ", "\0"))
-    (folder / "cgroup").write_text(f"0::{group}\n")
-
-
-RANK = "RANK=1 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=none"
-
-
-def test_leftover_ranks_and_workers(tmp_path: Path) -> None:
-    """Ranks, loader workers and children of multiprocessing whose launcher is gone are told, with the command that ends them."""
-    add_process(tmp_path, 1, argv="/sbin/init", parent=0, name="systemd", started_s=0)
-    add_process(tmp_path, 20, argv="/env/bin/python|train.py", env=RANK)
-    add_process(tmp_path, 21, argv="/env/bin/python|train.py", name="pt_data_worker")
-    add_process(
-        tmp_path,
-        22,
-        argv="/env/bin/python|-c|from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
-    )
-    (told,) = look(leftovers.PROBE, make_host(tmp_path))
-    assert (told.verdict, told.class_id, told.fix) == ("warn", "R5", "kill 20 21 22")
-    assert "pid 20 (python train.py) of root, started 2 h ago" in told.what
-
-
-@pytest.mark.parametrize(
-    ("first", "kept"),
-    [
-        ("/sbin/init", {"argv": "python|train.py", "parent": 7, "env": RANK}), ("/sbin/init", {"argv": "python|train.py", "env": "RANK=0 WORLD_SIZE=2"}),
-        ("/sbin/init", {"argv": "python|serve.py", "env": RANK, "group": "/system.slice/serve.service"}), ("/env/bin/python|/env/bin/torchrun", {"argv": "python|train.py", "env": RANK}),
-        ("tini|--|python", {"argv": "python|train.py", "env": RANK, "started_s": 1}), ("/bin/bash", {"argv": "python|train.py", "env": RANK}),
-    ],
-    ids=["has its launcher", "in the background", "a service", "the launcher is process 1", "the program of a container", "a shell is process 1"],
-)  # fmt: skip
-def test_what_is_no_leftover(tmp_path: Path, first: str, kept: dict[str, str]) -> None:
-    """A rank with its launcher, a job in the background, a service, and the main program of a container are left alone."""
-    add_process(tmp_path, 1, argv=first, parent=0, name="first", started_s=0)
-    add_process(tmp_path, 7, argv="/env/bin/python|/env/bin/torchrun", parent=3)
-    add_process(tmp_path, 20, **kept)  # type: ignore[arg-type]
-    assert [one.verdict for one in look(leftovers.PROBE, make_host(tmp_path))] == ["ok"]
-
-
-def test_forgotten_files_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of torch and NCCL that nobody has open are told where they are large; those in use, and others' names, are not."""
-    monkeypatch.setattr(leftovers, "_MUCH_BYTES", 3 * 65536)
-    folder = tmp_path / "dev" / "shm"
-    folder.mkdir(parents=True)
-    for name in ("torch_99_123_0", "torch_20_456_1", "nccl-Ab12Cd", "nccl-Zz99Xy", "mine.bin"):
-        (folder / name).write_bytes(os.urandom(65536))
-    add_process(tmp_path, 20, argv="python|train.py", parent=7)
-    (tmp_path / "proc" / "20" / "maps").write_text(
-        "7f00-7f01 rw-s 00000000 00:18 5   /dev/shm/torch_20_456_1\n"
-    )
-    (tmp_path / "proc" / "20" / "fd").mkdir()
-    (tmp_path / "proc" / "20" / "fd" / "5").symlink_to("/dev/shm/nccl-Zz99Xy")
-    assert [one.verdict for one in look(leftovers.PROBE, make_host(tmp_path))] == ["ok"]
-    monkeypatch.setattr(leftovers, "_MUCH_BYTES", 2 * 65536)
-    (told,) = look(leftovers.PROBE, make_host(tmp_path))
-    assert told.what == "2 files in /dev/shm that no process has open, 0 MiB"
-    assert (
-        told.fix
-        == "rm /dev/shm/nccl-Ab12Cd /dev/shm/torch_99_123_0  # if no other container shares this /dev/shm"
-    )
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,41 @@ def test_what_was_skipped_for_one_reason_is_one_line() -> None:
     ]
 
 
+def test_numbers_that_differ_do_not_fill_the_screen() -> None:
+    """Of 64 hosts that say the same with other numbers the first is quoted, the others are named; few are told one by one."""
+
+    def tell(num: int) -> list[str]:
+        readings = [
+            Reading(
+                verdict="warn", what=f"a process {number} holds {number * 7} MiB", fix=f"kill {number}"
+            ).of("leftovers", f"node{number}")
+            for number in range(num)
+        ]
+        hosts = tuple(HostCard(name=f"node{number}", readings=(readings[number],)) for number in range(num))
+        return text.render(Together(hosts=hosts)).splitlines()
+
+    many = tell(64)
+    assert sum("holds" in line for line in many) == 1
+    assert any(
+        "node0 (and alike on node1, node2, node3, node4, node5 and 58 more): a process 0 holds 0 MiB" in line
+        for line in many
+    )
+    assert sum("holds" in line for line in tell(3)) == 3
+
+
+def test_many_hosts_are_listed_only_if_not_well() -> None:
+    """Of 40 hosts the one that is blocked and the one that was lost are listed, the others are counted; a wide matrix is left to the page."""
+    together = make(40)
+    lost = (*together.hosts[:39], HostCard(name="node39", lost="it has not answered for 5 s"))
+    told = text.render(make(40, hosts=lost))
+    assert "38 of 40 hosts are ok" in told
+    assert re.search(r"^  node2 +10\.0\.0\.3", told, re.MULTILINE)
+    assert not re.search(r"^  node3 ", told, re.MULTILINE)
+    assert "1560 ways measured; --html shows them as a heat map" in told
+    assert "--html" not in text.render(make(4))
+    assert "6 ways measured; --html" in text.render(make(3), width=62)
+
+
 def test_missing_and_lost_hosts_are_named() -> None:
     """Who did not come, and who was lost on the way, stands in the list of hosts, in text and on the page."""
     hosts = (*make(2).hosts, HostCard(name="node7", lost="it has not answered for 5 s"))

@@ -35,7 +35,7 @@ server:/export/home /home nfs4 rw,relatime,vers=4.2,addr=10.0.0.1 0 0
 def look_in_namespace(mount: str, job: str) -> list[dict[str, str]]:
     """Look at both probes of storage where something is mounted at /mnt, for this process only."""
     program = (
-        "import json, pathlib; from rankwise.doctor import registry; from rankwise.doctor.host import Host, JobShape; host = Host(env={'PWD': '/mnt'}, job=JobShape("
+        "import json, os, pathlib; os.chdir('/mnt'); from rankwise.doctor import registry; from rankwise.doctor.host import Host, JobShape; host = Host(env={}, job=JobShape("
         f"{job})); print(json.dumps([one.of(p.id).to_json() for p in registry.find('disk-space', 'checkpoint-folder') for one in p.look(host)]))"
     )
     ran = subprocess.run(
@@ -72,6 +72,13 @@ def test_mounts_are_found(tmp_path: Path) -> None:
     assert not Mount(source="x", point="/b", kind="fuse.mergerfs").is_shared
 
 
+def go_to(host: Host, folder: str) -> None:
+    """Make a folder the current one of a told host."""
+    link = host.path("/proc/self/cwd")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+
+
 @pytest.mark.parametrize(
     ("free", "inodes", "verdicts"),
     [
@@ -92,26 +99,70 @@ def test_room_on_the_disks(
     host = make_host(
         tmp_path,
         files={"/proc/mounts": MOUNTS, "/tmp/x": "", "/work/x": ""},
-        env={"PWD": "/work"},
         job=JobShape(checkpoints=Path("/work/ck")),
     )
+    go_to(host, "/work")
     assert [one.verdict for one in look(disk_space.PROBE, host)] == verdicts
 
 
 def test_a_small_disk_that_is_empty_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small temporary file system that is all free is as it is meant to be."""
     monkeypatch.setattr(Host, "usage", lambda *_: (256 * MIB, 256 * MIB))
-    host = make_host(tmp_path, files={"/tmp/x": "", "/work/x": ""}, env={"PWD": "/work"})
+    host = make_host(tmp_path, files={"/tmp/x": "", "/work/x": ""})
+    go_to(host, "/work")
     assert [one.verdict for one in look(disk_space.PROBE, host)] == ["ok"]
 
 
 def test_a_folder_on_a_disk_that_is_read_only(tmp_path: Path) -> None:
     """Temporary files on a read-only disk are a failure, the current folder on one is none."""
     files = {"/proc/mounts": MOUNTS, "/old/x": ""}
-    host = make_host(tmp_path, files=files, env={"TMPDIR": "/old", "PWD": "/old"})
+    host = make_host(tmp_path, files=files, env={"TMPDIR": "/old"})
+    go_to(host, "/old")
     found = [one for one in look(disk_space.PROBE, host) if one.verdict != "ok"]
     assert [one.what for one in found] == [
         "the temporary folder /old can't be written to: /old (ext4) is mounted read-only"
+    ]
+
+
+def test_the_current_folder_is_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PWD that is out of date is not believed: the folder that a process is really in counts."""
+    monkeypatch.chdir(tmp_path)
+    (told,) = [
+        one for one in look(disk_space.PROBE, Host(env={"PWD": "/nonexistent/x"})) if one.verdict != "skipped"
+    ]
+    assert "/nonexistent" not in f"{told.what} {told.fix}"
+    assert str(tmp_path) in told.what
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder that is in use can be deleted there")
+def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted current folder is a failure with its words, in each probe that needs it, and no mistake of the probe."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    host = Host(env={}, job=JobShape(checkpoints=Path("ck")))
+    assert look(disk_space.PROBE, host)[0].what == "the current folder has been deleted"
+    (told,) = look(checkpoint_folder.PROBE, host)
+    assert (told.verdict, told.what) == (
+        "fail",
+        "ck is meant from the current folder, which has been deleted",
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+def test_checkpoints_among_the_kernels_own_facts() -> None:
+    """A folder in /proc can hold no checkpoint, though it says of no disk that it is full."""
+    told = look(disk_space.PROBE, Host(env={}, job=JobShape(checkpoints=Path("/proc/x"))))[0]
+    assert told.verdict == "fail"
+    assert told.what.startswith("the folder of the checkpoints /proc/x is in /proc (proc)")
+
+
+def test_a_file_system_that_tells_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tells no size at all is neither full nor has 0 MiB free: nothing is said of it."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (0, 0))
+    assert [one.verdict for one in look(disk_space.PROBE, make_host(tmp_path, files={"/tmp/x": ""}))] == [
+        "skipped"
     ]
 
 

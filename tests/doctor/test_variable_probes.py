@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import gpu_texts as texts
 from fake_hosts import ETH0, LOOPBACK, make_interface
 from network_hosts import ETH1, GPU, IB, ask, compare, facts_of, find_bad, find_one
 from rankwise.doctor.host import JobShape
@@ -101,8 +102,20 @@ def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
         (
             {"NCCL_BLOCKING_WAIT": "1"},
             "warn",
+            "old name of TORCH_NCCL_BLOCKING_WAIT",
+            "export TORCH_NCCL_BLOCKING_WAIT=1; unset NCCL_BLOCKING_WAIT",
+        ),
+        (
+            {"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
+            "warn",
+            "which is set, too",
+            "unset NCCL_ASYNC_ERROR_HANDLING",
+        ),
+        (
+            {"NCCL_AVOID_RECORD_STREAMS": "1"},
+            "warn",
             "old name",
-            "unset NCCL_BLOCKING_WAIT  # now: TORCH_NCCL_BLOCKING_WAIT",
+            "unset NCCL_AVOID_RECORD_STREAMS  # now: TORCH_NCCL_AVOID_RECORD_STREAMS",
         ),
         (
             {"NCCL_IB_GDR_LEVEL": "PIX"},
@@ -137,6 +150,41 @@ def test_variables_of_nccl(tmp_path: Path, env: dict[str, str], verdict: str, wo
 def test_right_variables_of_nccl(tmp_path: Path, env: dict[str, str]) -> None:
     """What NCCL's guide allows is no mistake, nor a variable that this table may not know yet."""
     assert not find_bad(ask("nccl-variables", tmp_path, env=env, files={**GPU, **IB}))
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        {"files": {"/dev/dxg": "", "/usr/lib/wsl/lib/libcuda.so.1": ""}},
+        {"programs": {texts.LIST: texts.LIST_4090}},
+        {"files": {"/proc/driver/nvidia/gpus/0000:01:00.0/information": ""}},
+        {"files": {"/dev/kfd": ""}},
+    ],
+    ids=["WSL", "nvidia-smi alone", "a driver", "AMD"],
+)
+def test_where_nccl_will_be_used(tmp_path: Path, signs: dict[str, dict[str, str]]) -> None:
+    """Any sign of a GPU makes a wrong interface of NCCL a failure; a job that asks for Gloo does not fail of it."""
+    env = {"NCCL_SOCKET_IFNAME": "eht0"}
+    job = JobShape(backend="gloo")
+    assert find_one(ask("nccl-variables", tmp_path, env=env, **signs)).verdict == "fail"
+    assert find_one(ask("nccl-variables", tmp_path, env=env, job=job, **signs)).verdict == "warn"
+
+
+@pytest.mark.parametrize(("name", "value"), [("BLOCKING_WAIT", "1"), ("ASYNC_ERROR_HANDLING", "0")])
+def test_old_names_of_torch_do_what_the_new_ones_do(tmp_path: Path, name: str, value: str) -> None:
+    """A switch counts by its old name where the new one is not set: what it does is told of both, and of the one that counts."""
+    told = find_one(ask("torch-variables", tmp_path, env={f"NCCL_{name}": value}, files=GPU))
+    assert (told.what, told.fix) == (f"NCCL_{name}={value}", f"unset NCCL_{name}")
+    both = {f"NCCL_{name}": value, f"TORCH_NCCL_{name}": "3" if value == "0" else "0"}
+    assert not find_bad(ask("torch-variables", tmp_path, env=both, files=GPU))
+
+
+def test_old_names_in_a_file_of_nccl(tmp_path: Path) -> None:
+    """A file of NCCL is not read by torch: what stands there under its old name does nothing."""
+    files = {**GPU, "/etc/nccl.conf": "NCCL_BLOCKING_WAIT=1\n"}
+    told = find_one(ask("nccl-variables", tmp_path, files=files))
+    assert "does not know this file" in told.what
+    assert told.fix == "export TORCH_NCCL_BLOCKING_WAIT=1; sed -i '/^NCCL_BLOCKING_WAIT=/d' /etc/nccl.conf"
 
 
 def test_nccl_without_gpus(tmp_path: Path) -> None:
@@ -201,3 +249,12 @@ def test_right_variables_of_torch(tmp_path: Path) -> None:
     env = {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "info", "OMP_NUM_THREADS": "4,2", "CUDA_LAUNCH_BLOCKING": "0",
            "TORCH_NCCL_NEW_THING": "1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600", "USE_LIBUV": "0"}  # fmt: skip
     assert not find_bad(ask("torch-variables", tmp_path, env=env, files=GPU))
+
+
+def test_hosts_whose_gloo_speaks_in_another_way_are_named(tmp_path: Path) -> None:
+    """Two hosts with the default and one with UV: that one is to be mended; interfaces may be named otherwise on each host."""
+    envs = {"a": {"GLOO_SOCKET_IFNAME": "eth0"}, "b": {}, "c": {"GLOO_DEVICE_TRANSPORT": "LINUX"}}
+    facts = {name: facts_of(ask("gloo-variables", tmp_path, env=env)) for name, env in envs.items()}
+    (one,) = compare("gloo-variables", facts)
+    assert (one.hosts, one.fix) == (("c",), "# on c:\nunset GLOO_DEVICE_TRANSPORT")
+    assert compare("gloo-variables", {"a": facts["a"], "b": facts["b"]}) == []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import RankwiseError
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.meeting.examining import examine_together
-from rankwise.doctor.meeting.plan import Plan
+from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.together_json import to_json
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.registry import find
@@ -67,7 +67,10 @@ def main() -> int:
     try:
         found = examine_together(Host(clock=clock, job=job), probes, Plan(**told), say)
     except RankwiseError as error:
-        sys.stdout.write(json.dumps({"error": str(error), "class": getattr(error, "class_id", "")}) + "\n")
+        failure: dict[str, object] = {"error": str(error), "class": getattr(error, "class_id", "")}
+        if isinstance(error, MeetingError):
+            failure["reading"] = error.to_reading().to_json()
+        sys.stdout.write(json.dumps(failure) + "\n")
         return error.exit_code
     sys.stdout.write(json.dumps(to_json(found)) + "\n")
     return 0

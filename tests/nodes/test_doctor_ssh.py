@@ -17,7 +17,7 @@ from nodes.hosts import open_hosts
 from support import make_env, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nodes.hosts import Host
 
@@ -63,7 +63,9 @@ def serve(hosts: Sequence[Host], folder: Path) -> Iterator[str]:
             daemon.stdout.close()
 
 
-def doctor(host: Host, *args: str, timeout_s: float = 90) -> tuple[int, str, str]:
+def doctor(
+    host: Host, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 90
+) -> tuple[int, str, str]:
     """Run the doctor on a host; give exit code, standard output and standard error."""
     command = [
         "nsenter",
@@ -79,7 +81,7 @@ def doctor(host: Host, *args: str, timeout_s: float = 90) -> tuple[int, str, str
         *args,
     ]
     done = subprocess.run(
-        command, env=make_env(), capture_output=True, text=True, timeout=timeout_s, check=False
+        command, env=make_env(env), capture_output=True, text=True, timeout=timeout_s, check=False
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -111,6 +113,40 @@ def test_a_host_that_is_none_of_them_can_ask(tmp_path: Path) -> None:
             in err
         )
         assert any(one["probe"] == "meeting" and one["hosts"] == ["host1"] for one in told["readings"])
+
+
+@needs_sshd
+def test_hosts_that_ssh_does_not_reach_keep_nobody_waiting(tmp_path: Path) -> None:
+    """Without the first host of the list the second one holds the meeting; what is set here is set there, but for secrets."""
+    env = {"NCCL_BUFFSIZE": "8388608", "NCCL_AUTH_TOKEN": "geheim"}
+    with open_hosts([HOSTS] * 3, tmp_path) as hosts, serve(hosts[1:], tmp_path) as ssh:
+        flags = ["--only", "nccl-variables", "--no-measure", "--format", "json"]
+        code, out, err = doctor(hosts[1], "--hosts", "host[0-2]", "--ssh", ssh, *flags, env=env)
+        told = json.loads(out)
+        assert (code, [host["name"] for host in told["hosts"]], told["missing"]) == (
+            1,
+            ["host1", "host2"],
+            ["host0"],
+        ), err
+        assert "ssh does not reach host0" in err
+        assert not any("did not come" in one["what"] for one in told["readings"])
+        values = [one["facts"]["values"] for host in told["hosts"] for one in host["readings"]]
+        assert [one["NCCL_BUFFSIZE"] for one in values] == ["8388608"] * 2
+        assert "geheim" not in out + err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_host_that_finds_nobody_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    """Nobody listens at the master's address: that stands before the host's own readings, in one JSON object."""
+    with open_hosts([HOSTS] * 2, tmp_path) as hosts:
+        place = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.77.0.1", "--arrival-timeout", "2"]
+        code, out, _ = doctor(hosts[1], *place, "--only", "shared-memory", "--format", "json")
+        told = json.loads(out)
+        assert code == 1
+        assert [(one["probe"], one["verdict"], one["class"]) for one in told["readings"]] == [
+            ("meeting", "fail", "I2")
+        ]
+        assert [one["probe"] for one in told["hosts"][0]["readings"]] == ["shared-memory"]
 
 
 def _list_doctors() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import UsageError
 from rankwise.base.files import write_atomic
 from rankwise.base.terminal import has_colour, width
+from rankwise.cli.printing import put
 from rankwise.lint.registry import all_rules
 from rankwise.lint.reporters import render
 from rankwise.lint.running.shown_lines import lines_reader
@@ -67,12 +67,7 @@ def _put(args: argparse.Namespace, told: str) -> None:
         except OSError as error:
             raise UsageError(f"--output-file {args.output_file}: {error.strerror}") from None
         return
-    try:
-        # A lone surrogate in a name, or a console of another alphabet, must not hide what was found.
-        sys.stdout.buffer.write(told.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; the exit code stands all the same
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    put(told)
 
 
 def _command_text(command: list[str]) -> dict[str, str]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.errors import UsageError
 from rankwise.base.files import write_atomic
-from rankwise.cli.doctor_flags import build_parser, check_flags
+from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile
 from rankwise.cli.doctor_hosts import look
+from rankwise.cli.doctor_ssh import look_over_ssh
+from rankwise.cli.printing import put
 from rankwise.cli.probe import list_probes
 from rankwise.doctor import registry
 from rankwise.doctor.meeting.together_json import to_json
@@ -35,9 +37,10 @@ def main(argv: Sequence[str]) -> int:
     check_flags(args, parser)
     probes = choose_probes(args.only, args.skip)
     if args.list:
-        print("\n".join(list_probes(probes)))
+        put("\n".join((*list_probes(probes), "")))
         return 0
-    seen = look(args, probes, argv)
+    hosts = args.hosts or (read_hostfile(args.hostfile) if args.hostfile else ())
+    seen = (look_over_ssh(args, probes, argv, hosts), True) if hosts else look(args, probes)
     if seen is None:
         return 0  # another process of this host takes part
     together, is_teller = seen
@@ -83,7 +86,7 @@ def _show(args: argparse.Namespace, together: Together, *, is_teller: bool) -> N
         counts = count_verdicts(list_readings(together))
         print(f"rankwise doctor: {counts}; the whole report stands on {first}", file=sys.stderr)
     elif args.format == "json":
-        print(json.dumps(to_json(together), indent=1))
+        put(json.dumps(to_json(together), indent=1) + "\n")
     else:
         color, width = terminal.has_colour(1), terminal.width(1)
-        print(text.render(together, color=color, width=width, verbose=args.verbose, quiet=args.quiet))
+        put(text.render(together, color=color, width=width, verbose=args.verbose, quiet=args.quiet) + "\n")

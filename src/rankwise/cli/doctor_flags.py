@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rankwise.base.errors import UsageError
+from rankwise.doctor.meeting.whereabouts import expand_hosts
 
 EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and nothing is doubtful); 1 something does; 2 it can't be looked at"
 _DESCRIPTION = """\
@@ -42,7 +43,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     _add_both(
         job,
         "--nproc-per-node",
-        type=_count,
+        type=_ranks,
         metavar="N",
         help="Ranks on each host (default: one a GPU, or what the environment says).",
     )
@@ -89,7 +90,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     )
     hosts.add_argument(
         "--hosts",
-        type=_split,
+        type=_split_hosts,
         default=(),
         metavar="A,B,...",
         help="Start it on these by ssh; the first one is node 0.",
@@ -117,7 +118,12 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument("--no-all-reduce", action="store_true", help="Don't try an all-reduce by torch.")
     hosts.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)
     hosts.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
-    hosts.add_argument("--token", default="", help=argparse.SUPPRESS)
+    hosts.add_argument(
+        "--token",
+        default="",
+        metavar="WORD",
+        help="The same word on all hosts keeps strangers, and other meetings at this port, out (--hosts makes one).",
+    )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -141,11 +147,21 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def _add_both(group: argparse._ArgumentGroup, flag: str, **facts: object) -> None:
     """Add a flag in torchrun's two spellings."""
-    group.add_argument(flag, f"--{flag[2:].replace('-', '_')}", **facts)  # type: ignore[arg-type]
+    names = dict.fromkeys((flag, f"--{flag[2:].replace('-', '_')}"))
+    group.add_argument(*names, **facts)  # type: ignore[arg-type]
 
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in text.replace(",", " ").split()))
+
+
+def _split_hosts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(expand_hosts(",".join(text.split()))))
+
+
+def _ranks(text: str) -> int | None:
+    """Read a number of ranks; None for one that is to be counted."""
+    return None if text in {"auto", "gpu", "cpu", "xpu"} else _count(text)
 
 
 def _count(text: str) -> int:
@@ -181,7 +197,9 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the host file {path} can't be read: {error}", hint="check the path") from error
     words = [line.partition("#")[0].split() for line in lines]
-    hosts = tuple(dict.fromkeys(found[0] for found in words if found))
+    # Open MPI writes the number of slots behind a colon, and others in a second word.
+    names = (found[0].partition(":")[0] if found[0].count(":") == 1 else found[0] for found in words if found)
+    hosts = tuple(dict.fromkeys(host for name in names for host in expand_hosts(name)))
     if not hosts:
         raise UsageError(f"the host file {path} names no host", hint="one name or address a line")
     return hosts

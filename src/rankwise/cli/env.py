@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.environ import environ
 from rankwise.cli.columns import align
+from rankwise.cli.printing import put
+from rankwise.doctor.host import Host
 from rankwise.doctor.variables.contradictions import find_contradictions
+from rankwise.doctor.variables.devices import may_have_gpus
 from rankwise.doctor.variables.listing import list_variables
-from rankwise.doctor.variables.masking import mask_text
+from rankwise.doctor.variables.masking import escape
 from rankwise.doctor.variables.spelling import tell_misspellings
 from rankwise.doctor.variables.understanding import understand
-from rankwise.lint.reporters.words import paint, safe
+from rankwise.lint.reporters.words import paint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,12 +42,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Lines, or a JSON object.")
     args = parser.parse_args(list(argv))
     env = environ()
-    found = [*find_contradictions(env), *tell_misspellings(env)]
+    found = [*find_contradictions(env, has_gpus=may_have_gpus(Host(env=env))), *tell_misspellings(env)]
     told, variables = understand(env), list_variables(env)
     if args.format == "json":
-        print(json.dumps(_to_json(told, found, variables), indent=1))
+        put(json.dumps(_to_json(told, found, variables), indent=1) + "\n")
     else:
-        print("\n".join(_write(told, found, variables, color=terminal.has_colour(1))))
+        put("\n".join(_write(told, found, variables, color=terminal.has_colour(1))) + "\n")
     return 1 if any(one.verdict == "fail" for one in found) else 0
 
 
@@ -56,7 +59,7 @@ def _to_json(told: Understood, found: Sequence[Reading], variables: Sequence[Lis
         "problem": told.problem or None,
         "identity": {one.name: {"value": one.value, "from": one.how or None} for one in told.values} or None,
         "place": place and {"told_by": place.told_by, "what": place.what, "node_rank": place.node_rank, "num_nodes": place.num_nodes,
-                            "command": mask_text(place.command), "note": place.note or None},
+                            "command": place.command, "note": place.note or None},
         "other_sources": [{"source": one.name, "says": one.says} for one in told.others],
         "findings": [{"verdict": one.verdict, "what": one.what, "why": one.why, "fix": one.fix, "class": one.class_id or None} for one in found],
         "variables": [{"name": one.name, "value": one.value, "family": one.family, "does": one.does or None} for one in variables],
@@ -70,14 +73,14 @@ def _write(
     if told.others:
         yield ""
         yield paint("other sources", "bold", color=color)
-        yield from (f"  {line}" for line in align([(one.name, safe(one.says)) for one in told.others]))
+        yield from (f"  {line}" for line in align([(one.name, _plain(one.says)) for one in told.others]))
     for one in found:
         yield ""
         yield from _write_finding(one, color=color)
     for family, group in groupby(variables, key=lambda one: one.family):
         yield ""
         yield paint(family, "bold", color=color)
-        rows = [(f"{one.name}={safe(one.value)}", one.does) for one in group]
+        rows = [(_plain(f"{one.name}={one.value}"), one.does) for one in group]
         width = max((len(name) for name, does in rows if len(name) <= 48), default=0)
         yield from (f"  {name.ljust(width)}  {does}".rstrip() for name, does in rows)
 
@@ -93,12 +96,12 @@ def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
         if told.place is not None:
             yield ""
             yield f"{told.place.what}: a launcher may be started here as well"
-            yield f"  {safe(mask_text(told.place.command))}"
+            yield f"  {_plain(told.place.command)}"
     elif told.role == "node" and told.place is not None:
         place = told.place
         where = "" if place.node_rank is None else f", node {place.node_rank}" + (f" of {place.num_nodes}" if place.num_nodes else "")  # fmt: skip
         yield paint(f"no rank, but a place to start a launcher: {place.what}{where}", "bold", color=color)
-        yield f"  {safe(mask_text(place.command))}"
+        yield f"  {_plain(place.command)}"
         if place.note:
             yield f"  ({place.note})"
         if values:
@@ -112,9 +115,14 @@ def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
         yield paint("it is not clear which rank this is: see below", "bold", color=color)
 
 
+def _plain(text: str) -> str:
+    """Return a text as one line that does nothing to a terminal, with escapes as shells write them: a value may hold any sign."""
+    return escape(text, newlines=True)
+
+
 def _write_values(told: Understood) -> Iterator[str]:
     rows = [
-        (_NAMES.get(one.name, one.name), "-" if one.value is None else safe(str(one.value)), safe(one.how) or "not told")
+        (_NAMES.get(one.name, one.name), "-" if one.value is None else _plain(str(one.value)), _plain(one.how) or "not told")
         for one in told.values
     ]  # fmt: skip
     yield from (f"  {line}" for line in align(rows))
@@ -122,8 +130,8 @@ def _write_values(told: Understood) -> Iterator[str]:
 
 def _write_finding(one: Reading, *, color: bool) -> Iterator[str]:
     head = paint(f"{_WORDS.get(one.verdict, one.verdict)}:", "red" if one.verdict == "fail" else "yellow", color=color)  # fmt: skip
-    yield f"{head} {safe(one.what)}" + (f" [{one.class_id}]" if one.class_id else "")
+    yield f"{head} {_plain(one.what)}" + (f" [{one.class_id}]" if one.class_id else "")
     if one.why:
-        yield f"  {safe(one.why)}"
+        yield f"  {_plain(one.why)}"
     for line in one.fix.splitlines():
-        yield f"  -> {safe(line)}"
+        yield f"  -> {_plain(line)}"

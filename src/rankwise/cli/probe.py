@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
 from rankwise.cli.columns import align
+from rankwise.cli.printing import put
 from rankwise.cli.prose import page_width, write_page
 from rankwise.doctor import registry
 
@@ -29,9 +30,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     one = registry.probe(args.probe)
     classes = f"; class {', '.join(one.classes)}" if one.classes else ""
-    print(f"{one.id}: {one.title} ({one.topic}{classes})\n")
     lines = write_page(registry.page(one), width=page_width(), color=terminal.has_colour(1))
-    print("\n".join(lines).rstrip())
+    put(f"{one.id}: {one.title} ({one.topic}{classes})\n\n" + "\n".join(lines).rstrip() + "\n")
     return 0
 
 

@@ -10,24 +10,33 @@ from typing import TYPE_CHECKING
 from rankwise.doctor import registry
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host
-from rankwise.doctor.torch_facts import TorchFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rankwise.doctor.host import JobShape
     from rankwise.doctor.reading import Reading
+    from rankwise.doctor.torch_facts import TorchFacts
 
-#: They read some files and variables, and what fails there breaks the job. Names and firewalls are not asked: that takes time, and
-#: several nodes may be played by one host.
-_BEFORE = (
-    "disk-space",
-    "gloo-variables",
-    "launcher-variables",
-    "nccl-variables",
-    "shared-memory",
-    "torch-variables",
-)
+#: Asked before each start: they read some files.
+_BEFORE = ("disk-space", "shared-memory")
+#: And these if a variable begins so: without one they have nothing to say, and importing them takes longer than asking. Names and
+#: firewalls are not asked at all: that takes time, and several nodes may be played by one host.
+_BEFORE_IF_SET = {
+    "gloo-variables": ("GLOO_", "TP_SOCKET_IFNAME"),
+    "launcher-variables": (
+        "SLURM_STEP",
+        "PET_",
+        "PMI",
+        "OMPI_",
+        "MPI_",
+        "CUDA_VISIBLE_DEVICES",
+        "ACCELERATE_",
+        "JOB_COMPLETION_INDEX",
+    ),
+    "nccl-variables": ("NCCL_",),
+    "torch-variables": ("TORCH_", "PYTORCH_"),
+}
 #: What any job dies of, whatever it says itself.
 _VITAL = ("disk-space", "memory", "shared-memory")
 #: What may stand behind a failure of a class, beside that class itself: ranks that do not come may have been kept away.
@@ -52,12 +61,21 @@ def make_host(job: JobShape, env: Mapping[str, str] | None = None) -> Host:
         job: The job that runs here.
         env: The environment of its ranks; without, that of this process.
     """
-    return Host(job=job, env=env, torch_facts=lambda _: TorchFacts(python=job.python, why="not asked"))
+    return Host(job=job, env=env, torch_facts=_ask_nothing)
+
+
+def _ask_nothing(host: Host) -> TorchFacts:
+    from rankwise.doctor.torch_facts import TorchFacts  # noqa: PLC0415 - hardly ever needed
+
+    return TorchFacts(python=host.job.python, why="not asked")
 
 
 def look_before(host: Host) -> list[Reading]:
     """Return what will surely break the job that is about to start; milliseconds."""
-    found = examine(host, registry.find(*_BEFORE), most_s=_MOST_BEFORE_S)
+    asked = [
+        name for name, starts in _BEFORE_IF_SET.items() if any(one.startswith(starts) for one in host.env)
+    ]
+    found = examine(host, registry.find(*_BEFORE, *asked), most_s=_MOST_BEFORE_S)
     return [one for one in found if one.verdict == "fail"]
 
 

@@ -1,11 +1,13 @@
-"""Examines one host: all probes at once, each within its time."""
+"""Examines one host: all probes at once, each within its time. No secret leaves it, whatever a probe has said."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Event, Thread
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.reading import Reading, skipped
+from rankwise.doctor.variables.masking import make_mask, mask_fact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +30,8 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
 
     Returns:
         Their readings, with the names of probe and host, in the order of the probes. A probe that fails, or takes too long (a disk
-        that does not answer blocks whoever asks it), is a reading, too.
+        that does not answer blocks whoever asks it), is a reading, too. Secrets are masked, those in what hosts compare (facts)
+        by checksums.
     """
     begin_s = host.clock.monotonic()
     asked = [(one, _Asked(host, one.id, one.look)) for one in probes if one.look is not None]
@@ -40,7 +43,21 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
             one.of(probe.id, host.name)
             for one in (_tell_late(probe, bound_s) if readings is None else readings)
         ]
-    return found
+    mask = make_mask(host.env)
+    return [_mask(one, mask) for one in found]
+
+
+def _mask(one: Reading, mask: Callable[[str], str]) -> Reading:
+    facts = {name: _mask_fact(fact) for name, fact in one.facts.items()}
+    return replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix), facts=facts)
+
+
+def _mask_fact(fact: Fact) -> Fact:
+    if isinstance(fact, dict):
+        return {name: _mask_fact(one) for name, one in fact.items()}
+    if isinstance(fact, list):
+        return [_mask_fact(one) for one in fact]
+    return mask_fact("", fact) if isinstance(fact, str) else fact
 
 
 def collect_facts(readings: Sequence[Reading]) -> dict[str, dict[str, Fact]]:
@@ -66,7 +83,8 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
         told = {host: by_probe[probe.id] for host, by_probe in facts.items() if by_probe.get(probe.id)}
         if probe.compare is not None and len(told) > 1:
             found += [one.of(probe.id, *told) for one in probe.compare(told)]
-    return found
+    mask = make_mask({})
+    return [_mask(one, mask) for one in found]
 
 
 @final

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.base.clock import Clock
+    from rankwise.doctor.gpu.nvidia import Cards
     from rankwise.doctor.network.interfaces import Interface
     from rankwise.doctor.torch_facts import TorchFacts
 
@@ -149,6 +150,7 @@ class Host:
         self._looked_up: dict[str, tuple[tuple[str, ...], float]] = {}
         self._lookup_lock = Lock()
         self._torch_facts, self._torch_lock = torch_facts, Lock()
+        self._cards_lock = Lock()
 
     def path(self, path: str) -> Path:
         """Return where a file of the host is."""
@@ -225,3 +227,15 @@ class Host:
         from rankwise.doctor.torch_facts import ask_torch  # noqa: PLC0415 - most runs never ask
 
         return (self._torch_facts or ask_torch)(self)
+
+    @property
+    def cards(self) -> Cards:
+        """The GPUs as nvidia-smi lists them; it is asked once, as cold drivers take long, and longer for several at once."""
+        with self._cards_lock:
+            return self._cards
+
+    @cached_property
+    def _cards(self) -> Cards:
+        from rankwise.doctor.gpu.nvidia import ask_cards  # noqa: PLC0415 - most runs never ask
+
+        return ask_cards(self)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
 import re
 from functools import cache
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
 from rankwise.doctor import probes
-from rankwise.doctor.probe import TOPICS
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
 
 @cache
 def _modules() -> dict[str, ModuleType]:
+    import pkgutil  # noqa: PLC0415 - a launcher names the probes that it wants
+
     names = sorted(module.name for module in pkgutil.iter_modules(probes.__path__))
     return {name.replace("_", "-"): _import(name) for name in names}
 
@@ -36,6 +36,8 @@ def all_probes() -> tuple[Probe, ...]:
     Raises:
         ValueError: A probe's id is not that of its module.
     """
+    from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
+
     found: list[Probe] = []
     for name, module in _modules().items():
         if module.PROBE.id != name:

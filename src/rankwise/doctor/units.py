@@ -1,4 +1,4 @@
-"""Rates and times as people read them."""
+"""Rates, times and counts as people read them."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def format_seconds(seconds: float) -> str:
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} us"
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def say_count(number: int, one: str, several: str = "") -> str:
+    """Return a number of things with their word: ``1 process``, ``2 processes``.
+
+    Args:
+        number: How many.
+        one: The word for one.
+        several: The word for more; without, ``one`` with an s.
+    """
+    return f"{number} {one if number == 1 else several or f'{one}s'}"

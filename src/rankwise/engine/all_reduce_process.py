@@ -1,8 +1,8 @@
 """One host's part of an all-reduce over several hosts: tells, as one line of JSON, how fast it was and who was waited for.
 
 Started by itself, as ``python all_reduce_process.py NAME=VALUE...``: the names are torchrun's (RANK, WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT), BACKEND, and RANKS: how many ranks this host has, of which RANK is the first one. What is not given is taken from the
-environment.
+MASTER_PORT), BACKEND, and RANKS: how many ranks this host has, of which RANK is the first one. With LIFELINE=1 it ends as soon as its
+standard input does. What is not given is taken from the environment.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -33,6 +34,18 @@ def die_with_parent() -> None:
     """Leave nothing behind when whoever started us is killed (Linux)."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def die_with_input() -> None:
+    """Leave nothing behind when whoever holds our standard input ends, in whichever way, on any system."""
+
+    def wait_end() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        os._exit(1)
+
+    threading.Thread(target=wait_end, daemon=True).start()
 
 
 def run_ranks(first: int, count: int) -> list[dict[str, Any]]:
@@ -138,6 +151,8 @@ def main() -> None:
     """Read the arguments, run, answer."""
     die_with_parent()
     os.environ.update(dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument))
+    if os.environ.get("LIFELINE") == "1":
+        die_with_input()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     count = int(os.environ.pop("RANKS", "1"))
     ranks = [run_rank()] if count == 1 else run_ranks(int(os.environ["RANK"]), count)

@@ -11,8 +11,8 @@ from rankwise.doctor.reading import Reading, skipped
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host, Ran
 
-#: Healthy, it takes a second or two where nothing holds the driver awake; a minute means that it hangs.
-ANSWER_S = 10.0
+#: Where nothing holds the driver awake it wakes each GPU first: a second or two for one, more than ten for eight.
+ANSWER_S = 30.0
 _FIELDS = (
     "index",
     "uuid",
@@ -79,6 +79,11 @@ class Cards:
 
 
 def list_cards(host: Host) -> Cards:
+    """Return the GPUs that nvidia-smi lists, or why it doesn't; it is asked once for all probes of a host."""
+    return host.cards
+
+
+def ask_cards(host: Host) -> Cards:
     """Ask nvidia-smi for the GPUs; it is bounded, and no answer is an answer, too."""
     ran = ask_smi(host, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
     said = f"{ran.out}\n{ran.err}"

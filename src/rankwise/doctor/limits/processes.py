@@ -14,23 +14,6 @@ if TYPE_CHECKING:
 #: Linux has counted in hundredths of a second since ever, whatever the kernel's own tick is.
 _TICKS_PER_S = 100
 _DEEP = 64
-#: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the dead.
-_MAY_LAUNCH = (
-    "python",
-    "pypy",
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "env",
-    "torchrun",
-    "rankwise",
-    "accelerate",
-    "deepspeed",
-    "mpirun",
-)
-_SMALL_INITS = {"tini", "dumb-init", "docker-init", "catatonit", "pause"}
-_APART_S = 60.0
 
 
 @final
@@ -104,34 +87,6 @@ def is_inside(host: Host, pid: int, ancestor: int) -> bool:
             return False
         pid = told.parent
     return False
-
-
-def is_left_over(host: Host, process: Process) -> bool:
-    """Tell whether a process is a rank or a worker of a job whose launcher is gone.
-
-    A process that somebody has sent to the background is none, nor is a service.
-    """
-    if process.parent != 1 or process.state == "Z" or not _is_adopted(host, process):
-        return False
-    if process.thread_name.startswith("pt_data_"):
-        return True
-    argv = host.read(f"/proc/{process.pid}/cmdline")
-    return (
-        "TORCHELASTIC_RUN_ID" in read_environment(host, process.pid)
-        or "from multiprocessing.spawn import" in argv
-    )
-
-
-def _is_adopted(host: Host, process: Process) -> bool:
-    """Tell whether process 1 has adopted another, and has not started it."""
-    first = read_process(host, 1)
-    name = first.command.split(" ")[0] if first is not None else ""
-    if first is None or name.startswith(_MAY_LAUNCH):
-        return False
-    if name in _SMALL_INITS:
-        return first.age_s - process.age_s > _APART_S
-    group = host.read(f"/proc/{process.pid}/cgroup")
-    return not ("/system.slice/" in group and ".service" in group)
 
 
 def name_command(argv: list[str]) -> str:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import statistics
+import subprocess
 import sys
-from typing import TYPE_CHECKING, cast
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, cast, final
 
 from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.environ import environ
+from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.doctor.meeting.border import one_line
 from rankwise.doctor.meeting.together import AllReduce, Together
 from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
 from rankwise.engine import ALL_REDUCE_PROCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.meeting.wire import Message
 
 #: For so long torch may import itself, meet and reduce; then it is killed.
 BOUND_S = 60.0
-_TORCH_S = 90.0
+_TORCH_S, _MOST_WHY = 90.0, 500
 
 
 def describe_torch(host: Host) -> Message:
@@ -49,7 +56,7 @@ def find_obstacle(found: Together, torch: Mapping[str, Message]) -> AllReduce | 
     if len(torch) < 2:
         return AllReduce(why="it takes two hosts that are here to the end")
     if lacking:
-        first = text(torch[lacking[0]], "why")
+        first = one_line(text(torch[lacking[0]], "why"), _MOST_WHY)
         return AllReduce(
             why=f"there is no torch with torch.distributed on {', '.join(lacking)}"
             + (f": {first}" if first else "")
@@ -94,40 +101,97 @@ def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message
     return orders
 
 
-def run_all_reduce(host: Host, order: Message) -> Message:
-    """Start this host's ranks, and return what they say; who is late is killed."""
-    count = whole(order, "ranks") or 1
-    names: Message = {
-        "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),
-        "MASTER_PORT": whole(order, "port"), "BACKEND": text(order, "backend"),
-    }  # fmt: skip
-    given = [f"{name}={value}" for name, value in names.items()] + ["LOCAL_RANK=0"] * (count == 1)
-    python = host.job.python or sys.executable
-    ran = host.run(python, str(ALL_REDUCE_PROCESS), *given, timeout_s=BOUND_S)
-    lines = ran.out.strip().splitlines()
-    try:
-        told = cast("Message", json.loads(lines[-1])) if ran.is_good and lines else {}
-    except ValueError:
-        told = {}
-    if parts(told, "ranks"):
-        return {"ranks": entries(told, "ranks")}
-    said = [line for line in ran.err.strip().splitlines() if line.strip()]
-    return {"ranks": [{"why": ran.why or (said or [f"exit code {ran.code}"])[-1][:500]}]}
+@final
+class Reducing:
+    """This host's ranks, which can be stopped from another thread: without one of the hosts the rest would wait in vain.
+
+    Args:
+        host: This host.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._lock = host, Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def run(self, order: Message) -> Message:
+        """Start the ranks, and return what they say; who is late is killed."""
+        count = whole(order, "ranks") or 1
+        names: Message = {
+            "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),
+            "MASTER_PORT": whole(order, "port"), "BACKEND": text(order, "backend"), "LIFELINE": 1,
+        }  # fmt: skip
+        given = [f"{name}={value}" for name, value in names.items()] + ["LOCAL_RANK=0"] * (count == 1)
+        argv = [self._host.job.python or sys.executable, str(ALL_REDUCE_PROCESS), *given]
+        try:
+            with self._lock:
+                if self._is_stopped:
+                    return _tell_failed("stopped")
+                # Its input is a lifeline that nothing is ever written to: the ranks end when it does, and so with us.
+                self._process = subprocess.Popen(
+                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"},
+                    start_new_session=True,
+                )  # fmt: skip
+            with self._process:
+                return self._collect(self._process)
+        except OSError as error:
+            return _tell_failed(f"{argv[0]} can't be run: {error.strerror}")
+
+    def stop(self) -> None:
+        """Kill the ranks, if there are any, and let none be started any more."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None and self._process.poll() is None:
+                _kill(self._process)
+
+    def _collect(self, process: subprocess.Popen[bytes]) -> Message:
+        lifeline, process.stdin = process.stdin, None  # `communicate` would end it
+        try:
+            out, err = process.communicate(timeout=BOUND_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return _tell_failed(f"the ranks did not end within {BOUND_S:.0f} s")
+        finally:
+            if lifeline is not None:
+                lifeline.close()
+        if self._is_stopped:
+            return _tell_failed("stopped")
+        lines = out.decode(errors="replace").strip().splitlines()
+        with suppress(ValueError):
+            told = cast("Message", json.loads(lines[-1])) if process.returncode == 0 and lines else {}
+            if parts(told, "ranks"):
+                return {"ranks": entries(told, "ranks")}
+        said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+        return _tell_failed((said or [f"exit code {process.returncode}"])[-1])
 
 
-def read_reduce(orders: Mapping[str, Message], told: Mapping[str, Message]) -> AllReduce:
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        os.killpg(process.pid, KILL_SIGNAL) if hasattr(os, "killpg") else process.kill()
+
+
+def _tell_failed(why: str) -> Message:
+    return {"ranks": [{"why": one_line(why, _MOST_WHY)}]}
+
+
+def read_reduce(
+    orders: Mapping[str, Message], told: Mapping[str, Message], lost: Collection[str] = ()
+) -> AllReduce:
     """Return the result of all ranks.
 
     Args:
         orders: What the hosts were told, by name.
         told: What they answered.
+        lost: Names of the hosts that were lost meanwhile: whatever the others say comes of that.
     """
+    if lost:
+        return AllReduce(why=f"{', '.join(lost)} was lost while it ran")
     backend, world = (
         text(next(iter(orders.values())), "backend"),
         whole(next(iter(orders.values())), "world") or 0,
     )
     ranks = [(name, rank) for name, answer in told.items() for rank in parts(answer, "ranks")]
-    failed = [(name, text(rank, "why")) for name, rank in ranks if text(rank, "why")]
+    failed = [(name, one_line(text(rank, "why"), _MOST_WHY)) for name, rank in ranks if text(rank, "why")]
     absent = [name for name in orders if name not in told]
     if failed or absent or len(ranks) < world:
         # Who says most of the cause: a rank that lost its peer is mostly the consequence.

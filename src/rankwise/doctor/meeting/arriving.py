@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import find_port_holder, listen_tcp
+from rankwise.doctor.meeting.border import one_line
+from rankwise.doctor.meeting.not_arriving import describe, explain_failure
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.tether import Tether
 from rankwise.doctor.meeting.wire import (
     GREETING,
     VERSION,
     GoneError,
+    SilentError,
     StrangerError,
     explain,
     keep_packets_small,
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from rankwise.doctor.host import Host
     from rankwise.doctor.meeting.wire import Message
 
-_OPEN_S, _WORD_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 0.3, 5.0
+_OPEN_S, _WORD_S, _LEAST_WORD_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
 
 
@@ -44,7 +47,7 @@ def bind_endpoint(plan: Plan) -> socket.socket | None:
     Raises:
         MeetingError: The port is taken, and this host is to hold the meeting.
     """
-    if plan.is_holder is False or (plan.is_holder is None and not _is_own(plan.endpoint_host)):
+    if plan.is_holder is False or (plan.is_holder is None and not is_own(plan.endpoint_host)):
         return None
     try:
         if plan.listen_address:
@@ -59,63 +62,79 @@ def bind_endpoint(plan: Plan) -> socket.socket | None:
     return listener
 
 
-def arrive(host: Host, plan: Plan, say: Callable[[str], None], *, is_own: bool) -> Tether:
+def arrive(host: Host, plan: Plan, say: Callable[[str], None], *, own: str = "") -> Tether:
     """Connect to the holder, and be welcome there; try again until the time is over.
 
     Args:
         host: This host.
         plan: The plan.
         say: Told what is waited for.
-        is_own: Whether the holder is in this process.
+        own: If the holder is in this process, the word by which it knows us.
 
     Raises:
         MeetingError: It can't be found or reached, is somebody else, or sends us away.
     """
     clock = host.clock
     begin_s = clock.monotonic()
+    until_s = begin_s + plan.arrival_timeout_s
     next_say_s = begin_s + _FIRST_SAY_S
     while True:
         try:
-            return _try(host, plan, is_own=is_own)
+            return _try(host, plan, until_s, own)
         except (GoneError, OSError, UnicodeError, OverdueError) as error:
-            if (
-                isinstance(error, StrangerError)
-                or clock.monotonic() - begin_s + _AGAIN_S > plan.arrival_timeout_s
-            ):
-                raise _explain_failure(plan, error) from error
+            if isinstance(error, StrangerError) or clock.monotonic() + _AGAIN_S > until_s:
+                raise explain_failure(host, plan, error) from error
             if clock.monotonic() >= next_say_s:
                 next_say_s += _SAY_S
-                say(f"waiting for the host that holds {plan.endpoint}: {_describe(plan, error)}")
+                say(f"waiting for the host that holds {plan.endpoint}: {describe(plan, error)}")
         clock.sleep(_AGAIN_S)
 
 
-def _try(host: Host, plan: Plan, *, is_own: bool) -> Tether:
+def _try(host: Host, plan: Plan, until_s: float, own: str) -> Tether:
     hello: Message = {
         GREETING: VERSION, "token": plan.token, "name": host.name, "node_rank": plan.node_rank, "num_hosts": plan.num_hosts,
-        "is_own": is_own,
+        "own": own,
     }  # fmt: skip
-    where = (plan.listen_address or "127.0.0.1") if is_own else plan.endpoint_host
-    tether = Tether(_connect(where, plan), hello, host.clock, plan.silence_s)
+    where = (plan.listen_address or "127.0.0.1") if own else plan.endpoint_host
+    tether = Tether(connect(where, plan), hello, host.clock, plan.silence_s)
     try:
-        _wait_welcome(tether, host)
+        _wait_welcome(tether, host, until_s)
     except BaseException:
         tether.close()
         raise
     return tether
 
 
-def _wait_welcome(tether: Tether, host: Host) -> None:
-    until_s = host.clock.monotonic() + _WORD_S
-    while (told := tether.next(0.5)) is None:
-        if host.clock.monotonic() > until_s:
-            raise GoneError(f"it opened, and said nothing within {_WORD_S:.0f} s")
+def _wait_welcome(tether: Tether, host: Host, until_s: float) -> None:
+    begin_s = host.clock.monotonic()
+    # A little longer than all have: who has just come must be heard, too.
+    bound_s = max(_LEAST_WORD_S, min(_WORD_S, until_s - begin_s))
+    while (told := tether.next(0.25)) is None:
+        if host.clock.monotonic() > begin_s + bound_s:
+            raise SilentError(f"it opened, and said nothing within {bound_s:.0f} s")
     if "no" in told:
-        raise MeetingError(text(told, "no"), hint=text(told, "hint"), class_id=text(told, "class"))
+        raise read_refusal(told)
     if whole(told, "welcome") != VERSION:
         raise StrangerError("it speaks another version of the doctor's language")
 
 
-def _connect(where: str, plan: Plan) -> socket.socket:
+def read_refusal(told: Message) -> MeetingError:
+    """Return what the holder says who sends us away."""
+    return MeetingError(
+        one_line(text(told, "no")),
+        hint=one_line(text(told, "hint")),
+        class_id=one_line(text(told, "class"), 8),
+    )
+
+
+def connect(where: str, plan: Plan) -> socket.socket:
+    """Connect to the first address of a name that answers.
+
+    Raises:
+        OSError: None does.
+        UnicodeError: It is no name.
+        OverdueError: No name server answers.
+    """
     found = call_within(
         _LOOK_UP_S, lambda: socket.getaddrinfo(where, plan.endpoint_port, type=socket.SOCK_STREAM)
     )
@@ -136,7 +155,7 @@ def _connect(where: str, plan: Plan) -> socket.socket:
     raise failure or OSError(f"{where} has no address")
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
     """Tell whether a name's address is one of ours: only then can it be bound."""
     try:
         found = call_within(_LOOK_UP_S, lambda: socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM))
@@ -163,43 +182,4 @@ def _tell_taken(plan: Plan, error: OSError) -> MeetingError:
     return MeetingError(
         f"this host can't listen at {plan.endpoint}: {explain(error)}", class_id="I9",
         hint="choose a port from 1024 to 65535 that is free, the same one on all hosts",
-    )  # fmt: skip
-
-
-def _describe(plan: Plan, error: Exception) -> str:
-    if isinstance(error, socket.gaierror | UnicodeError):
-        return f"{plan.endpoint_host} has no address here"
-    if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there yet"
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    return explain(error) if isinstance(error, OSError) else str(error)
-
-
-def _explain_failure(plan: Plan, error: Exception) -> MeetingError:
-    waited = f"within {plan.arrival_timeout_s:.0f} s"
-    host, port = plan.endpoint_host, plan.endpoint_port
-    if isinstance(error, socket.gaierror | UnicodeError | OverdueError):
-        return MeetingError(
-            f"{host}, where the hosts are to meet, has no address here ({waited})", class_id="I3",
-            hint=f"`getent hosts {host}` must tell one: give the address instead of the name, or add it to /etc/hosts",
-        )  # fmt: skip
-    if isinstance(error, StrangerError):
-        return MeetingError(
-            f"at {plan.endpoint} somebody else answers, who is no doctor of rankwise: {error}", class_id="I9",
-            hint=f"on {host}, `ss -ltnp 'sport = :{port}'` shows who it is: end it, or choose another port on all hosts",
-        )  # fmt: skip
-    if isinstance(error, ConnectionRefusedError):
-        return MeetingError(
-            f"nobody listened at {plan.endpoint} {waited}", class_id="I2",
-            hint=f"start the doctor on {host} at the same time; is {host} the right address, seen from here? (getent hosts {host})",
-        )  # fmt: skip
-    if isinstance(error, TimeoutError):
-        return MeetingError(
-            f"{plan.endpoint} gave no answer {waited}: packets are dropped", class_id="I2",
-            hint=f"on {host}, open the port: sudo ufw allow {port}/tcp (or: sudo firewall-cmd --add-port={port}/tcp); is it the right address?",
-        )  # fmt: skip
-    return MeetingError(
-        f"{plan.endpoint} can't be reached ({waited}): {_describe(plan, error)}", class_id="I2",
-        hint=f"`ip route get {host}` shows the way from here; is it the right address?",
     )  # fmt: skip

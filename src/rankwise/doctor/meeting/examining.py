@@ -6,9 +6,11 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting import together_json
-from rankwise.doctor.meeting.arriving import arrive, bind_endpoint
+from rankwise.doctor.meeting.arriving import arrive, bind_endpoint, read_refusal
+from rankwise.doctor.meeting.border import one_line
 from rankwise.doctor.meeting.holding import Holding
 from rankwise.doctor.meeting.plan import MeetingError, Plan
+from rankwise.doctor.meeting.rivals import Rivals
 from rankwise.doctor.meeting.tasks import Tasks
 from rankwise.doctor.meeting.wire import GoneError, text
 
@@ -46,23 +48,29 @@ def examine_together(host: Host, probes: Sequence[Probe], plan: Plan, say: Calla
     holding = Holding(host, probes, plan, listener) if listener is not None else None
     tasks = Tasks(host, probes, plan)
     found: Together | None = None
+    rivals = Rivals(host, plan, holding.secret if holding is not None else "")
     try:
         if holding is not None:
             holding.start()
-        tether = arrive(host, plan, say, is_own=holding is not None)
+            rivals.start()
+        tether = arrive(host, plan, say, own=holding.secret if holding is not None else "")
         try:
-            found = _take_part(tether, tasks, plan, say)
+            found = _take_part(tether, tasks, plan, say, rivals)
         finally:
             tether.close()
     finally:
+        rivals.close()
         if holding is not None:
             holding.close(is_over=found is not None)
         tasks.close()
     return found
 
 
-def _take_part(tether: Tether, tasks: Tasks, plan: Plan, say: Callable[[str], None]) -> Together:
+def _take_part(
+    tether: Tether, tasks: Tasks, plan: Plan, say: Callable[[str], None], rivals: Rivals
+) -> Together:
     while True:
+        rivals.check()
         try:
             told = tether.next(_STEP_S)
         except GoneError as error:
@@ -73,15 +81,25 @@ def _take_part(tether: Tether, tasks: Tasks, plan: Plan, say: Callable[[str], No
         if told is None:
             continue
         if "no" in told:
-            raise MeetingError(text(told, "no"), hint=text(told, "hint"), class_id=text(told, "class"))
+            raise read_refusal(told)
         result = told.get("result")
         if isinstance(result, dict):
-            return together_json.from_json(result)
+            return _read_result(result, plan)
         if "say" in told:
-            say(text(told, "say"))
+            say(one_line(text(told, "say")))
         elif "do" in told:
             # In a thread of its own: whatever a task waits for, we hear at once if the holder dies.
             Thread(target=_do, args=(tasks, told, tether), name="rankwise-task", daemon=True).start()
+
+
+def _read_result(told: Message, plan: Plan) -> Together:
+    try:
+        return together_json.from_json(told)
+    except ValueError as error:
+        raise MeetingError(
+            f"what the host at {plan.endpoint} tells is no result: {error}",
+            hint="use the same version of rankwise on all hosts",
+        ) from error
 
 
 def _do(tasks: Tasks, order: Message, tether: Tether) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.meeting.together import HostCard, Link, Measure, NameLook, Outcome, Plane, Together
-from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.meeting.border import (
+    BadMessageError,
+    clean_host_name,
+    one_line,
+    read_address,
+    read_number,
+)
+from rankwise.doctor.meeting.opened import Opened, read_link, read_opened, read_readings
+from rankwise.doctor.meeting.together import HostCard, Link, Measure, NameLook, Together
+from rankwise.doctor.meeting.wire import entries, number, parts, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
     from rankwise.doctor.meeting.plan import Plan
     from rankwise.doctor.meeting.table import Seat
     from rankwise.doctor.meeting.wire import Message
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.reading import Fact, Reading
 
 _LAST = 1 << 30
 
@@ -58,10 +65,16 @@ def make_names_distinct(seats: Sequence[Seat]) -> None:
         taken.add(seat.name)
 
 
-def find_missing(here: Sequence[Seat], plan: Plan) -> tuple[str, ...]:
-    """Return who has not come: by name, else by node rank, else how many."""
+def find_missing(here: Sequence[Seat], plan: Plan, sent_away: int = 0) -> tuple[str, ...]:
+    """Return who has not come: by name, else by node rank, else how many.
+
+    Args:
+        here: Who has come.
+        plan: The plan.
+        sent_away: How many have come and were sent away: they are told of elsewhere.
+    """
     wanted = plan.num_hosts or len(plan.expected) or max((one.num_hosts or 0 for one in here), default=0)
-    absent = wanted - len(here)
+    absent = wanted - len(here) - sent_away
     if absent <= 0:
         return ()
     met = {_find_expected(one, plan.expected) for one in here}
@@ -78,14 +91,14 @@ def find_missing(here: Sequence[Seat], plan: Plan) -> tuple[str, ...]:
 @final
 @dataclass(slots=True, kw_only=True)
 class Gathered:
-    """All that was told.
+    """All that was told. What is taken is looked at as a whole first: of an answer that makes no sense nothing stays.
 
     Attributes:
         seats: The hosts by number.
         missing: Who has not come.
         doubled: Pairs of hosts that claimed one node rank, and the rank.
         clocks: By number: ahead by, off by at most.
-        openings: By number: how its firewall is opened.
+        openings: By number: how its firewall is opened for what comes in, and for what goes out.
         torch: By number: what it says of its torch.
     """
 
@@ -93,9 +106,9 @@ class Gathered:
     missing: tuple[str, ...] = ()
     doubled: list[tuple[str, str, int]] = field(default_factory=list)
     clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
-    openings: dict[int, str] = field(default_factory=dict)
+    openings: dict[int, tuple[str, str]] = field(default_factory=dict)
     torch: dict[int, Message] = field(default_factory=dict)
-    _opened: dict[int, Message] = field(default_factory=dict)
+    _opened: dict[int, Opened] = field(default_factory=dict)
     _links: list[Link] = field(default_factory=list)
     _open_at: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     _names: list[NameLook] = field(default_factory=list)
@@ -103,15 +116,19 @@ class Gathered:
     _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
 
     def take_opened(self, seat: Seat, told: Message) -> None:
-        """Take where a host listens."""
-        self._opened[seat.number] = told
+        """Take where a host listens.
+
+        Raises:
+            BadMessageError: No doctor would tell this; the same holds for all that is taken.
+        """
+        self._opened[seat.number] = read_opened(told)
 
     def list_peers(self, here: Sequence[Seat]) -> list[Fact]:
         """Return where all hosts can be reached, for all of them."""
         return [
             {
-                "number": one.number, "name": text(told, "own_name"), "planes": entries(told, "planes"), "address": self.address_of(one),
-                "addresses": [cast("Fact", ip) for _, ip in self._interfaces(one)],
+                "number": one.number, "name": told.own_name, "planes": told.planes_to_json(), "address": self.address_of(one),
+                "addresses": [ip for _, ip in told.interfaces],
             }
             for one in here
             if (told := self._opened.get(one.number)) is not None
@@ -119,49 +136,61 @@ class Gathered:
 
     def address_of(self, seat: Seat) -> str:
         """Return the address by which others reach a host."""
-        return text(self._opened.get(seat.number, {}), "reached_at") or seat.address
+        told = self._opened.get(seat.number)
+        return (told.reached_at if told else "") or seat.address
 
     def take_links(self, seat: Seat, told: Message) -> None:
-        """Take what a host has tried, and what names mean to it."""
-        for one in parts(told, "links"):
-            target, plane, outcome = (
-                whole(one, "to") or 0,
-                cast("Plane", text(one, "plane")),
-                cast("Outcome", text(one, "outcome")),
-            )
-            link = Link(
-                source=seat.name, target=self.seats[target].name, plane=plane, address=text(one, "address"), port=whole(one, "port") or 0,
-                outcome=outcome, detail=text(one, "detail"), connect_s=number(one, "s"),
-            )  # fmt: skip
+        """Take what a host has tried, and what names mean to it.
+
+        Raises:
+            BadMessageError: See `take_opened`.
+        """
+        links = [
+            (target, read_link(one, seat.name, self.seats[target].name))
+            for one in parts(told, "links")
+            for target in (read_number(one.get("to"), len(self.seats), seat.number),)
+        ]
+        names = [self._read_name(seat, one) for one in parts(told, "names")]
+        for target, link in links:
             self._links.append(link)
-            if outcome == "ok" and plane != "master":
+            if link.outcome == "ok" and link.plane != "master":
                 self._open_at.setdefault((seat.number, target), (link.address, link.port))
-        for one in parts(told, "names"):
-            place = whole(one, "to")
-            self._names.append(
-                NameLook(
-                    source=seat.name, name=text(one, "name"), target=self.seats[place].name if place is not None else "",
-                    got=texts(one, "got"), is_written=bool(one.get("is_written")),
-                )
-            )  # fmt: skip
+        self._names += names
+
+    def _read_name(self, seat: Seat, told: Message) -> NameLook:
+        place = told.get("to")
+        target = (
+            self.seats[read_number(place, len(self.seats), seat.number)].name if place is not None else ""
+        )
+        return NameLook(
+            source=seat.name, name=clean_host_name(text(told, "name")), target=target,
+            got=tuple(read_address(one) for one in entries(told, "got")), is_written=bool(told.get("is_written")),
+        )  # fmt: skip
 
     def take_readings(self, seat: Seat, told: Message) -> None:
-        """Take what the probes have read on a host."""
-        self._readings[seat.number] = tuple(
-            replace(Reading.from_json(one), hosts=(seat.name,)) for one in parts(told, "readings")
-        )
+        """Take what the probes have read on a host.
+
+        Raises:
+            BadMessageError: See `take_opened`.
+        """
+        self._readings[seat.number] = read_readings(told, seat.name)
         self.torch[seat.number] = next(iter(parts(told, "torch")), {})
 
     def take_measure(self, seat: Seat, told: Message) -> None:
-        """Take a measure; of several of one way, the best of each."""
-        target = whole(told, "target")
-        if target is None or text(told, "why"):
+        """Take a measure; of several of one way, the best of each.
+
+        Raises:
+            BadMessageError: See `take_opened`.
+        """
+        target = read_number(told.get("target"), len(self.seats), seat.number)
+        if text(told, "why"):
             return
-        resent = told.get("resent")
         new = Measure(
             source=seat.name, target=self.seats[target].name, latency_s=number(told, "latency"), bytes_per_s=number(told, "speed"),
-            resent=resent if isinstance(resent, float) else None,
+            resent=number(told, "resent") if isinstance(told.get("resent"), float) else None,
         )  # fmt: skip
+        if min(new.latency_s, new.bytes_per_s, new.resent or 0.0) < 0:
+            raise BadMessageError("it has measured less than nothing")
         old = self._measures.get((seat.number, target), new)
         lost = [one for one in (old.resent, new.resent) if one is not None]
         self._measures[seat.number, target] = replace(
@@ -193,15 +222,11 @@ class Gathered:
         )  # fmt: skip
 
     def _make_card(self, seat: Seat) -> HostCard:
-        told = self._opened.get(seat.number, {})
+        told = self._opened.get(seat.number, Opened())
         ahead_s, error_s = self.clocks.get(seat.number, (None, 0.0))
         return HostCard(
             name=seat.name, address=self.address_of(seat), readings=self._readings.get(seat.number, ()), clock_ahead_s=ahead_s,
-            clock_error_s=error_s, lost=seat.lost, node_rank=seat.node_rank, num_hosts=seat.num_hosts, interfaces=self._interfaces(seat),
-            gloo_address=text(told, "gloo"), nccl_address=text(told, "nccl"), opening=self.openings.get(seat.number, ""),
-            own_name=text(told, "own_name"),
+            clock_error_s=error_s, lost=one_line(seat.lost), node_rank=seat.node_rank, num_hosts=seat.num_hosts, interfaces=told.interfaces,
+            gloo_address=told.gloo, nccl_address=told.nccl, own_name=told.own_name, private=told.private,
+            opening=self.openings.get(seat.number, ("", ""))[0], opening_out=self.openings.get(seat.number, ("", ""))[1],
         )  # fmt: skip
-
-    def _interfaces(self, seat: Seat) -> tuple[tuple[str, str], ...]:
-        told = parts(self._opened.get(seat.number, {}), "interfaces")
-        return tuple((text(one, "name"), text(one, "ip")) for one in told)

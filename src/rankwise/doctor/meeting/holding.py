@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
 from rankwise.doctor.meeting import together_json
+from rankwise.doctor.meeting.admitting import Admission
 from rankwise.doctor.meeting.all_reducing import find_obstacle, plan_reduce, read_reduce
-from rankwise.doctor.meeting.gathering import Gathered, find_missing, make_names_distinct, order_seats
+from rankwise.doctor.meeting.border import BadMessageError
+from rankwise.doctor.meeting.gathering import Gathered, make_names_distinct, order_seats
 from rankwise.doctor.meeting.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.meeting.rounds import plan_rounds
-from rankwise.doctor.meeting.table import Seat, Table, measure_clock, refuse
+from rankwise.doctor.meeting.table import OwnLostError, Seat, Table, measure_clock, refuse
 from rankwise.doctor.meeting.wire import Message, encode, text
+from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.meeting.plan import Plan
     from rankwise.doctor.meeting.together import AllReduce, Together
     from rankwise.doctor.probe import Probe
+    from rankwise.doctor.reading import Facts
 
-_OPEN_S, _SUGGEST_S, _ALL_REDUCE_S, _END_S = 30.0, 15.0, 100.0, 60.0
+_OPEN_S, _SUGGEST_S, _ALL_REDUCE_S = 30.0, 15.0, 100.0
+#: At its end all are waited for: so long at most, and less if nobody takes anything of what still waits to be sent.
+_LEAVE_S, _END_S = 3.0, 60.0
 #: Trying all links takes as long for each as one that drops everything, and some more where there are many.
 _CONNECT_S, _CONNECT_S_PER_HOST = 45.0, 0.5
 #: For so long all is measured; then again, alone, what seems slow: a busy host must not look like a slow link.
@@ -50,17 +57,21 @@ class Holding:
 
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan, listener: socket.socket) -> None:
         self._host, self._probes, self._plan, self._clock = host, probes, plan, host.clock
+        self._admission = Admission(host.name, plan, self._list_here, host.clock)
+        #: By it the holder's own host is known.
+        self.secret = self._admission.secret
         self._table = Table(
             listener,
             token=plan.token,
+            own=self.secret,
             clock=host.clock,
             silence_s=plan.silence_s,
-            admit=self._admit,
+            admit=self._admission.admit,
             check=self._check_wanted,
+            on_loss=self._tell_loss,
         )
         self._begin_s = host.clock.monotonic()
-        self._is_open = True
-        self._doubled: list[tuple[str, str, int]] = []
+        self._is_reducing = False
         self._numbered: list[Seat] = []
         self._found = Gathered()
         self._is_wanted = True
@@ -86,33 +97,24 @@ class Holding:
             self._proceed()
         except _NotWantedError:
             pass
+        except OwnLostError as error:
+            self._break_off(
+                f"{self._host.name}, the host that holds the meeting, is gone: {error}",
+                "start all hosts again",
+            )
         except Exception as error:  # noqa: BLE001 - all hosts wait for us: they must be told
             why = f"the meeting broke: {type(error).__name__}: {error}"
-            self._table.tell_all(refuse(why, "this is a mistake of rankwise's own, please report it"))
-            self._table.drain(2)
+            self._break_off(why, "this is a mistake of rankwise's own, please report it")
         finally:
             self._table.close()
 
-    # ── arrival ──
+    def _break_off(self, why: str, hint: str) -> None:
+        with suppress(OwnLostError, _NotWantedError):
+            self._table.end()
+            self._table.tell_all(refuse(why, hint))
+            self._table.drain(2)
 
-    def _admit(self, seat: Seat) -> Message | None:
-        plan = self._plan
-        if not self._is_open:
-            late_s = self._clock.monotonic() - self._begin_s
-            return refuse(
-                f"the meeting at {plan.endpoint} has begun without {seat.name}, which came {late_s:.0f} s after it was opened",
-                "start it on all hosts at the same time, or give them longer: --arrival-timeout 120", "I1",
-            )  # fmt: skip
-        same = [
-            one for one in self._table.here() if one.node_rank is not None and one.node_rank == seat.node_rank
-        ]
-        if not same:
-            return None
-        self._doubled.append((same[0].name, seat.name, same[0].node_rank or 0))
-        return refuse(
-            f"{same[0].name} ({same[0].address}) and {seat.name} ({seat.address}) both say they are node {seat.node_rank}",
-            "give each host a --node-rank of its own, from 0", "I10",
-        )  # fmt: skip
+    # ── arrival ──
 
     def _arrive(self) -> None:
         clock, say_s = self._clock, self._begin_s + 2.0
@@ -125,15 +127,20 @@ class Holding:
             if clock.monotonic() >= say_s:
                 say_s += 10.0
                 here = self._table.here()
-                missing = ", ".join(find_missing(here, self._plan)) or "others"
+                missing = ", ".join(self._admission.list_missing(here)) or self._admission.describe_vacancy()
                 self._say(f"waiting for {missing} ({len(here)} of {wanted or 'an unknown number'} are here)")
-        self._is_open = False
+        self._admission.is_open = False
         self._table.seats[:] = self._table.here()
         self._numbered = order_seats(self._table.seats, self._plan)
         make_names_distinct(self._numbered)
         self._found = Gathered(
-            seats=self._numbered, missing=find_missing(self._numbered, self._plan), doubled=self._doubled
+            seats=self._numbered,
+            missing=self._admission.list_missing(self._numbered),
+            doubled=self._admission.doubled,
         )
+
+    def _list_here(self) -> list[Seat]:
+        return self._table.here()
 
     def _count_wanted(self, here: Sequence[Seat]) -> int:
         """Return how many are to come: where hosts are not of one opinion, the most."""
@@ -168,14 +175,14 @@ class Holding:
                 "is_first": seat.number == 0,
             }
         for seat, told in self._ask(orders, _OPEN_S, "opening ports").items():
-            self._found.take_opened(seat, told)
+            self._take(self._found.take_opened, seat, told)
 
     def _connect(self) -> None:
         peers = self._found.list_peers(self._table.here())
         order: Message = {"do": "connect", "peers": peers}
         bound_s = _CONNECT_S + _CONNECT_S_PER_HOST * len(self._numbered)
         for seat, told in self._ask_all(order, bound_s, "trying all links").items():
-            self._found.take_links(seat, told)
+            self._take(self._found.take_links, seat, told)
 
     def _take_readings(self) -> None:
         bound_s = (
@@ -188,7 +195,7 @@ class Holding:
         )
         order: Message = {"do": "readings", "torch": self._plan.all_reduce}
         for seat, told in self._ask_all(order, bound_s, "looking at each host").items():
-            self._found.take_readings(seat, told)
+            self._take(self._found.take_readings, seat, told)
 
     def _compare_clocks(self) -> None:
         for seat in self._table.here():
@@ -243,7 +250,7 @@ class Holding:
                     "seconds": seconds or self._plan.seconds_per_link,
                 }  # fmt: skip
         for seat, told in self._ask(orders, _MEASURE_SLACK_S, "measuring").items():
-            self._found.take_measure(seat, told)
+            self._take(self._found.take_measure, seat, told)
 
     def _suggest(self) -> None:
         blocked = find_blocked(self._found.to_together())
@@ -251,7 +258,7 @@ class Holding:
             one: {"do": "suggest"} for one in self._table.here() if one.name in blocked
         }
         for seat, told in self._ask(orders, _SUGGEST_S, "asking for firewalls").items():
-            self._found.openings[seat.number] = text(told, "opening")
+            self._found.openings[seat.number] = text(told, "opening"), text(told, "opening_out")
 
     def _reduce(self) -> AllReduce:
         found = self._found
@@ -262,17 +269,20 @@ class Holding:
         address = found.address_of(self._numbered[0])
         orders = plan_reduce(here, address)
         seats = {one.name: one for one in self._numbered}
+        self._is_reducing = True
         told = self._ask(
             {seats[name]: order for name, order in orders.items()},
             _ALL_REDUCE_S,
             "reducing over all hosts with torch",
         )
-        return read_reduce(orders, {seat.name: answer for seat, answer in told.items()})
+        self._is_reducing = False
+        lost = [name for name in orders if not seats[name].is_here]
+        return read_reduce(orders, {seat.name: answer for seat, answer in told.items()}, lost)
 
     def _tell(self, all_reduce: AllReduce | None) -> None:
         found = replace(self._found.to_together(), all_reduce=all_reduce)
         facts = {one.name: collect_facts(one.readings) for one in found.hosts}
-        compared = compare_hosts(self._probes, facts)
+        compared = self._compare(facts)
         found = replace(
             found,
             readings=(*judge(found, self._plan), *compared),
@@ -284,7 +294,36 @@ class Holding:
             if len(self._numbered) > MANY_HOSTS and not seat.is_own:
                 line = encode({"result": together_json.to_json(_trim(found, seat.name))})
             self._table.tell(seat, {}, line)
-        self._table.wait_until_left(_END_S)
+        patience = _PATIENCE_PLAYED if self._plan.listen_address else 1
+        self._table.wait_until_left(_LEAVE_S * patience, _END_S)
+
+    def _compare(self, facts: Mapping[str, Mapping[str, Facts]]) -> list[Reading]:
+        """Compare what the hosts have told; facts that make no sense cost one comparison, and not the meeting."""
+        found: list[Reading] = []
+        for probe in self._probes:
+            try:
+                found += compare_hosts([probe], facts)
+            except Exception as error:  # noqa: BLE001 - anything may have been told
+                why = f"what they tell can't be compared: {type(error).__name__}: {error}"
+                found.append(
+                    Reading(verdict="skipped", what="the hosts were not compared", why=why).of(
+                        probe.id, *facts
+                    )
+                )
+        return found
+
+    def _take(self, take: Callable[[Seat, Message], None], seat: Seat, told: Message) -> None:
+        """Take an answer; who tells what no doctor would is lost, and nobody else."""
+        try:
+            take(seat, told)
+        except BadMessageError as error:
+            self._table.lose(seat, f"its answer makes no sense ({error}): it is no doctor of this version")
+
+    def _tell_loss(self, seat: Seat) -> None:
+        self._say(f"{seat.name} was lost: {seat.lost}")
+        if self._is_reducing:
+            # The others would wait for it until their time is over.
+            self._table.tell_all({"do": "stop"})
 
     # ── asking ──
 

@@ -111,7 +111,7 @@ def _judge_all_reduce(found: Together) -> Iterator[Reading]:
     if told.why:
         is_broken = bool(told.backend)
         yield Reading(
-            verdict="fail" if is_broken else "skipped", what="torch's all-reduce over all hosts " + ("failed" if is_broken else "was not tried"),
+            verdict="fail" if is_broken else "skipped", what="torch's all-reduce over all hosts " + ("failed" if is_broken else "was not done"),
             why=told.why, class_id=told.class_id, fix="# see the links and the names above" if is_broken else "",
         )  # fmt: skip
         return

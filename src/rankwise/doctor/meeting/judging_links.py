@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _PLANES: tuple[Plane, ...] = ("gloo", "nccl", "master")
 _CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7", "master": "I2"}
+_MOST_NAMED = 8
+#: Of so many hosts nobody can tell which one it is.
+_FEWEST = 2
 _SHUT = {"refused", "timeout", "unreachable", "reset"}
 _WHY: dict[Plane, str] = {
     "gloo": "Gloo and NCCL connect all hosts at ports that the kernel chooses: init_process_group passes, and then the first collective "
@@ -26,13 +29,19 @@ _WHY: dict[Plane, str] = {
 
 
 def find_blocked(found: Together) -> set[str]:
-    """Return the hosts at whose ports something fails: those whose firewalls are to be looked at."""
+    """Return the hosts whose firewalls are to be looked at: at whose ports something fails, or who may let nothing out."""
     alive = {one.name for one in found.hosts if not one.lost}
-    return {
-        one.target
-        for one in found.links
-        if one.outcome in _SHUT and one.source in alive and one.target in alive
-    }
+    blocked: set[str] = set()
+    for plane in _PLANES:
+        tried = [one for one in found.links if one.plane == plane and {one.source, one.target} <= alive]
+        shut = {(one.source, one.target) for one in tried if one.outcome in _SHUT}
+        blocked |= {target for _, target in shut}
+        for blame in find_blames([(one.source, one.target) for one in tried], shut):
+            if blame.kind in {"out", "both"}:
+                blocked.add(blame.hosts[0])
+            elif blame.kind == "link" and len(alive) == _FEWEST:
+                blocked |= {source for source, _ in blame.bad}
+    return blocked
 
 
 def judge_links(found: Together) -> Iterator[Reading]:
@@ -61,6 +70,10 @@ def judge_links(found: Together) -> Iterator[Reading]:
 def _judge_plane(
     plane: Plane, links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
 ) -> Iterator[Reading]:
+    # An address that is another place on each host: whoever answers there, or does not, tells nothing of a firewall.
+    private = _find_private(links, cards)
+    yield from _tell_private(plane, private, cards)
+    links = {way: link for way, link in links.items() if (way[1], link.address) not in private}
     # Bad ones only: where one way fails, another explanation than for the next one may hold.
     shut = {way for way, link in links.items() if link.outcome in _SHUT}
     for blame in find_blames(links, shut):
@@ -73,48 +86,135 @@ def _judge_plane(
         yield _tell_stalled(blame, cards)
 
 
+def _find_private(
+    links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+) -> dict[tuple[str, str], list[str]]:
+    """Return hosts that listen at an address of a container's bridge, or at one that who connects has itself; and who does."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for (source, target), link in links.items():
+        card = cards[target]
+        is_bad = link.outcome == "other host" or link.outcome in _SHUT
+        if not is_bad or link.plane == "master" or link.address == card.address:
+            continue
+        has_it = bool(_find_interface(cards[source], link.address))
+        if has_it or link.address in card.private:
+            found.setdefault((target, link.address), []).extend([source] if has_it else [])
+    return found
+
+
+def _tell_private(
+    plane: Plane, private: dict[tuple[str, str], list[str]], cards: dict[str, HostCard]
+) -> Iterator[Reading]:
+    """Tell of hosts that listen where nobody reaches them: one reading for all that do so at one address."""
+    places: dict[tuple[str, str], list[str]] = {}
+    order = list(cards)
+    for target, address in sorted(private, key=lambda one: order.index(one[0])):
+        interface = _find_interface(cards[target], address) or "an interface"
+        places.setdefault((address, interface), []).append(target)
+    library, variable = ("Gloo", "GLOO_SOCKET_IFNAME") if plane == "gloo" else ("NCCL", "NCCL_SOCKET_IFNAME")
+    for (address, interface), targets in places.items():
+        lines = [
+            line for name in targets
+            for line in (f"# on {name}:", f"export {variable}={_find_interface(cards[name], cards[name].address) or '…'}")
+        ]  # fmt: skip
+        own = sorted({source for target in targets for source in private[target, address]} - set(targets))
+        what = f"{library} listens at {address} on {', '.join(targets)}: that is {interface} there"
+        if own or len(targets) > 1:
+            what += f", and {', '.join(own or targets)} {'has' if len(own or targets) == 1 else 'have'} that address, too"
+        yield Reading(
+            verdict="fail", what=what + "; the meeting reached " + ", ".join(f"{name} at {cards[name].address}" for name in targets),
+            why="other hosts look for it at that address of theirs, or find no way: 'connectFullMesh failed', 'Connection refused', or a hang",
+            class_id="I7" if plane == "nccl" else "", hosts=tuple(targets), fix="\n".join(lines),
+        )  # fmt: skip
+
+
 def _tell_shut(
     plane: Plane, blame: Blame, links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
 ) -> Reading:
     bad = [links[way] for way in blame.bad]
-    words = _describe_outcome(bad)
-    sample = f"{bad[0].address} port {bad[0].port}" + (f": {bad[0].detail}" if bad[0].detail else "")
+    if blame.kind == "split":
+        return _tell_split(plane, blame, bad, cards)
     host = blame.hosts[0]
-    address = cards[host].gloo_address if plane == "gloo" else cards[host].nccl_address
     hosts: tuple[str, ...] = (host,)
     fixed: tuple[str, ...] = (host,)
-    ports = {
-        "gloo": "the ports that Gloo takes",
-        "nccl": "the ports that NCCL takes",
-        "master": f"port {bad[0].port}",
-    }[plane]
-    count = f"{len(bad)} of {blame.tried}"
-    if blame.kind == "in":
-        what = f"connections from {count} hosts to {host} ({bad[0].address or address}), {ports}, {words} ({sample})"
-    elif blame.kind == "out":
-        what = f"connections from {host} to {count} hosts, {ports}, {words} ({sample}); others reach them"
-    elif blame.kind == "both":
-        what = f"connections from and to {host}, {ports}, {words}, {count} of them ({sample})"
-    elif blame.kind == "all":
-        what = f"no host reaches any other one at {ports}: connections {words} ({sample})"
+    if blame.kind == "all":
         hosts = fixed = blame.hosts
-    else:
-        source, target = blame.hosts
-        way = f"between {source} and {target}, both ways," if len(bad) == 2 else f"from {source} to {target}"
-        what = f"connections {way} {ports}, {words} ({sample})"
-        if len(cards) > 2:
-            what += "; both reach other hosts"
-        hosts = (source, target)
-        fixed = hosts if len(bad) == 2 else (target,)
+    elif blame.kind == "link":
+        hosts = blame.hosts
+        fixed = hosts if len(bad) == 2 else hosts[1:]
     why = _WHY[plane]
-    if blame.kind == "link" and len(cards) == 2 and len(bad) == 1:
+    if blame.kind == "link" and len(cards) == _FEWEST and len(bad) == 1:
         why += (
             f". With two hosts either side may be it: {hosts[1]} lets nothing in, or {hosts[0]} nothing out"
         )
     return Reading(
-        verdict="fail", what=what, why=why, class_id=_CLASSES[plane], hosts=hosts,
+        verdict="fail", what=_describe_shut(plane, blame, bad, cards), why=why, class_id=_CLASSES[plane], hosts=hosts,
         fix=_suggest(plane, blame, [cards[name] for name in fixed], list(cards.values())),
     )  # fmt: skip
+
+
+def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> str:
+    words, sample, ports = _describe_outcome(bad), _give_sample(bad), _name_ports(plane, bad)
+    host, count = blame.hosts[0], f"{len(bad)} of {blame.tried}"
+    if blame.kind == "in":
+        address = cards[host].gloo_address if plane == "gloo" else cards[host].nccl_address
+        return f"connections from {count} hosts to {host} ({bad[0].address or address}), {ports}, {words} ({sample})"
+    if blame.kind == "out":
+        return f"connections from {host} to {count} hosts, {ports}, {words} ({sample}); others reach them"
+    if blame.kind == "both":
+        return f"connections from and to {host}, {ports}, {words}, {count} of them ({sample})"
+    if blame.kind == "all":
+        return f"no host reaches any other one at {ports}: connections {words} ({sample})"
+    source, target = blame.hosts
+    way = f"between {source} and {target}, both ways," if len(bad) == 2 else f"from {source} to {target}"
+    what = f"connections {way} {ports}, {words} ({sample})"
+    return what + ("; both reach other hosts" if len(cards) > _FEWEST else "")
+
+
+def _name_ports(plane: Plane, bad: Sequence[Link]) -> str:
+    if plane == "master":
+        return f"port {bad[0].port}"
+    return f"the ports that {'Gloo' if plane == 'gloo' else 'NCCL'} takes"
+
+
+def _give_sample(bad: Sequence[Link]) -> str:
+    return f"{bad[0].address} port {bad[0].port}" + (f": {bad[0].detail}" if bad[0].detail else "")
+
+
+def _tell_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
+    ports = _name_ports(plane, bad)
+    source, target = blame.bad[0]
+    reach = "; ".join(f"{list_hosts(group)} reach each other" for group in blame.groups)
+    return Reading(
+        verdict="fail", class_id=_CLASSES[plane], hosts=blame.hosts,
+        what=f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})",
+        why=f"what lies between them stops it: a switch, a VLAN, a router, or the security groups of a cloud; no host is to blame alone. {_WHY[plane]}",
+        fix=f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\n"
+        f"ip route get {cards[target].address}\ntraceroute {cards[target].address}",
+    )  # fmt: skip
+
+
+def describe_sides(blame: Blame) -> str:
+    """Say of a split between which groups nothing passes."""
+    sides = set(blame.sides)
+    count = len(blame.groups)
+    if len(sides) == count * (count - 1):
+        return "nothing passes between these groups" if count > _FEWEST else "nothing passes between the two"
+    told = []
+    for one, other in sorted(sides):
+        first, second = list_hosts(blame.groups[one]), list_hosts(blame.groups[other])
+        if (other, one) not in sides:
+            told.append(f"nothing passes from {first} to {second}")
+        elif one < other:
+            told.append(f"nothing passes between {first} and {second}")
+    return ", ".join(told)
+
+
+def list_hosts(names: Sequence[str]) -> str:
+    """Return names with ``and`` before the last one; of many the first ones, and how many more there are."""
+    if len(names) > _MOST_NAMED:
+        return f"{', '.join(names[: _MOST_NAMED - 1])} and {len(names) - _MOST_NAMED + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _describe_outcome(bad: Sequence[Link]) -> str:
@@ -135,12 +235,22 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], everyone: Se
             lines.append(f"export NCCL_SOCKET_IFNAME={interface}  # the one by which Gloo reaches it")
             continue
         others = [one.address for one in everyone if one.name != card.name]
-        if blame.kind == "out":
-            network = ",".join(list_networks(others))
-            lines.append(f"sudo iptables -I OUTPUT -p tcp -d {network} -j ACCEPT")
-        else:
+        if blame.kind != "out":
             lines.append(card.opening or _open_plainly(others))
+        if blame.kind in {"out", "both"}:
+            lines.append(card.opening_out or _let_out_plainly(others))
+    if blame.kind == "link" and len(everyone) == _FEWEST and len(blame.bad) == 1 and plane != "nccl":
+        source = next(one for one in everyone if one.name == blame.hosts[0])
+        others = [one.address for one in everyone if one.name != source.name]
+        lines += [
+            f"# or, if that does not help, on {source.name}:",
+            source.opening_out or _let_out_plainly(others),
+        ]
     return "\n".join(lines)
+
+
+def _let_out_plainly(others: Sequence[str]) -> str:
+    return f"sudo iptables -I OUTPUT -p tcp -d {','.join(list_networks(others))} -j ACCEPT"
 
 
 def _open_plainly(others: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: torch's c10d rendezvous takes a node for dead after 3 heartbeats of 5 s, by the wall clocks of both.
 _APART_S, _FAR_APART_S = 1.0, 5.0
+
+_PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def judge_names(found: Together, plan: Plan) -> Iterator[Reading]:
@@ -69,21 +72,34 @@ def _judge_name(look: NameLook, target: HostCard, found: Together, plan: Plan) -
         or target.name == found.hosts[0].name
     )
     name = look.name
-    if look.is_written:
-        escaped = name.replace(".", r"\.")
-        fix = (
-            rf"sudo sed -i -E '/^[^#]*[[:space:]]{escaped}([[:space:]]|$)/d' /etc/hosts"
-            + f"\necho '{right} {name}' | sudo tee -a /etc/hosts"
-        )
-        where = f"in {look.source}'s /etc/hosts"
-    else:
-        fix, where = f"echo '{right} {name}' | sudo tee -a /etc/hosts", f"by {look.source}'s name server"
+    fix = _correct(name, right, is_written=look.is_written)
+    where = f"in {look.source}'s /etc/hosts" if look.is_written else f"by {look.source}'s name server"
     return Reading(
         verdict="fail" if matters else "warn", class_id="I2" if matters else "",
         what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
         why=f"what connects to {name} from there comes to the wrong place: the ranks if {name} is the master (torchrun takes the name "
         "of node 0), ssh and mpirun always", fix=f"# on {look.source}:\n{fix}",
     )  # fmt: skip
+
+
+def _correct(name: str, address: str, *, is_written: bool) -> str:
+    if not _PLAIN.fullmatch(f"{name}{address}"):  # told by another host: nothing else may come into a command
+        return f"# in /etc/hosts: {address} is the address of {name}"
+    line = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
+    return f"{forget_name(name)}\n{line}" if is_written else line
+
+
+def forget_name(name: str) -> str:
+    """Return the command that takes a name out of ``/etc/hosts``, and leaves the other names of its lines there.
+
+    The old file stays beside it. The new one is written over it, since a container's is a mount that can't be replaced.
+    """
+    escaped = "".join(one if one.isalnum() or one in "-_" else f"[{one}]" for one in name)
+    # A line without a name goes, too. The last `G` ends the last line, which may have no end: more is to be added behind it.
+    take_out = rf":a;s/^([^#]*[[:space:]]){escaped}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$G"
+    return (
+        f"sudo cp /etc/hosts /etc/hosts.before && sed -E '{take_out}' /etc/hosts.before | sudo tee /etc/hosts"
+    )
 
 
 def judge_addresses(found: Together) -> Iterator[Reading]:
@@ -99,7 +115,7 @@ def judge_addresses(found: Together) -> Iterator[Reading]:
         yield Reading(
             verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is where its own name leads", class_id="I5",
             why="the other hosts look for it at that address of theirs: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
-            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={interface}\n# or, for good:\necho '{one.address} {one.own_name}' | sudo tee -a /etc/hosts",
+            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={interface}\n# or, for good:\n{_correct(one.own_name, one.address, is_written=True)}",
             hosts=(one.name,),
         )  # fmt: skip
 

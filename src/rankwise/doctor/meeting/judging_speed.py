@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting.blaming import find_blames
+from rankwise.doctor.meeting.judging_links import list_hosts
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.units import format_rate, format_seconds
 
@@ -140,7 +141,8 @@ def _tell_slow(measures: Sequence[Measure], cards: dict[str, HostCard]) -> Itera
         if does:
             what = f"{blame.hosts[0]} is slow: it {does} at {format_rate(speed)} ({len(blame.bad)} of {blame.tried} ways), other links reach {format_rate(reference)}"
         else:
-            what = f"the link {_name_way(blame)} is slow: {format_rate(speed)}, other links reach {format_rate(reference)}"
+            noun = "the way" if blame.kind == "split" else "the link"
+            what = f"{noun} {_name_way(blame)} is slow: {format_rate(speed)}, other links reach {format_rate(reference)}"
         yield Reading(
             verdict="warn", what=what, hosts=blame.hosts, fix=_look_at_interfaces(blame, cards),
             why="a ring is as fast as its slowest link: in each all-reduce all hosts wait for this one" + _either_side(blame, cards),
@@ -179,6 +181,12 @@ def _tell_lossy(measures: Sequence[Measure], cards: dict[str, HostCard]) -> Iter
 def _name_way(blame: Blame) -> str:
     if blame.kind == "all":
         return "on all ways"
+    if blame.kind == "split":
+        return (
+            "between "
+            + ", ".join(f"{list_hosts(one)}" for one in blame.groups[:-1])
+            + f" and, on the other side, {list_hosts(blame.groups[-1])}"
+        )
     if blame.kind != "link":
         return {"in": "to", "out": "from"}.get(blame.kind, "from and to") + f" {blame.hosts[0]}"
     source, target = blame.hosts
@@ -191,6 +199,9 @@ def _either_side(blame: Blame, cards: dict[str, HostCard]) -> str:
 
 def _look_at_interfaces(blame: Blame, cards: dict[str, HostCard]) -> str:
     lines = []
+    if blame.kind == "split":
+        source, target = blame.bad[0]
+        return f"# the way from {source} to {target}: how fast is what lies between their switches?\ntraceroute {cards[target].address}"
     for name in blame.hosts if blame.kind != "all" else blame.hosts[:1]:
         card = cards[name]
         interface = next(

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
@@ -13,7 +14,6 @@ from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from rankwise.base.clock import Clock
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-T")
 #: ssh's own exit code, where it did not reach the host or was not let in.
 _SSH_FAILED = 255
-_END_S, _LOOK_S = 5.0, 0.2
+_END_S, _LOOK_S = 5.0, 0.1
+#: So long a host may take to let us in and start a Python; from a busy network disk that takes a while.
+_TRY_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,14 +84,48 @@ class RemoteHosts:
             ) from error
         self._remotes.append(_Remote(host=host, process=process, words=words))
 
+    def try_all(self, hosts: Sequence[str], command: Sequence[str], clock: Clock) -> list[Reading]:
+        """Run a short command on all hosts at once, and forget it.
+
+        Args:
+            hosts: As ssh knows them.
+            command: Its words.
+            clock: Where the time comes from.
+
+        Returns:
+            The readings of those on which it could not be run; each has been said.
+        """
+        for host in hosts:
+            self.start(host, command, folder=Path.cwd())
+        end_s = clock.monotonic() + _TRY_S
+        while any(one.process.poll() is None for one in self._remotes) and clock.monotonic() < end_s:
+            clock.sleep(_LOOK_S)
+            self.look()
+        found = self.look()
+        late = [one for one in self._remotes if one.process.poll() is None]
+        found += [self._tell_late(one) for one in late]
+        self.close(clock)
+        self._remotes.clear()
+        return found
+
+    def _tell_late(self, remote: _Remote) -> Reading:
+        what = f"ssh to {remote.host} does not end within {_TRY_S:.0f} s"
+        self._say(f"rankwise: {what}")
+        return Reading(
+            verdict="fail", what=what, why="the host, its login shell or its home folder hangs", fix=self._write_try(remote.host), probe="meeting",
+            hosts=(remote.host,),
+        )  # fmt: skip
+
+    def _write_try(self, host: str) -> str:
+        return f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', host, 'true'])}  # has to work without a question"
+
     def take_output(self, host: str) -> bytes:
         """Wait for a host's end, and return what it has printed."""
         remote = next(one for one in self._remotes if one.host == host)
         if remote.process.stdout is None:
             return b""
-        told = (
-            remote.process.stdout.read()
-        )  # not `communicate`: that ends its input, and with it the doctor there
+        # Not `communicate`: that ends its input, and with it the doctor there.
+        told = remote.process.stdout.read()
         remote.process.wait()
         return told
 
@@ -130,7 +166,7 @@ class RemoteHosts:
             said = lines[-1] if lines else "it says nothing"
             return Reading(
                 verdict="fail", what=f"ssh does not reach {remote.host}: {said}", why="the host is down, its name is wrong, or it asks for a password",
-                fix=f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', remote.host, 'true'])}  # has to work without a question", probe="meeting", hosts=(remote.host,),
+                fix=self._write_try(remote.host), probe="meeting", hosts=(remote.host,),
             )  # fmt: skip
         said = " ".join(lines[-2:]) if lines else f"exit code {code}"
         what = f"the doctor could not be started on {remote.host}: {said}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rankwise.base.errors import RendezvousError
 from rankwise.doctor.meeting.wire import SILENCE_S
+from rankwise.doctor.reading import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,17 @@ class MeetingError(RendezvousError):
         message: What happened.
         hint: What to do about it.
         class_id: The failure class that a job would meet here; empty for none.
+        fix: Commands that mend it, as in a reading; without, the hint is told as a comment.
     """
 
-    def __init__(self, message: str, *, hint: str, class_id: str = "") -> None:
+    def __init__(self, message: str, *, hint: str, class_id: str = "", fix: str = "") -> None:
         super().__init__(message, hint=hint)
         self.class_id = class_id
+        self.fix = fix or f"# {hint}" * bool(hint)
+
+    def to_reading(self) -> Reading:
+        """Return it as a reading of ``meeting``."""
+        return Reading(
+            verdict="fail", what=self.message, fix=self.fix or (f"# {self.hint}" if self.hint else ""), class_id=self.class_id, probe="meeting",
+            why="the ranks of this host would not find those of the others, and all would wait in init_process_group until their time-out",
+        )  # fmt: skip

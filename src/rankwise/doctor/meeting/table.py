@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
+from rankwise.doctor.meeting.border import clean_name, one_line
 from rankwise.doctor.meeting.wire import (
     BEAT_S,
     GREETING,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _STEP_S = 0.1
 #: Who connects and does not say who it is goes after so long; so many may wait for that.
 _WORD_S, _MOST_UNKNOWN = 10.0, 1024
+#: No job has more nodes: whoever says more is no doctor.
+_MOST_HOSTS = 1 << 16
 #: So often the host's own user is told who is waited for, and after so long for the first time.
 _SAY_S, _FIRST_SAY_S = 10.0, 2.0
 
@@ -38,9 +41,10 @@ class Seat:
     """One host of the meeting, as its holder sees it.
 
     Attributes:
-        name: Its name; made distinct when all are there.
+        name: Its name, fit for a terminal and for a command's comment; made distinct when all are there.
         address: Where it comes from; ``met_at``: at which of our addresses.
         is_own: Whether it is the holder itself.
+        rival: What another holder calls itself, who asks whether this is it; empty for all others.
         lost: Why it is not here any more; empty while it is.
         answers: The last answer to each kind of order.
     """
@@ -53,6 +57,7 @@ class Seat:
     node_rank: int | None = None
     num_hosts: int | None = None
     is_own: bool = False
+    rival: str = ""
     number: int = -1
     lost: str = ""
     answers: dict[str, Message] = field(default_factory=dict)
@@ -63,6 +68,10 @@ class Seat:
         return not self.lost
 
 
+class OwnLostError(Exception):
+    """The host that holds the meeting does not take part in it any more; the text tells why."""
+
+
 @final
 class Table:
     """All connections of the holder; one thread drives it.
@@ -70,10 +79,12 @@ class Table:
     Args:
         listener: Where hosts arrive.
         token: Of the meeting.
+        own: A word that only the holder's own process knows: who says it is the holder.
         clock: Where the time comes from.
         silence_s: After so long a silence a host is lost.
         admit: Asked of each that says who it is; a message refuses it.
         check: Called at each look; what it raises ends the meeting.
+        on_loss: Told of each other host that is lost.
     """
 
     def __init__(
@@ -81,14 +92,17 @@ class Table:
         listener: socket.socket,
         *,
         token: str,
+        own: str,
         clock: Clock,
         silence_s: float,
         admit: Callable[[Seat], Message | None],
         check: Callable[[], None],
+        on_loss: Callable[[Seat], None],
     ) -> None:
         self.seats: list[Seat] = []
         self._check, self.silence_s = check, silence_s
-        self._clock, self._token, self._admit = clock, token, admit
+        self._clock, self._token, self._own, self._admit = clock, token, own, admit
+        self._on_loss, self._is_over = on_loss, False
         self._unknown: list[Seat] = []
         self._selector = selectors.DefaultSelector()
         self._listener = listener
@@ -166,12 +180,21 @@ class Table:
         self._look_at_time()
 
     def lose(self, seat: Seat, why: str) -> None:
-        """Give a host up."""
-        if seat.is_here:
-            seat.lost = why
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(seat.wire.sock)
-            seat.wire.close()
+        """Give a host up.
+
+        Raises:
+            OwnLostError: It is the holder's own: without it there is no result, and all others must hear of that.
+        """
+        if not seat.is_here:
+            return
+        if seat.is_own and not self._is_over:
+            raise OwnLostError(why)
+        seat.lost = why
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(seat.wire.sock)
+        seat.wire.close()
+        if not self._is_over:
+            self._on_loss(seat)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all that was told has left, or nobody is here any more."""
@@ -179,11 +202,26 @@ class Table:
         while any(one.wire.wants_room for one in self.here()) and self._clock.monotonic() < until_s:
             self.pump()
 
-    def wait_until_left(self, timeout_s: float) -> None:
-        """Wait until all have taken what they were told, and have left: to close before would take it away from them."""
-        until_s = self._clock.monotonic() + timeout_s
-        while self.here() and self._clock.monotonic() < until_s:
+    def wait_until_left(self, timeout_s: float, most_s: float) -> None:
+        """Wait until all have taken what they were told, and have left: to close before would take it away from them.
+
+        Args:
+            timeout_s: So long to wait at most while nobody takes any of it.
+            most_s: So long to wait at all.
+        """
+        self.end()
+        now_s = self._clock.monotonic()
+        last_s, least, end_s = now_s, sum(one.wire.waiting_bytes for one in self.here()), now_s + most_s
+        while self.here() and now_s < min(last_s + timeout_s, end_s):
             self.pump()
+            now_s = self._clock.monotonic()
+            left = sum(one.wire.waiting_bytes for one in self.here())
+            if left < least:
+                last_s, least = now_s, left
+
+    def end(self) -> None:
+        """Take it as natural from here on that hosts leave, our own as well."""
+        self._is_over = True
 
     def close(self) -> None:
         """Close all connections."""
@@ -230,10 +268,8 @@ class Table:
             if seat in self._unknown:
                 self._meet(seat, message)
             elif text(message, "broke"):
-                self.lose(
-                    seat,
-                    f"its doctor broke ({text(message, 'broke')}): please report this mistake of rankwise's own",
-                )
+                why = one_line(text(message, "broke"), 500)
+                self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")
             elif text(message, "answer"):
                 seat.answers[text(message, "answer")] = message
         if seat.is_here and seat in self.seats:
@@ -241,11 +277,13 @@ class Table:
 
     def _meet(self, seat: Seat, message: Message) -> None:
         self._unknown.remove(seat)
-        seat.name, seat.is_own = text(message, "name") or seat.address, bool(message.get("is_own"))
-        seat.node_rank, seat.num_hosts = whole(message, "node_rank"), whole(message, "num_hosts")
+        seat.name, seat.rival = clean_name(text(message, "name")) or seat.address, text(message, "holds")
+        # Compared in whole: nobody else knows it.
+        seat.is_own = text(message, "own") == self._own
+        seat.node_rank, seat.num_hosts = _read_count(message, "node_rank"), _read_count(message, "num_hosts")
         if message.get(GREETING) != VERSION:
             refusal: Message | None = refuse(
-                f"the holder speaks version {VERSION} of the doctor's language, this host {message.get(GREETING)!r:.20}",
+                f"the holder speaks version {VERSION} of the doctor's language, this host {one_line(repr(message.get(GREETING)), 20)}",
                 "use the same version of rankwise on all hosts", "R11",
             )  # fmt: skip
         elif text(message, "token") != self._token:
@@ -286,12 +324,18 @@ class Table:
         for seat in self.here():
             if was_stopped:
                 seat.heard_s = now_s
-            if now_s - seat.heard_s > self.silence_s:
+            # Our own is in this process: if it is slow, so are we.
+            if now_s - seat.heard_s > self.silence_s and not seat.is_own:
                 self.lose(
                     seat, f"no sign of life for {self.silence_s:.0f} s: it is frozen, or its cable is cut"
                 )
             else:
                 self.tell(seat, {}, beat)
+
+
+def _read_count(message: Message, key: str) -> int | None:
+    told = whole(message, key)
+    return told if told is not None and 0 <= told <= _MOST_HOSTS else None
 
 
 def refuse(why: str, hint: str, class_id: str = "") -> Message:

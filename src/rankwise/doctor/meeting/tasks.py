@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import socket
 from contextlib import nullcontext, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Event, Thread
 from typing import TYPE_CHECKING, cast, final
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, cast, final
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import BOUND_S, examine
-from rankwise.doctor.meeting.all_reducing import describe_torch, run_all_reduce
+from rankwise.doctor.meeting.all_reducing import Reducing, describe_torch
 from rankwise.doctor.meeting.answering import Answering
+from rankwise.doctor.meeting.border import read_port
 from rankwise.doctor.meeting.connecting import Target, Tried, try_all
 from rankwise.doctor.meeting.judging_links import list_networks
 from rankwise.doctor.meeting.measuring import measure_way
 from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
+from rankwise.doctor.network.firewalls import suggest_opening
 from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
+from rankwise.doctor.network.outgoing import suggest_outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +43,7 @@ _AT_ONCE, _AT_ONCE_PLAYED = 128, 12
 _WORD_S, _WORD_S_PLAYED = 10.0, 120.0
 #: Hosts that are all played by one process take turns: hundreds of threads at once would only be in each other's way.
 _TURNS = BoundedSemaphore(6)
-_NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 8.0
+_NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
 #: From the best to the worst: of several ports, the worst counts.
 _OUTCOMES: tuple[Outcome, ...] = (
     "ok",
@@ -71,9 +75,10 @@ class Tasks:
         self._number, self._count = -1, 0
         self._peers: list[Message] = []
         self._networks: list[str] = []
+        self._reducing = Reducing(host)
         self._own: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._read, "measure": self._measure, "suggest": self._suggest,
-            "all-reduce": lambda order: run_all_reduce(host, order),
+            "all-reduce": self._reducing.run, "stop": self._stop,
         }  # fmt: skip
         Thread(target=self._examine, name="rankwise-examine", daemon=True).start()
 
@@ -96,7 +101,8 @@ class Tasks:
         return {**told, "answer": kind}
 
     def close(self) -> None:
-        """Close all ports."""
+        """Close all ports, and end what was started."""
+        self._reducing.stop()
         if self._answering is not None:
             self._answering.close()
 
@@ -125,6 +131,7 @@ class Tasks:
         self._answering.start()
         return {
             "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
+            "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
             "interfaces": [
                 {"name": one.name, "ip": address.ip} for one in interfaces if one.kind != "loopback"
                 for address in one.addresses
@@ -168,15 +175,12 @@ class Tasks:
             for one in parts(peer, "planes"):
                 plane, address = cast("Plane", text(one, "plane")), text(one, "address")
                 got = names.get(address) if plane == "master" else None
-                for port in entries(one, "ports"):
-                    target = Target(
-                        number=whole(peer, "number") or 0,
-                        plane=plane,
-                        address=got[0] if got else address,
-                        port=int(str(port)),
+                found += [
+                    Target(
+                        number=whole(peer, "number") or 0, plane=plane, address=got[0] if got else address, port=read_port(port)
                     )
-                    if plane != "master" or got or _is_address(address):
-                        found.append(target)
+                    for port in entries(one, "ports") if got or _is_address(address)
+                ]  # fmt: skip
         return found
 
     def _master_name(self) -> str:
@@ -236,13 +240,17 @@ class Tasks:
             "target": whole(order, "target"), "latency": way.latency_s, "speed": way.bytes_per_s, "resent": way.resent, "why": way.why,
         }  # fmt: skip
 
+    def _stop(self, _: Message) -> Message:
+        self._reducing.stop()
+        return {}
+
     def _suggest(self, _: Message) -> Message:
-        """Ask how this host's firewall is opened for the others; empty if that can't be told."""
-        with suppress(ImportError, AttributeError, OSError, OverdueError):
-            module = importlib.import_module("rankwise.doctor.network.firewalls")
-            suggest = cast("Callable[[Host, list[str]], str]", module.suggest_opening)
-            return {"opening": str(call_within(_SUGGEST_S, lambda: suggest(self._host, self._networks)))}
-        return {"opening": ""}
+        """Ask how this host's firewall is opened for what comes from the others, and for what goes there."""
+        told: Message = {}
+        for key, suggest in (("opening", suggest_opening), ("opening_out", suggest_outgoing)):
+            with suppress(OSError, OverdueError):
+                told[key] = call_within(_SUGGEST_S, partial(suggest, self._host, self._networks))
+        return told
 
 
 def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:

@@ -14,6 +14,7 @@ from rankwise.doctor.meeting.wire import (
     SILENCE_S,
     GoneError,
     Message,
+    SilentError,
     StrangerError,
     Wire,
     encode,
@@ -110,6 +111,8 @@ class Tether:
                 heard_s = now_s
                 self._hear()
             elif now_s - heard_s > self._silence_s:
+                if not self._wire.is_known:
+                    raise SilentError(f"it opened, and said nothing within {self._silence_s:.0f} s")
                 raise GoneError(
                     f"no sign of life for {self._silence_s:.0f} s: it is frozen, or the cable is cut"
                 )

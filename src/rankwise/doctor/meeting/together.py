@@ -29,7 +29,9 @@ class HostCard:
         num_hosts: Of how many; None if it does not say.
         interfaces: Its interfaces, each with one of its addresses.
         gloo_address: Where Gloo will listen there; ``nccl_address``: the same for NCCL, empty where it is not used.
-        opening: The command that opens its firewall for the others; empty if it was not asked for.
+        opening: The commands that open its firewall for what comes from the others; empty if it was not asked for.
+        opening_out: The same for what goes to the others.
+        private: Those of its addresses that mean another place on each host: of containers' bridges.
         own_name: What it calls itself; ``name`` where that is its alone.
     """
 
@@ -45,6 +47,8 @@ class HostCard:
     gloo_address: str = ""
     nccl_address: str = ""
     opening: str = ""
+    opening_out: str = ""
+    private: tuple[str, ...] = ()
     own_name: str = ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
+from rankwise.doctor.meeting.border import clean_all
 from rankwise.doctor.meeting.together import (
     AllReduce,
     HostCard,
@@ -40,6 +41,7 @@ def from_json(told: Facts) -> Together:
     Raises:
         ValueError: It is something else.
     """
+    told = clean_all(told)
     if not isinstance(told.get("hosts"), list):
         raise ValueError(  # noqa: TRY004 - a text from elsewhere, not an argument of the wrong type
             f"this is no result of several hosts: {told!r:.200}"
@@ -68,7 +70,7 @@ def _host_to_json(one: HostCard) -> dict[str, Fact]:
         "name": one.name, "address": one.address, "readings": [told.to_json() for told in one.readings], "clock_ahead_s": one.clock_ahead_s,
         "clock_error_s": one.clock_error_s, "lost": one.lost, "node_rank": one.node_rank, "num_hosts": one.num_hosts,
         "interfaces": [list(pair) for pair in one.interfaces], "gloo_address": one.gloo_address, "nccl_address": one.nccl_address,
-        "opening": one.opening, "own_name": one.own_name,
+        "opening": one.opening, "opening_out": one.opening_out, "private": list(one.private), "own_name": one.own_name,
     }  # fmt: skip
 
 
@@ -94,6 +96,7 @@ def _read_host(told: Facts) -> HostCard:
         node_rank=whole(told, "node_rank"), num_hosts=whole(told, "num_hosts"),
         interfaces=tuple((str(name), str(ip)) for name, ip in _pairs(told, "interfaces")), gloo_address=text(told, "gloo_address"),
         nccl_address=text(told, "nccl_address"), opening=text(told, "opening"), own_name=text(told, "own_name"),
+        opening_out=text(told, "opening_out"), private=texts(told, "private"),
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
     Raises:
         UsageError: It is not said where several hosts meet, or the place can't be one.
     """
-    told = read_identity(env) if not (wish.num_hosts or wish.endpoint) else None
+    told = read_told(env) if not (wish.num_hosts or wish.endpoint) else None
     if told is not None and _has_several_hosts(told):
         return _plan_by(told, wish, env)
     if not (wish.num_hosts or wish.endpoint):
@@ -75,6 +75,14 @@ def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
         node_rank=wish.node_rank,
         is_holder=is_holder,
     )
+
+
+def read_told(env: Mapping[str, str]) -> Identity | None:
+    """Return who this process is by its variables; None also where they can't be read: then the probe of the variables says so."""
+    try:
+        return read_identity(env)
+    except UsageError:
+        return None
 
 
 def _has_several_hosts(told: Identity) -> bool:

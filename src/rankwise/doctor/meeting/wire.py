@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, cast, final
+
+from rankwise.doctor.meeting.border import clean, is_suspect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +24,7 @@ BEAT_S, SILENCE_S = 1.0, 6.0
 #: So long a line may be: from somebody unknown, and from a host of the meeting.
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 64 << 20
 _READ_BYTES = 1 << 18
+_MOST_WHOLE = 1 << 53
 #: Bytes in a packet of the meeting: so small that it passes where larger ones are dropped in silence.
 _SEGMENT_BYTES = 1200
 
@@ -33,6 +37,10 @@ class StrangerError(GoneError):
     """Somebody else answers: no doctor of rankwise."""
 
 
+class SilentError(GoneError):
+    """Somebody has opened, and never said a word: a program that is no doctor, or one that is frozen."""
+
+
 def text(message: Mapping[str, Fact], key: str) -> str:
     """Return a text of a message; empty if there is none."""
     value = message.get(key)
@@ -40,15 +48,17 @@ def text(message: Mapping[str, Fact], key: str) -> str:
 
 
 def number(message: Mapping[str, Fact], key: str) -> float:
-    """Return a number of a message; 0 if there is none."""
+    """Return a number of a message; 0 if there is none, or none that can be reckoned with."""
     value = message.get(key)
-    return float(value) if isinstance(value, int | float) else 0.0
+    if isinstance(value, int):
+        return float(max(-_MOST_WHOLE, min(value, _MOST_WHOLE)))
+    return value if isinstance(value, float) and math.isfinite(value) else 0.0
 
 
 def whole(message: Mapping[str, Fact], key: str) -> int | None:
     """Return a whole number of a message, or None."""
     value = message.get(key)
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and abs(value) <= _MOST_WHOLE else None
 
 
 def entries(message: Mapping[str, Fact], key: str) -> list[Fact]:
@@ -73,18 +83,20 @@ def encode(message: Mapping[str, Fact]) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Read a line.
+    """Read a line; its texts have nothing in them that a terminal would obey.
 
     Raises:
         StrangerError: It is no message.
     """
     try:
-        message = json.loads(line)
+        message = cast("Fact", json.loads(line))
+        if is_suspect(line):
+            message = clean(message)
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
         raise StrangerError(f"it says {line[:40]!r}")
-    return cast("Message", message)
+    return message
 
 
 def tune(sock: socket.socket) -> None:
@@ -123,6 +135,11 @@ class Wire:
     def wants_room(self) -> bool:
         """Whether something waits to be sent."""
         return bool(self._out)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits to be sent."""
+        return sum(map(len, self._out))
 
     def send(self, line: bytes) -> None:
         """Send a line, or as much of it as there is room for.

@@ -14,12 +14,14 @@ from rankwise.doctor.network.rules import Packet, follow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.doctor.host import Host
+    from rankwise.doctor.host import Host, Ran
     from rankwise.doctor.network.interfaces import Interface
     from rankwise.doctor.network.nftables import Table
     from rankwise.doctor.network.rules import Chain
 
 Program = Literal["ufw", "firewalld", "iptables", "nftables", ""]
+#: The kernel has no rules of this kind.
+_NO_RULES = re.compile(r"not supported", re.IGNORECASE)
 _REFUSED = re.compile(r"permi|root|denied|privilege", re.IGNORECASE)
 
 
@@ -30,7 +32,7 @@ class Firewall:
     Attributes:
         program: By which it is ruled; empty if there is none, or none can be seen.
         tables: nftables' rules; ``chains`` are iptables'.
-        why: Why its rules can't be read; empty if they were.
+        why: Why its rules, or a part of them, can't be read; empty if they were.
     """
 
     program: Program = ""
@@ -38,13 +40,16 @@ class Firewall:
     chains: dict[str, Chain] | None = None
     why: str = ""
 
-    def drops(self, packet: Packet) -> bool:
-        """Tell whether a packet surely does not come through."""
-        if self.chains and follow(self.chains, "INPUT", packet) == {"drop"}:
+    def drops(self, packet: Packet) -> bool | None:
+        """Tell whether a packet does not come through; None if that depends on what can't be known here."""
+        outcomes = [follow(self.chains, "INPUT", packet)] if self.chains else []
+        # Of the tables that iptables has made, `iptables-save` tells more: only a certainty counts there.
+        for table in self.tables:
+            found = [follow(table.chains, name, packet) for name in table.inputs]
+            outcomes += [one for one in found if one == {"drop"} or not (table.has_iptables and self.chains)]
+        if {"drop"} in outcomes:
             return True
-        return any(
-            follow(table.chains, name, packet) == {"drop"} for table in self.tables for name in table.inputs
-        )
+        return None if any(one & {"drop", "unknown"} for one in outcomes) else False
 
 
 def find_firewall(host: Host) -> Firewall:
@@ -52,11 +57,32 @@ def find_firewall(host: Host) -> Firewall:
     saved, listed = host.run("iptables-save"), host.run("nft", "--json", "list", "ruleset")
     chains = read_iptables(saved.out) if saved.is_good else None
     tables = tuple(table for table in read_nftables(listed.out) if table.inputs) if listed.is_good else ()
-    why = ""
-    if not saved.is_good and not listed.is_good:
-        has_refused = any(told.code is not None and _REFUSED.search(told.err) for told in (saved, listed))
-        why = "only root may read the rules" if has_refused else "neither nft nor iptables can be asked here"
-    return Firewall(program=_find_program(host, chains, tables), tables=tables, chains=chains, why=why)
+    return Firewall(
+        program=_find_program(host, chains, tables), tables=tables, chains=chains, why=_explain_silence(saved, listed)
+    )  # fmt: skip
+
+
+def _explain_silence(saved: Ran, listed: Ran) -> str:
+    """Say why rules may be there that were not told: a program is here, and did not tell those that it keeps."""
+    asked = {"iptables-save": saved, "nft": listed}
+    if all(_is_missing(told) for told in asked.values()):
+        return "neither nft nor iptables can be asked here"
+    failed = {
+        name: told
+        for name, told in asked.items()
+        if not (told.is_good or _is_missing(told) or _NO_RULES.search(told.err))
+    }
+    if any(told.code is not None and _REFUSED.search(told.err) for told in failed.values()):
+        return "only root may read the rules"
+    said = [
+        told.why or f"{name} ended with {told.code}: {' '.join(told.err.split())[:200]}"
+        for name, told in failed.items()
+    ]
+    return "; ".join(said)
+
+
+def _is_missing(told: Ran) -> bool:
+    return told.code is None and "No such file" in told.why
 
 
 def _find_program(host: Host, chains: dict[str, Chain] | None, tables: Sequence[Table]) -> Program:

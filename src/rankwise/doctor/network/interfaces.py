@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ __all__ = [
 
 Kind = Literal["loopback", "ethernet", "infiniband", "wireless", "bridge", "container", "vpn", "virtual"]
 
+_IFF_UP = 1
 _LOOPBACK, _INFINIBAND, _TUNNELS = "772", "32", {"768", "769", "776", "778", "65534"}
 #: docker and podman call their networks by hexadecimal numbers; ``br-ex`` and the like are bridges of the host itself.
 _CONTAINER = re.compile(
@@ -108,10 +110,20 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
         found.append(
             Interface(
                 name=name, kind=find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: not one.is_ipv4)),
-                mtu=about.mtu if about else 0, is_up=bool(about and about.isup), speed_mbit=about.speed if about else 0,
+                mtu=about.mtu if about else 0, speed_mbit=about.speed if about else 0,
+                is_up=about is not None and _is_up(host, name, about.flags, is_running=about.isup),
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _is_up(host: Host, name: str, flags: str, *, is_running: bool) -> bool:
+    """Tell whether an interface was put up and has a carrier; the system's "running" comes up to a second after both."""
+    told = host.read(f"/sys/class/net/{name}/flags")
+    if told.startswith("0x"):
+        return bool(int(told, 16) & _IFF_UP) and host.read(f"/sys/class/net/{name}/carrier") != "0"
+    # A network namespace has no such files until /sys is mounted anew in it.
+    return is_running or (sys.platform == "linux" and "up" in flags.split(","))
 
 
 def find_kind(host: Host, name: str) -> Kind:

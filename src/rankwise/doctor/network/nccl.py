@@ -6,6 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.gpu.nvidia import list_cards
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -53,7 +55,10 @@ def uses_nccl(host: Host) -> bool:
     """Tell whether ranks here will use NCCL: they ask for it, or there are GPUs and they ask for nothing else."""
     if host.job.backend:
         return "nccl" in host.job.backend
-    return bool(host.names("/proc/driver/nvidia/gpus")) or host.has("/dev/kfd")
+    # WSL has no such folder, and a library of Windows' driver. Where no file tells, nvidia-smi does, or is missing, at once.
+    is_wsl = host.has("/dev/dxg") and host.has("/usr/lib/wsl/lib/libcuda.so.1")
+    is_seen = bool(host.names("/proc/driver/nvidia/gpus")) or host.has("/dev/kfd") or is_wsl
+    return is_seen or bool(list_cards(host).gpus)
 
 
 def list_rdma_devices(host: Host) -> list[str]:

@@ -73,11 +73,14 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 ALGORITHMS = ("tree", "ring", "collnet", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
-#: Names that have changed hands: what to write today; empty for none.
+#: Old names that torch still reads, where the new one is not set (torch 2.13, ProcessGroupNCCL.hpp), and says so in a warning.
+STILL_READ: dict[str, str] = {
+    f"NCCL_{name}": f"TORCH_NCCL_{name}"
+    for name in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING")
+}
+#: Names that nobody reads any longer: what to write today.
 RENAMED: dict[str, str] = {
-    **{f"NCCL_{name}": f"TORCH_NCCL_{name}" for name in (
-        "ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING", "AVOID_RECORD_STREAMS", "USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
-    )},
+    **{f"NCCL_{name}": f"TORCH_NCCL_{name}" for name in ("AVOID_RECORD_STREAMS", "USE_TENSOR_REGISTER_ALLOCATOR_HOOK")},
     "NCCL_IB_GDR_LEVEL": "NCCL_NET_GDR_LEVEL", "NCCL_IB_CUDA_SUPPORT": "NCCL_NET_GDR_LEVEL", "NCCL_LL_THRESHOLD": "NCCL_PROTO",
     "NCCL_TREE_THRESHOLD": "NCCL_ALGO", "NCCL_SINGLE_RING_THRESHOLD": "NCCL_MAX_CTAS", "NCCL_RINGS": "NCCL_GRAPH_FILE",
     "NCCL_CHECKS_DISABLE": "NCCL_CHECK_MODE",
@@ -104,7 +107,9 @@ _OTHERS = """
     TOPO_DUMP_FILE_RANK TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS WARN_ENABLE_DEBUG_INFO WIN_ENABLE
     WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES WORK_FIFO_DEPTH CUMEM_HANDLE_TYPE
 """
-KNOWN: frozenset[str] = frozenset([*FORMS, *RENAMED, *(f"NCCL_{name}" for name in _OTHERS.split())])
+KNOWN: frozenset[str] = frozenset(
+    [*FORMS, *STILL_READ, *RENAMED, *(f"NCCL_{name}" for name in _OTHERS.split())]
+)
 #: Not NCCL's own: its plugins', its tests', and where builds look for it.
 FOREIGN = re.compile(
     r"NCCL_(OFI|FASTRAK|GPUDIRECTTCPX|UCX|SHARP|TUNER|PROFILER|INSPECTOR|TESTS|GIN|RMA|IB_RESILIENCY|SYM|CE|CFT|TCPX|GVNIC|NCP|MSCCL|LIB|INCLUDE|HOME|ROOT|"

@@ -20,6 +20,21 @@ if TYPE_CHECKING:
 _VERDICTS: dict[str, Action] = {
     "accept": "accept", "drop": "drop", "reject": "drop", "return": "return", "jump": "jump", "goto": "goto", "queue": "unknown"
 }  # fmt: skip
+#: Of these a connection by TCP over IPv4 has no field at all.
+_OTHER_PROTOCOLS = {
+    "udp",
+    "udplite",
+    "icmp",
+    "icmpv6",
+    "igmp",
+    "ip6",
+    "sctp",
+    "dccp",
+    "esp",
+    "ah",
+    "comp",
+    "arp",
+}
 #: Statements that decide nothing.
 _PASSING = {"counter", "log", "comment", "notrack", "mangle", "meter"}
 
@@ -53,14 +68,20 @@ def read_nftables(text: str) -> list[Table]:
         or []
     )
     tables: dict[tuple[str, str], Table] = {}
-    sets = {str(one["set"]["name"]): one["set"].get("elem") for one in entries if "set" in one}
+    sets = {
+        (str(told["family"]), str(told["table"]), str(told["name"])): told.get("elem")
+        for one in entries
+        for kind in ("set", "map")
+        if (told := one.get(kind)) is not None
+    }
     for entry in entries:
         for kind in ("chain", "rule"):
             one = entry.get(kind)
             if one is not None and one.get("family") in {"ip", "inet"}:
                 key = str(one["family"]), str(one["table"])
                 table = tables.setdefault(key, Table(family=key[0], name=key[1]))
-                _add_chain(table, one) if kind == "chain" else _add_rule(table, one, sets)
+                own = {name: elements for (*where, name), elements in sets.items() if tuple(where) == key}
+                _add_chain(table, one) if kind == "chain" else _add_rule(table, one, own)
     return list(tables.values())
 
 
@@ -78,25 +99,50 @@ def _add_rule(table: Table, one: Part, sets: Mapping[str, Fact]) -> None:
     conditions: list[Condition] = []
     action: Action = "none"
     target = ""
+    rules: list[Rule] = []
     expressions = one.get("expr")
     for part in expressions if isinstance(expressions, list) else []:
         if not isinstance(part, dict):
             continue
         key, value = next(iter(part.items()))
         if key in _VERDICTS:
-            action, target = (
-                _VERDICTS[key],
-                str(value["target"]) if isinstance(value, dict) and "target" in value else "",
-            )
+            action, target = _read_verdict(part)
         elif key == "match" and isinstance(value, dict):
             conditions.append(_read_match(value, sets))
+        elif key == "vmap" and isinstance(value, dict):
+            rules += _read_map(value, sets, tuple(conditions))
         elif key not in _PASSING:
             conditions.append(lambda _: None)
-            action = "unknown" if key in {"vmap", "xt"} else action
+            action = "unknown" if key == "xt" else action
             table.has_iptables |= key == "xt"
-    table.chains.setdefault(str(one["chain"]), Chain()).rules.append(
-        Rule(conditions=tuple(conditions), action=action, target=target)
-    )
+    rules.append(Rule(conditions=tuple(conditions), action=action, target=target))
+    table.chains.setdefault(str(one["chain"]), Chain()).rules.extend(rules)
+
+
+def _read_verdict(part: Part) -> tuple[Action, str]:
+    key, value = next(iter(part.items()))
+    target = str(value["target"]) if isinstance(value, dict) and "target" in value else ""
+    return _VERDICTS.get(key, "unknown"), target
+
+
+def _read_map(vmap: Part, sets: Mapping[str, Fact], conditions: tuple[Condition, ...]) -> list[Rule]:
+    """Read ``ct state vmap { established : accept, invalid : drop }``: one rule for each key, as the keys exclude each other."""
+    told = vmap.get("data")
+    elements = sets.get(told[1:]) if isinstance(told, str) and told.startswith("@") else told
+    if isinstance(elements, dict):
+        elements = elements.get("set")
+    if not isinstance(elements, list):
+        return [Rule(conditions=(*conditions, lambda _: None), action="unknown")]
+    found: list[Rule] = []
+    for pair in elements:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], dict):
+            return [Rule(conditions=(*conditions, lambda _: None), action="unknown")]
+        action, target = _read_verdict(pair[1])
+        fits = _read_match({"op": "==", "left": vmap.get("key"), "right": pair[0]}, sets)
+        # ``continue`` goes on to the next rule, and "none" does, too.
+        action = "none" if "continue" in pair[1] else action
+        found.append(Rule(conditions=(*conditions, fits), action=action, target=target))
+    return found
 
 
 def _read_match(match: Part, sets: Mapping[str, Fact]) -> Condition:
@@ -138,7 +184,9 @@ def _find_value(left: Part, packet: Packet) -> str | int | bool | None:
         "tcp": {"dport": packet.port}, "th": {"dport": packet.port}, "ip": {"saddr": packet.source, "daddr": packet.target, "protocol": "tcp"},
     }  # fmt: skip
     protocol = str(told.get("protocol"))
-    return fields[protocol].get(name) if protocol in fields else False
+    return (
+        fields[protocol].get(name) if protocol in fields else False if protocol in _OTHER_PROTOCOLS else None
+    )
 
 
 def _compare(value: str | int, sign: str, wanted: Fact) -> bool | None:

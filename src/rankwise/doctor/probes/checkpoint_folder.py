@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.storage.mounts import find_existing, find_mount
+from rankwise.doctor.storage.mounts import find_absolute, find_existing, find_mount
 from rankwise.doctor.storage.trying import try_folder
 
 if TYPE_CHECKING:
@@ -39,7 +39,13 @@ def look(host: Host) -> Iterator[Reading]:
     if host.job.checkpoints is None:
         yield skipped("no folder for checkpoints was named", "nothing to look at")
         return
-    wanted = str(host.job.checkpoints.absolute())
+    wanted = find_absolute(host, host.job.checkpoints)
+    if not wanted:
+        yield Reading(
+            verdict="fail", what=f"{host.job.checkpoints} is meant from the current folder, which has been deleted",
+            why="the first checkpoint fails: `No such file or directory`", fix='cd "$PWD"  # or name the folder from / on',
+        )  # fmt: skip
+        return
     folder = find_existing(host, wanted)
     mount = find_mount(host, folder)
     facts = _collect(host, folder, mount)

@@ -4,6 +4,8 @@
 core that they see get in each other's way, and everything is many times slower. The other way round, `OMP_NUM_THREADS=1`, which torchrun sets, lets a
 job on the CPU use one core of many. More workers than cores make loading slower, not faster (`Our suggested max number of worker ...`).
 
+Ranks that srun or mpirun starts get no `OMP_NUM_THREADS`: each starts as many threads as it sees cores.
+
 **How it is looked at.** The process's affinity and the control group's quota; how often the group was stopped because its quota was used up; the
 variable `OMP_NUM_THREADS`. `rankwise run` by itself gives each rank its share of the cores.
 
@@ -18,9 +20,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.base.identity import Identity, read_all
 from rankwise.doctor.limits.cgroups import find_cpu_quota, list_groups, read_counters
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +70,7 @@ def look(host: Host) -> Iterator[Reading]:
     if not found:
         limit = "" if math.isinf(cores.quota) else f", {cores.quota:g} of them by quota"
         yield ok(
-            f"{cores.cores} cores ({cores.cpus} processors){limit}",
+            f"{say_count(cores.cores, 'core')} ({say_count(cores.cpus, 'processor')}){limit}",
             cores=cores.cores,
             cpus=cores.cpus,
             usable=cores.usable,
@@ -107,35 +111,65 @@ def read_list(text: str) -> list[int]:
 
 def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     ranks, workers = host.job.num_ranks, host.job.num_workers or 0
-    if ranks is None:
+    if ranks is None or _is_bound(host, cores, ranks):
         return
-    seen = f"{cores.usable} processors can be used here" + (
+    seen = f"{say_count(cores.usable, 'processor')} can be used here" + (
         "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
     )
+    if ranks > cores.usable:
+        yield Reading(
+            verdict="warn", what=f"{say_count(ranks, 'rank')}, and {seen}", why="ranks take turns: good for trying out, and slower than fewer ranks",
+            class_id="X17", fix=f"rankwise run --nproc-per-node {cores.usable} …",
+        )  # fmt: skip
+    else:
+        yield from _check_threads(host, cores, ranks, seen)
+    if ranks * workers > cores.usable:
+        yield Reading(
+            verdict="warn", what=f"{say_count(ranks, 'rank')} with {say_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {say_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
+            why="they get in each other's way and in that of the ranks; torch says `Our suggested max number of worker`", class_id="X17",
+            fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
+        )  # fmt: skip
+
+
+def _check_threads(host: Host, cores: Cores, ranks: int, seen: str) -> Iterator[Reading]:
     text = host.env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     threads = int(text) if text.isdigit() else 0
     share = max(1, min(cores.cores, cores.usable) // ranks)
-    if ranks > cores.usable:
+    launcher = _find_plain_launcher(host)
+    if ranks * threads > cores.usable:
         yield Reading(
-            verdict="warn", what=f"{ranks} ranks, and {seen}", why="ranks take turns: good for trying out, and slower than fewer ranks", class_id="X17",
-            fix=f"rankwise run --nproc-per-node {cores.usable} …",
-        )  # fmt: skip
-    elif ranks * threads > cores.usable:
-        yield Reading(
-            verdict="warn", what=f"{ranks} ranks with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
+            verdict="warn", what=f"{say_count(ranks, 'rank')} with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
             why="the threads get in each other's way: many times slower than with fewer", fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
         )  # fmt: skip
     elif threads == 1 and share >= _IDLE and host.job.backend == "gloo":
         yield Reading(
-            verdict="warn", what=f"OMP_NUM_THREADS=1 lets {ranks} ranks use {ranks} of {min(cores.cores, cores.usable)} cores",
+            verdict="warn", what=f"OMP_NUM_THREADS=1 lets {say_count(ranks, 'rank')} use {ranks} of {say_count(min(cores.cores, cores.usable), 'core')}",
             why="a job on the CPU is slower by as much", fix="unset OMP_NUM_THREADS  # rankwise run gives each rank its share", class_id="X17",
         )  # fmt: skip
-    if ranks * workers > cores.usable:
+    elif not text and launcher and ranks > 1:
         yield Reading(
-            verdict="warn", what=f"{ranks} ranks with {workers} workers each are {ranks * workers} processes that load data, and {seen}",
-            why="they get in each other's way and in that of the ranks; torch says `Our suggested max number of worker`", class_id="X17",
-            fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
+            verdict="warn", what=f"{launcher} starts {ranks} ranks here without OMP_NUM_THREADS: each starts a thread for each of {say_count(cores.cpus, 'processor')}",
+            why="the threads get in each other's way: many times slower than with fewer; torchrun and rankwise run set it, srun and mpirun do not",
+            fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
         )  # fmt: skip
+
+
+def _find_plain_launcher(host: Host) -> str:
+    """Return what has started this task, where it gives its tasks no number of threads and they are the job's ranks; empty otherwise."""
+    if "TORCHELASTIC_RUN_ID" in host.env:
+        return ""
+    # RANK and its like may have been set by hand, from the launcher's own.
+    told = (one for one in read_all(host.env) if isinstance(one, Identity) and one.names[0] != "RANK")
+    nearest = next(told, None)
+    if nearest is None or nearest.local_world_size != host.job.num_ranks:
+        return ""
+    return {"Slurm": "srun", "Flux": "flux run"}.get(nearest.source, "mpirun")
+
+
+def _is_bound(host: Host, cores: Cores, ranks: int) -> bool:
+    """Tell whether the cores seen may be those of one rank alone: srun and mpirun bind each task to its own."""
+    online = len(read_list(host.read("/sys/devices/system/cpu/online")))
+    return ranks > 1 and ranks * cores.cpus <= online and bool(_find_plain_launcher(host))
 
 
 def _check_throttled(host: Host) -> Iterator[Reading]:

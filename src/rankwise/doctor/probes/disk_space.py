@@ -12,12 +12,12 @@ launchers, compilers of kernels and data-loading workers at their start. A disk 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.storage.mounts import find_existing, find_mount, read_mounts
+from rankwise.doctor.storage.mounts import find_absolute, find_current, find_existing, find_mount, read_mounts
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,24 +42,11 @@ class _Place:
 
 def look(host: Host) -> Iterator[Reading]:
     """Tell what is free in each of the folders; one that is on the disk of another is told once."""
-    places = [
-        _Place(title="the temporary folder", folder=host.env.get("TMPDIR") or "/tmp", full_bytes=64 * _MIB, tight_bytes=_GIB // 2),
-        _Place(title="the current folder", folder=host.env.get("PWD") or str(Path.cwd()), full_bytes=16 * _MIB, tight_bytes=_GIB // 2, must_write=False),
-    ]  # fmt: skip
-    if host.job.checkpoints is not None:
-        folder = str(host.job.checkpoints.absolute())
-        places.insert(
-            0,
-            _Place(
-                title="the folder of the checkpoints",
-                folder=folder,
-                full_bytes=256 * _MIB,
-                tight_bytes=2 * _GIB,
-            ),
-        )
+    current = find_current(host)
+    places = _list_places(host, current)
     mounts = read_mounts(host)
     told: list[str] = []
-    found: list[Reading] = []
+    found: list[Reading] = [] if current else [_tell_deleted()]
     for place in places:
         folder = find_existing(host, place.folder)
         usage = host.usage(folder)
@@ -68,12 +55,36 @@ def look(host: Host) -> Iterator[Reading]:
         bad = _judge(host, place, folder, usage, find_mount(host, folder, mounts))
         if bad is not None:
             found.append(bad)
-        told.append(f"{place.folder}: {_say(usage[1])}")
+        # Some file systems of networks and programs tell no size at all.
+        if usage[0]:
+            told.append(f"{place.folder}: {_say(usage[1])}")
     yield from found
-    if not told:
+    if not told and not found:
         yield skipped("free space is not told", "this system tells it in another way")
     elif not found:
         yield ok(f"free: {', '.join(told)}")
+
+
+def _list_places(host: Host, current: str) -> list[_Place]:
+    places = [
+        _Place(title="the temporary folder", folder=host.env.get("TMPDIR") or "/tmp", full_bytes=64 * _MIB, tight_bytes=_GIB // 2),
+    ]  # fmt: skip
+    if current:
+        places.append(
+            _Place(title="the current folder", folder=current, full_bytes=16 * _MIB, tight_bytes=_GIB // 2, must_write=False)
+        )  # fmt: skip
+    folder = find_absolute(host, host.job.checkpoints) if host.job.checkpoints is not None else ""
+    if folder:
+        title = "the folder of the checkpoints"
+        places.insert(0, _Place(title=title, folder=folder, full_bytes=256 * _MIB, tight_bytes=2 * _GIB))
+    return places
+
+
+def _tell_deleted() -> Reading:
+    return Reading(
+        verdict="fail", what="the current folder has been deleted", fix='cd "$PWD"  # or another folder',
+        why="every program that asks where it is ends with `FileNotFoundError: [Errno 2] No such file or directory`",
+    )  # fmt: skip
 
 
 def _judge(
@@ -86,6 +97,12 @@ def _judge(
     fix = f"du -xsh {mount.point if mount else folder}/* | sort -h | tail  # what takes the room"
     if place.title.startswith("the temporary"):
         fix += "\nexport TMPDIR=…  # a folder with room"
+    if mount is not None and not mount.holds_files and place.must_write:
+        return Reading(
+            verdict="fail", what=f"{where} is in {mount.point} ({mount.kind}), where the kernel shows its own facts and nobody can put files",
+            why="a rank ends with `No such file or directory` or `Permission denied`" + (" at the first checkpoint" if "checkpoints" in place.title else ""),
+            fix="export TMPDIR=…  # a folder on a disk" if place.title.startswith("the temporary") else "# use a folder on a disk",
+        )  # fmt: skip
     if mount is not None and mount.is_read_only and place.must_write:
         return Reading(
             verdict="fail", what=f"{where} can't be written to: {mount.point} ({mount.kind}) is mounted read-only",
@@ -93,7 +110,7 @@ def _judge(
         )  # fmt: skip
     if inodes is not None and inodes[1] < _FEW_INODES:
         return Reading(
-            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has room for {inodes[1]} more files of {inodes[0]}{disk}, and {_say(free)} free",
+            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has room for {say_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {_say(free)} free",
             why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {mount.point if mount else folder}/* | sort -n | tail",
         )  # fmt: skip
     if free < min(place.tight_bytes, size):

@@ -3,9 +3,9 @@
 **Why it matters.** Many firewalls let `MASTER_PORT` through and nothing else. Then the ranks meet, and the first collective hangs: Gloo and
 NCCL listen at ports that the system gives out, any of `net.ipv4.ip_local_port_range`.
 
-**How it is looked at.** The rules of nftables and iptables are read, as root, and followed for a connection from a neighbour. Rules that
-depend on what can't be known here count as open. Whether connections really come through is tried where several hosts meet; firewalls
-of clouds and switches show up only there.
+**How it is looked at.** The rules of nftables and iptables are read, as root, and followed for a connection from a neighbour. Where that
+depends on what can't be known here (marks, rates, sets of addresses that change), nothing is said of it. Whether connections really come
+through is tried where several hosts meet; firewalls of clouds and switches show up only there.
 
 **What to do.** Let TCP in from the other hosts' network, at all ports. The command is told for the firewall that was found.
 """
@@ -23,7 +23,7 @@ from rankwise.doctor.probes.ports import read_range
 from rankwise.doctor.reading import Reading, ok, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.firewalls import Firewall
@@ -34,30 +34,42 @@ def look(host: Host) -> Iterator[Reading]:
     """Tell whether the rules of this host drop what other ranks send."""
     firewall = find_firewall(host)
     name = f", by {firewall.program}" if firewall.program else ""
-    if firewall.why:
+    found = {one.name: (one, _judge(host, firewall, one)) for one in _list_interfaces(host)}
+    blocked = {name: (one, told[True]) for name, (one, told) in found.items() if told[True]}
+    unsure = {name: told[None] for name, (_, told) in found.items() if told[None]}
+    if blocked:
+        yield _tell_blocked(host, blocked, name)
+    elif firewall.why:
         yield skipped(f"the firewall's rules{name}", firewall.why)
-        return
-    blocked = {
-        one.name: (one, ports)
-        for one in _list_interfaces(host)
-        if (ports := _find_blocked(host, firewall, one))
-    }
-    if not blocked:
+    elif unsure:
+        yield _tell_unsure(host, unsure, name)
+    else:
         yield ok(
             f"no rule keeps the other hosts' ranks out{name}" if firewall.program else "no firewall runs here"
         )
-        return
+
+
+def _tell_blocked(host: Host, blocked: Mapping[str, tuple[Interface, list[str]]], name: str) -> Reading:
     told = ", ".join(f"{name} ({', '.join(ports)})" for name, (_, ports) in blocked.items())
     networks = [
         address.network for one, _ in blocked.values() for address in one.reachable if address.is_ipv4
     ]
     what = f"the firewall drops TCP from neighbours{name}: {told}"
     if not has_several_hosts(host):
-        yield ok(f"{what}; one host needs none of it")
-        return
-    yield Reading(
+        return ok(f"{what}; one host needs none of it")
+    return Reading(
         verdict="warn", what=what, class_id="I8", fix=suggest_opening(host, networks),
         why="the ranks may meet, and then hang at the first collective: `connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
+    )  # fmt: skip
+
+
+def _tell_unsure(host: Host, unsure: Mapping[str, list[str]], name: str) -> Reading:
+    told = ", ".join(f"{name} ({', '.join(ports)})" for name, ports in unsure.items())
+    what = f"whether the firewall lets TCP from neighbours in can't be told{name}: {told}"
+    if not has_several_hosts(host):
+        return ok(f"{what}; one host needs none of it")
+    return skipped(
+        what, "a rule depends on what can't be known here; where several hosts meet (rankwise doctor --hosts …), connections are tried"
     )  # fmt: skip
 
 
@@ -71,20 +83,24 @@ def _list_interfaces(host: Host) -> list[Interface]:
     return list({one.name: one for one in taken if one is not None and one.kind != "loopback"}.values())
 
 
-def _find_blocked(host: Host, firewall: Firewall, one: Interface) -> list[str]:
+def _judge(host: Host, firewall: Firewall, one: Interface) -> dict[bool | None, list[str]]:
+    """Return the ports of an interface by whether the firewall drops what comes to them; None: that can't be told."""
     low, high = read_range(host)
     port = find_master(host)[1]
-    found = []
-    if all(_drops(firewall, one, port) for port in (low, (low + high) // 2, high)):
-        found.append(f"ports {low} to {high}, where Gloo and NCCL listen")
-    if port is not None and host.job.is_master is not False and _drops(firewall, one, port):
-        found.append(f"port {port}, where the ranks meet")
+    answers = {_drops(firewall, one, at) for at in (low, (low + high) // 2, high)}
+    # Ranks take any of them: a range that is open in parts is no certain end.
+    found: dict[bool | None, list[str]] = {True: [], None: [], False: []}
+    found[True if answers == {True} else None if None in answers else False].append(
+        f"ports {low} to {high}, where Gloo and NCCL listen"
+    )
+    if port is not None and host.job.is_master is not False:
+        found[_drops(firewall, one, port)].append(f"port {port}, where the ranks meet")
     return found
 
 
-def _drops(firewall: Firewall, one: Interface, port: int) -> bool:
+def _drops(firewall: Firewall, one: Interface, port: int) -> bool | None:
     packet = make_packet(one, port)
-    return packet is not None and firewall.drops(packet)
+    return firewall.drops(packet) if packet is not None else False
 
 
 PROBE = Probe(

@@ -11,8 +11,10 @@ needs its own value.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
 from rankwise.doctor.network.gloo import split_names
 from rankwise.doctor.network.master import has_several_hosts, say_interface, suggest_name
 from rankwise.doctor.network.nccl import uses_nccl
@@ -20,11 +22,11 @@ from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.reading import Verdict
+    from rankwise.doctor.reading import Fact, Facts, Verdict
 
 #: torch's builds for Linux know the first two; other systems and builds have the rest.
 _TRANSPORTS = ("TCP", "LINUX", "TCP_TLS", "UV", "APPLE", "WIN32", "IBVERBS")
@@ -36,7 +38,26 @@ def look(host: Host) -> Iterator[Reading]:
     wrong = [*_judge_names(host), *_judge_transport(host), *_judge_rpc(host)]
     names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME")
     told = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
-    yield from wrong or [ok(told or "no variable of Gloo is set")]
+    facts: dict[str, Fact] = {"transport": host.env.get("GLOO_DEVICE_TRANSPORT", "") or "none set"}
+    first, *others = wrong or [ok(told or "no variable of Gloo is set")]
+    yield from (replace(first, facts=facts), *others)
+
+
+def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
+    """Tell of hosts whose Gloo speaks another way; interfaces may have other names on each host."""
+    groups = group_hosts(facts, "transport")
+    if len(groups) > 1:
+        odd = find_odd_hosts(groups)
+        common = next(iter(groups))
+        fix = (
+            "unset GLOO_DEVICE_TRANSPORT"
+            if common == "none set"
+            else f"export GLOO_DEVICE_TRANSPORT={common}"
+        )
+        yield Reading(
+            verdict="warn", what=f"GLOO_DEVICE_TRANSPORT differs: {say_groups(groups)}", hosts=odd, fix=f"# on {', '.join(odd)}:\n{fix}",
+            why="hosts whose Gloo speaks in different ways do not connect: `connectFullMesh failed`, or a hang",
+        )  # fmt: skip
 
 
 def _judge_names(host: Host) -> Iterator[Reading]:
@@ -120,5 +141,5 @@ def _set(host: Host, variable: str, *, near: str = "") -> str:
 
 
 PROBE = Probe(
-    id="gloo-variables", title="variables of Gloo", topic="environment", speed="instant", look=look, classes=("I6", "I5"),
+    id="gloo-variables", title="variables of Gloo", topic="environment", speed="instant", look=look, compare=compare, classes=("I6", "I5"),
 )  # fmt: skip

@@ -6,7 +6,7 @@ do it at all, as most GeForce cards, NCCL knows, and goes through the host's mem
 
 **How it is looked at.** The matrix of `nvidia-smi topo -p2p r`, the ways between the GPUs by `nvidia-smi topo -m`, what torch says of each pair, the
 control bits of the PCIe switches above the GPUs by `lspci -vvv` (which shows them to root only), and the kernel's IOMMU domain of each GPU. In a
-virtual machine the real switches can't be seen.
+virtual machine the real switches can't be seen. What could not be read is told as skipped.
 
 **What to do.** `NCCL_P2P_DISABLE=1` makes the job run at once, more slowly: if it helps, this is it. The cure is to switch ACS off on these switches
 (`setpci`, until the next boot) or in the firmware, and to start the kernel with `iommu=pt`.
@@ -28,6 +28,7 @@ from rankwise.doctor.gpu.topology import (
 )
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,13 +57,17 @@ def look(host: Host) -> Iterator[Reading]:
     direct = {pair: ways.get(pair, "") for pair, cell in access.items() if cell == "OK"}
     found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, cards, direct)]
     yield from found
-    if not found:
+    if all(one.verdict == "skipped" for one in found):
         yield ok(_say(access, direct), direct=len(direct), pairs=len(access))
 
 
 def _say(access: _Pairs, direct: _Pairs) -> str:
     if len(direct) == len(access):
-        return f"all {len(access)} pairs of GPUs reach each other directly"
+        return (
+            f"all {len(access)} pairs of GPUs reach each other directly"
+            if len(access) > 1
+            else "both GPUs reach each other directly"
+        )
     words = {
         "CNS": "the chipset does not let them",
         "GNS": "these GPUs can't",
@@ -72,7 +77,7 @@ def _say(access: _Pairs, direct: _Pairs) -> str:
     }
     others = sorted({cell for cell in access.values() if cell != "OK"})
     reasons = ", ".join(f"{cell}: {words.get(cell, 'unknown')}" for cell in others)
-    return f"{len(direct)} of {len(access)} pairs of GPUs reach each other directly ({reasons}); the others go through the host's memory"
+    return f"{len(direct)} of {say_count(len(access), 'pair')} of GPUs reach each other directly ({reasons}); the others go through the host's memory"
 
 
 def _check_links(access: _Pairs, ways: _Pairs) -> Iterator[Reading]:
@@ -80,7 +85,7 @@ def _check_links(access: _Pairs, ways: _Pairs) -> Iterator[Reading]:
     if closed:
         a, b = closed[0]
         yield Reading(
-            verdict="warn", what=f"{len(closed)} pairs of GPUs have NVLink, and can't use it: GPU {a} and GPU {b} say {access[a, b]}",
+            verdict="warn", what=f"{say_count(len(closed), 'pair')} of GPUs with NVLink that can't be used: GPU {a} and GPU {b} say {access[a, b]}",
             why="NCCL goes through the host's memory instead, many times slower",
             fix="nvidia-smi topo -p2p n  # and: sudo systemctl status nvidia-fabricmanager",
         )  # fmt: skip
@@ -99,7 +104,7 @@ def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
     if closed:
         a, b = closed[0]
         yield Reading(
-            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, and CUDA says that they don't ({len(closed)} such pairs)",
+            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, and CUDA says that they don't ({say_count(len(closed), 'such pair')})",
             why="NCCL goes through the host's memory instead: slower", fix="NCCL_DEBUG=INFO rankwise run …  # shows the way that NCCL takes", class_id="R12",
         )  # fmt: skip
 
@@ -111,27 +116,18 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
         "NVL",
         "0",
     }
-    if not by_pcie or is_off or is_virtual(host):
+    if not by_pcie or is_off:
+        return
+    if is_virtual(host):
+        yield skipped(
+            "what stands between the GPUs on PCIe can't be seen",
+            "a virtual machine does not show the real switches",
+        )
         return
     places = {one.index: one.bus_id for one in cards.gpus}
     by_switch = {index for pair, way in by_pcie.items() if way in {"PIX", "PXB"} for index in pair}
     if by_switch:
-        above = {
-            bridge
-            for index in by_switch
-            if index in places
-            for bridge in list_switches_above(host, places[index])
-        }
-        closed = [
-            one
-            for one in list_bridges_with_acs(host.run("lspci", "-vvv", timeout_s=10.0).out)
-            if one in above
-        ]
-        if closed:
-            yield Reading(
-                verdict="warn", what=f"ACS is on at {len(closed)} PCIe switches above the GPUs: {', '.join(closed[:8])}", why=_WHY, class_id="R12",
-                fix="\n".join([_NOW, *(f"sudo setpci -s {one} ECAP_ACS+0x6.w=0000" for one in closed[:8]), "# for good: switch ACS off in the firmware"]),
-            )  # fmt: skip
+        yield from _check_access_control(host, {places[index] for index in by_switch if index in places})
     translated = sorted(
         {
             index
@@ -147,9 +143,29 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
         )  # fmt: skip
 
 
-def _takes_long_ways(host: Host, cards: Cards) -> bool:
-    """Tell whether NCCL lets GPUs copy directly even where they are on no common switch: it does for two of them on AMD."""
-    return len(cards.gpus) <= 2 and "AuthenticAMD" in host.read("/proc/cpuinfo")
+def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
+    """Tell of the switches above some GPUs that send their copies up to the processor."""
+    above = {bridge for place in places for bridge in list_switches_above(host, place)}
+    if not above:
+        return
+    ran = host.run("lspci", "-vvv", timeout_s=10.0)
+    what = f"whether ACS is on at {say_count(len(above), 'PCIe switch', 'PCIe switches')} above the GPUs is not known"
+    if not ran.is_good:
+        why = ran.why or f"lspci ended with {ran.code}: {' '.join(ran.err.split())[:200]}"
+        fix = "sudo apt-get install pciutils" if ran.code is None and "No such file" in ran.why else ""
+        yield Reading(verdict="skipped", what=what, why=why, fix=fix)
+        return
+    closed = [one for one in list_bridges_with_acs(ran.out) if one in above]
+    if closed:
+        yield Reading(
+            verdict="warn", what=f"ACS is on at {say_count(len(closed), 'PCIe switch', 'PCIe switches')} above the GPUs: {', '.join(closed[:8])}", why=_WHY,
+            fix="\n".join([_NOW, *(f"sudo setpci -s {one} ECAP_ACS+0x6.w=0000" for one in closed[:8]), "# for good: switch ACS off in the firmware"]),
+            class_id="R12",
+        )  # fmt: skip
+    elif "<access denied>" in ran.out:
+        yield Reading(
+            verdict="skipped", what=what, why="only root may read it", fix="sudo $(command -v rankwise) doctor --only gpu-peer-access"
+        )  # fmt: skip
 
 
 PROBE = Probe(

@@ -97,7 +97,7 @@ PROBE = Probe(
     id="gpu-throttle",
     title="GPUs slowed down by heat or power",
     topic="gpu",
-    speed="quick",
+    speed="slow",
     look=look,
     compare=compare,
 )

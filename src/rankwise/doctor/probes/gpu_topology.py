@@ -20,6 +20,7 @@ from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query
 from rankwise.doctor.gpu.topology import list_gpu_pairs, read_links, read_matrix
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,7 @@ def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
             dead = ", ".join(str(at) for at, is_active in enumerate(active) if not is_active)
             which = f"; inactive: {dead}" if dead else ""
             yield Reading(
-                verdict="warn", what=f"GPU {index} has {sum(active)} active NVLinks, others of its model here have {max(alike)}{which}",
+                verdict="warn", what=f"GPU {index} has {say_count(sum(active), 'active NVLink')}, others of its model here have {max(alike)}{which}",
                 why="all GPUs wait for the slowest way: collectives are slower by as much",
                 fix="nvidia-smi nvlink -e  # counts its errors\nsudo nvidia-smi --gpu-reset  # when idle",
             )  # fmt: skip
@@ -89,10 +90,10 @@ def _say(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str
     near = {
         a for (a, b), way in matrix.items() if a.startswith("GPU") and b in nics and way in {"PIX", "PXB"}
     }
-    beside = f"; {len(near)} GPUs have a network card beside them" if nics else ""
-    return f"{len(cards.gpus)} GPUs, {len(pairs)} pairs: {ways}{beside}"
+    beside = f"; {say_count(len(near), 'GPU')} with a network card near" if nics else ""
+    return f"{len(cards.gpus)} GPUs, {say_count(len(pairs), 'pair')}: {ways}{beside}"
 
 
 PROBE = Probe(
-    id="gpu-topology", title="ways between the GPUs", topic="gpu", speed="quick", look=look, classes=("R12",)
+    id="gpu-topology", title="ways between the GPUs", topic="gpu", speed="slow", look=look, classes=("R12",)
 )

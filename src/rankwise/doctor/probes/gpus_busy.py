@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, to_int
-from rankwise.doctor.limits.processes import is_inside, is_left_over, read_process
+from rankwise.doctor.limits.orphans import is_left_over
+from rankwise.doctor.limits.processes import is_inside, read_process
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +64,7 @@ def look(host: Host) -> Iterator[Reading]:
             is_quiet = False
             yield _tell(gpu, others, orphans, gpu.used_mib - ours)
     if is_quiet:
-        yield ok(f"nobody else holds memory on the {len(cards.gpus)} GPUs")
+        yield ok(f"nobody else holds memory on {say_count(len(cards.gpus), 'GPU')}")
 
 
 def _tell(gpu: Gpu, others: list[_Holder], orphans: list[_Holder], used_mib: int) -> Reading:
@@ -99,7 +101,7 @@ PROBE = Probe(
     id="gpus-busy",
     title="who holds memory on the GPUs",
     topic="gpu",
-    speed="quick",
+    speed="slow",
     look=look,
     classes=("R5",),
 )

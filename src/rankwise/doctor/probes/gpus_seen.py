@@ -4,11 +4,13 @@
 in its first use of CUDA, without a word; after an update of the driver without a reboot torch says `CUDA is not available` and trains on the
 CPU. A GPU with memory errors ends ranks with `uncorrectable ECC error encountered`, or makes them wrong or slow.
 
-**How it is looked at.** `nvidia-smi` must answer within 10 s. Its list is held against `CUDA_VISIBLE_DEVICES` as CUDA reads it (it stops at the
+**How it is looked at.** `nvidia-smi` must answer within 30 s. One that is late is a slow start of the driver, unless a second sign tells that
+it hangs: a program that is stuck in the kernel, or the driver's errors. Its list is held against `CUDA_VISIBLE_DEVICES` as CUDA reads it (it stops at the
 first entry that names no GPU) and against the number of ranks. Memory errors are asked for, and the kernel's log for the driver's serious errors
 (Xid), where it may be read. Between hosts, the number and the model of the GPUs are compared.
 
-**What to do.** Start as many ranks as there are GPUs. A driver that hangs, or that was updated, needs a reboot; a GPU that is lost does, too, and
+**What to do.** Start as many ranks as there are GPUs. Keep a slow driver awake: `nvidia-smi -pm 1`, or the service
+`nvidia-persistenced`. A driver that hangs, or that was updated, needs a reboot; a GPU that is lost does, too, and
 if it comes back like that, repair.
 """
 
@@ -19,8 +21,10 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
 from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query, to_int, to_kernel_bus_id
+from rankwise.doctor.limits.processes import list_processes
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,7 +110,7 @@ def _tell(host: Host, cards: Cards) -> Reading:
     present = len(host.names("/proc/driver/nvidia/gpus"))
     more = f" of the host's {present}" if present > len(cards.gpus) else ""
     return ok(
-        f"{len(cards.gpus)}{more} GPUs ({', '.join(models)}), driver {cards.driver}", count=len(cards.gpus), models=", ".join(models),
+        f"{len(cards.gpus)}{more} {'GPU' if len(cards.gpus) == 1 and not more else 'GPUs'} ({', '.join(models)}), driver {cards.driver}", count=len(cards.gpus), models=", ".join(models),
         driver=cards.driver, uuids=[one.uuid for one in cards.gpus],
     )  # fmt: skip
 
@@ -116,10 +120,7 @@ def _tell_broken(host: Host, cards: Cards) -> Reading:
         "sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia"
     )
     if cards.sight == "late":
-        return Reading(
-            verdict="fail", what=cards.why, why="the driver hangs, mostly after a GPU has fallen off the bus: each rank stops in its first use of "
-            "CUDA, without a word, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
-        )  # fmt: skip
+        return _tell_late(host, cards)
     if "mismatch" in cards.why:
         return Reading(
             verdict="fail", what=f"nvidia-smi says: {cards.why}", fix=reboot,
@@ -130,6 +131,31 @@ def _tell_broken(host: Host, cards: Cards) -> Reading:
         why="no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
         fix="sudo modprobe nvidia  # in a container: docker run --gpus all …",
     )  # fmt: skip
+
+
+def _tell_late(host: Host, cards: Cards) -> Reading:
+    signs = [*_list_stuck(host), *_list_serious(host)]
+    if signs:
+        return Reading(
+            verdict="fail", what=f"{cards.why}, and {'; '.join(signs[:4])}", why="the driver hangs, mostly after a GPU has fallen off the bus: each "
+            "rank stops in its first use of CUDA, without a word, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
+        )  # fmt: skip
+    return Reading(
+        verdict="warn", what=cards.why, fix="sudo nvidia-smi -pm 1  # keeps the driver awake\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs",
+        why="a driver that nothing holds awake starts anew for each program, and every rank waits for that; or it hangs, and each rank stops in its first "
+        "use of CUDA, without a word",
+    )  # fmt: skip
+
+
+def _list_stuck(host: Host) -> list[str]:
+    """Name the nvidia-smi that are stuck in the kernel: it was told to end, and one that only waits for a slow driver has done so."""
+    stuck = (one for one in list_processes(host) if one.state == "D" and one.thread_name == "nvidia-smi")
+    return [f"nvidia-smi (pid {one.pid}) is stuck in the kernel" for one in stuck]
+
+
+def _list_serious(host: Host) -> list[str]:
+    numbers = sorted({number for _, number in _read_kernel_log(host)} & set(_XIDS))
+    return [f"the kernel's log has Xid {number}: {_XIDS[number]}" for number in numbers]
 
 
 def _check_lost(cards: Cards) -> Iterator[Reading]:
@@ -165,14 +191,14 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
         )  # fmt: skip
     if mig and (ranks or 0) > 1 and backend != "gloo":
         yield Reading(
-            verdict="warn", what=f"the GPUs are split (MIG, {mig} devices), and {ranks} ranks are to run here",
+            verdict="warn", what=f"the GPUs are split (MIG, {say_count(mig, 'device')}), and {ranks} ranks are to run here",
             why="a rank can use one MIG device only, and NCCL refuses two ranks on one GPU: `Duplicate GPU detected`",
             fix="sudo nvidia-smi -mig 0  # whole GPUs again; needs them idle",
         )  # fmt: skip
     elif ranks is not None and ranks > visible and backend != "gloo" and (visible or backend == "nccl"):
         named = "" if text is None else f" (CUDA_VISIBLE_DEVICES={text})"
         yield Reading(
-            verdict="fail", what=f"{ranks} ranks, and {visible} GPUs that they can see{named}", class_id="L7",
+            verdict="fail", what=f"{say_count(ranks, 'rank')}, and {say_count(visible, 'GPU')} that they can see{named}", class_id="L7",
             why="the ranks above end with `CUDA error: invalid device ordinal`, or share a GPU, which NCCL refuses: `Duplicate GPU detected`",
             fix=f"rankwise run --nproc-per-node {visible} …" if visible else "unset CUDA_VISIBLE_DEVICES",
         )  # fmt: skip
@@ -186,7 +212,7 @@ def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
         count = to_int(values[ecc])
         if count:
             yield Reading(
-                verdict="warn", what=f"GPU {index} has counted {count} memory errors that could not be corrected",
+                verdict="warn", what=f"GPU {index} has counted {say_count(count, 'memory error')} that could not be corrected",
                 why="ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers",
                 fix=f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle; errors that come back need repair",
             )  # fmt: skip
@@ -205,21 +231,26 @@ def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
 
 def _check_kernel_log(cards: Cards, host: Host) -> Iterator[Reading]:
     names = {one.bus_id.rpartition(".")[0]: f"GPU {one.index}" for one in cards.gpus}
-    found: dict[tuple[str, int], int] = {}
-    for place, number in re.findall(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+)", host.run("dmesg").out):
-        key = to_kernel_bus_id(place), int(number)
-        found[key] = found.get(key, 0) + 1
-    for (place, number), count in sorted(found.items()):
+    for (place, number), count in sorted(_read_kernel_log(host).items()):
         # In a container the log is that of the whole host: other jobs' GPUs are not ours to tell of.
         if number in _XIDS and (place in names or cards.lost):
             yield Reading(
-                verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {count} times since the host was started: "
+                verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {say_count(count, 'time')} since the host was started: "
                 f"{_XIDS[number]}", why="ranks on this GPU fail or hang when it happens again",
                 fix="sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and look whether it comes back",
             )  # fmt: skip
 
 
+def _read_kernel_log(host: Host) -> dict[tuple[str, int], int]:
+    """Return how often the driver has told which error (Xid) of the GPU at which place."""
+    found: dict[tuple[str, int], int] = {}
+    for place, number in re.findall(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+)", host.run("dmesg").out):
+        key = to_kernel_bus_id(place), int(number)
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
 PROBE = Probe(
-    id="gpus-seen", title="GPUs that the driver and the job see", topic="gpu", speed="quick", look=look, classes=("L7", "R14", "R13", "I17"),
+    id="gpus-seen", title="GPUs that the driver and the job see", topic="gpu", speed="slow", look=look, classes=("L7", "R14", "R13", "I17"),
     compare=compare,
 )  # fmt: skip

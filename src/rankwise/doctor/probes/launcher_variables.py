@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.variables.contradictions import find_contradictions
+from rankwise.doctor.variables.devices import may_have_gpus
 from rankwise.doctor.variables.launches import find_launch_contradictions
 from rankwise.doctor.variables.spelling import tell_misspellings
 from rankwise.doctor.variables.understanding import understand
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
 def look(host: Host) -> Iterator[Reading]:
     """Tell what the variables contradict each other in; else who they say that this is."""
-    job = host.job
+    job, has_gpus = host.job, may_have_gpus(host)
     if job.num_ranks is None:
-        wrong = find_contradictions(host.env)
+        wrong = find_contradictions(host.env, backend=job.backend, has_gpus=has_gpus)
     else:  # a launch is meant: what RANK and its kin say now is set anew for the ranks
-        wrong = find_launch_contradictions(host.env, num_nodes=job.num_nodes, num_ranks=job.num_ranks)
+        wrong = find_launch_contradictions(
+            host.env, num_nodes=job.num_nodes, num_ranks=job.num_ranks, backend=job.backend, has_gpus=has_gpus
+        )
     found = [*wrong, *tell_misspellings(host.env)]
     yield from found
     if found:

@@ -5,7 +5,9 @@
 removes them.
 
 **How it is looked at.** A process counts if process 1 has adopted it and it is a rank that torchrun or rankwise has started, a worker of a `DataLoader`,
-or a child of `multiprocessing`; services and what you have sent to the background do not. A file in `/dev/shm` counts if it has the name that torch or NCCL
+or a child of `multiprocessing`; services and what you have sent to the background do not, nor does what a rank of a living job has started: its
+launcher is there, with the same job id and meeting place in its ranks' variables. Where process 1 is a shell or Python, as in a
+container, it may have started such processes itself: nothing can be said of them. A file in `/dev/shm` counts if it has the name that torch or NCCL
 give theirs, is yours, and no process has it open. Other users' processes and files can't be judged, except by root.
 
 **What to do.** Kill the processes by number, remove the files. Jobs of `rankwise run` leave none: their ranks end with the launcher.
@@ -17,15 +19,23 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.limits.processes import is_left_over, list_processes
+from rankwise.doctor.limits.orphans import (
+    find_holdings,
+    find_possible_launcher,
+    list_left_over,
+    list_suspects,
+)
 from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from rankwise.doctor.host import Host
+    from rankwise.doctor.limits.orphans import Holdings
+    from rankwise.doctor.limits.processes import Process
 
 _MIB = 1 << 20
 #: What is less is no reason to look.
@@ -39,30 +49,67 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 def look(host: Host) -> Iterator[Reading]:
     """Tell which processes and files are left over."""
-    left = [one for one in list_processes(host, parent=1) if is_left_over(host, one)]
+    suspects = list_suspects(host)
+    left = list_left_over(host, suspects)
     if left:
-        shown = "; ".join(map(str, left[:4])) + (f"; and {len(left) - 4} more" if len(left) > 4 else "")
-        stuck = sum(one.state == "D" for one in left)
-        note = f"\n# {stuck} are stuck in the kernel (state D) until a reboot" if stuck else ""
-        yield Reading(
-            verdict="warn", what=f"{len(left)} processes of jobs whose launcher is gone: {shown}", class_id="R5",
-            why="they hold GPUs, memory and ports: `CUDA out of memory`, `address already in use`",
-            fix=f"kill {' '.join(str(one.pid) for one in left[:_MOST_NAMES])}{note}",
-        )  # fmt: skip
+        yield _tell_left(host, left)
     files = _list_dead_files(host)
     size = sum(files.values())
     if size >= _MUCH_BYTES:
         names = sorted(files, key=lambda name: -files[name])[:_MOST_NAMES]
         yield Reading(
-            verdict="warn", what=f"{len(files)} files in /dev/shm that no process has open, {size // _MIB} MiB", class_id="R5",
+            verdict="warn", what=f"{say_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB", class_id="R5",
             why="they take memory, and room that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
             fix="rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host),
         )  # fmt: skip
     elif not left:
-        yield ok(
-            "no processes of jobs whose launcher is gone"
-            + (f"; {len(files)} forgotten files in /dev/shm, {size // 1024} KiB" if files else "")
+        forgotten = (
+            f"; {say_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" if files else ""
         )
+        first = find_possible_launcher(host)
+        if suspects and first:
+            yield skipped(
+                f"{say_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}{forgotten}",
+                f"process 1 is {first}, which may have started them itself; a container that is started with --init tells them apart",
+            )
+        else:
+            yield ok(f"no processes of jobs whose launcher is gone{forgotten}")
+
+
+def _tell_left(host: Host, left: list[Process]) -> Reading:
+    stuck = sum(one.state == "D" for one in left)
+    note = (
+        f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
+        if stuck
+        else ""
+    )
+    return Reading(
+        verdict="warn", what=f"{say_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}", class_id="R5",
+        why=_say_holdings(find_holdings(host, left)), fix=f"kill {' '.join(str(one.pid) for one in left[:_MOST_NAMES])}{note}",
+    )  # fmt: skip
+
+
+def _show(processes: list[Process]) -> str:
+    more = f"; and {len(processes) - 4} more" if len(processes) > 4 else ""
+    return "; ".join(map(str, processes[:4])) + more
+
+
+def _say_holdings(held: Holdings) -> str:
+    ports = ", ".join(map(str, held.ports[:4]))
+    told = [
+        *(["GPUs (`CUDA out of memory`)"] if held.has_gpus else []),
+        *([f"{held.memory_bytes / (1 << 30):.1f} GiB of memory"] if held.memory_bytes >= _MUCH_BYTES else []),
+        *(
+            [f"{'port' if len(held.ports) == 1 else 'ports'} {ports} (`address already in use`)"]
+            if held.ports
+            else []
+        ),
+    ]
+    if told:
+        return f"they hold {', '.join(told)}"
+    return (
+        "no GPU, no port and little memory of theirs can be seen; they may still take cores from the next job"
+    )
 
 
 def _list_dead_files(host: Host) -> dict[str, int]:

@@ -20,6 +20,7 @@ from rankwise.doctor.network.master import find_master, has_several_hosts, sugge
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.variables.masking import mask_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +44,7 @@ def look(host: Host) -> Iterator[Reading]:
         "is_master": host.job.is_master,
         "ips": list(ips),
         "own": list(own),
-        "name": name,
+        "name": mask_value("MASTER_ADDR", name),
     }
     fault = _find_fault(host, name, ips, own)
     yield Reading(verdict="ok", what=f"{name} is {', '.join(ips)}", facts=facts) if fault is None else fault

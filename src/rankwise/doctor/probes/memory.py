@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +77,7 @@ def _check_kills(host: Host) -> Iterator[Reading]:
     kills = count_oom_kills(host)
     if kills:
         yield Reading(
-            verdict="warn", what=f"the kernel has killed {kills} processes of this container or session for lack of memory", class_id="R3",
+            verdict="warn", what=f"the kernel has killed {say_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
             why="a rank or a data-loading worker that is killed so ends with SIGKILL (exit code -9), without a word",
             fix="# fewer ranks or workers, or more memory: sbatch --mem=…, docker run --memory=…, resources.limits.memory of Kubernetes",
         )  # fmt: skip

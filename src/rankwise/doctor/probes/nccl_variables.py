@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import say_groups
@@ -34,9 +36,11 @@ from rankwise.doctor.network.nccl_names import (
     MAY_DIFFER,
     PROTOCOLS,
     RENAMED,
+    STILL_READ,
 )
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.variables.masking import mask_fact, mask_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,10 +63,16 @@ def look(host: Host) -> Iterator[Reading]:
         name: one for name, one in read_settings(host).items() if re.match(r"NC+[CIL]*_(?!PSK)", name)
     }
     values: dict[str, Fact] = {
-        name: one.value for name, one in settings.items() if not MAY_DIFFER.match(name)
+        name: mask_fact(name, one.value, is_known=name in KNOWN)
+        for name, one in settings.items()
+        if not MAY_DIFFER.match(name)
+    }
+    settings = {
+        name: replace(one, value=mask_value(name, one.value, is_known=name in KNOWN))
+        for name, one in settings.items()
     }
     found = [
-        *_judge_spelling(settings),
+        *_judge_spelling(host, settings),
         *_judge_values(host, settings),
         *_judge_devices(host, settings),
         *_judge_leftovers(host, settings),
@@ -73,10 +83,12 @@ def look(host: Host) -> Iterator[Reading]:
     yield from found
 
 
-def _judge_spelling(settings: Settings) -> Iterator[Reading]:
+def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:
     for name, one in settings.items():
         told = f"{name}={one.value}{one.place}"
-        if name in RENAMED:
+        if name in STILL_READ:
+            yield _tell_old(host, name, one)
+        elif name in RENAMED:
             now = RENAMED[name]
             yield Reading(
                 verdict="warn", what=f"{told} has an old name", why="newer versions of torch and NCCL no longer read it",
@@ -89,6 +101,24 @@ def _judge_spelling(settings: Settings) -> Iterator[Reading]:
                     verdict="warn", what=f"{told}: NCCL knows no such variable; did you mean {near}?", why="NCCL ignores it without a word",
                     fix=f"unset {name}; export {near}={one.value.strip()}",
                 )  # fmt: skip
+
+
+def _tell_old(host: Host, name: str, one: Setting) -> Reading:
+    now, told = STILL_READ[name], f"{name}={one.value}{one.place}"
+    if one.source:
+        return Reading(
+            verdict="warn", what=f"{told} is read by torch, which does not know this file", why="what was meant does not happen",
+            fix=f"export {now}={shlex.quote(one.value.strip())}; sed -i '/^{name}=/d' {one.source}",
+        )  # fmt: skip
+    if now in host.env:
+        return Reading(
+            verdict="warn", what=f"{told} is an old name of {now}, which is set, too", why="torch takes the new one, and warns of the old one",
+            fix=f"unset {name}",
+        )  # fmt: skip
+    return Reading(
+        verdict="warn", what=f"{told} is an old name of {now}", why="torch still reads it, and warns in each rank that it is deprecated",
+        fix=f"export {now}={shlex.quote(one.value)}; unset {name}",
+    )  # fmt: skip
 
 
 def _find_near(name: str) -> str:

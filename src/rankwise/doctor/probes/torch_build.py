@@ -22,6 +22,7 @@ from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
 from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -121,7 +122,7 @@ def _tell_unusable(host: Host, told: TorchFacts, cards: Cards) -> Reading:
         why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {told.cuda}; {why}"
     return Reading(
         verdict="fail",
-        what=f"nvidia-smi lists {len(cards.gpus)} GPUs, torch {told.version} (CUDA {told.cuda}) sees none; driver {cards.driver or 'unknown'} serves "
+        what=f"nvidia-smi lists {say_count(len(cards.gpus), 'GPU')}, torch {told.version} (CUDA {told.cuda}) sees none; driver {cards.driver or 'unknown'} serves "
         f"CUDA {serves_up_to or 'unknown'}",
         why=why, fix=f"{told.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver"
         if is_older else f"{told.python} -c 'import torch; torch.cuda.init()'  # shows the error",

@@ -90,15 +90,24 @@ def _judge_debugging(host: Host) -> Iterator[Reading]:
 
 
 def _judge_waiting(host: Host) -> Iterator[Reading]:
-    if _is_on(host, "TORCH_NCCL_BLOCKING_WAIT") and uses_nccl(host):
+    wait, handling = (_find_name(host, name) for name in ("BLOCKING_WAIT", "ASYNC_ERROR_HANDLING"))
+    if not {wait, handling} & set(host.env) or not uses_nccl(host):
+        return
+    if _is_on(host, wait):
         yield Reading(
-            verdict="warn", what="TORCH_NCCL_BLOCKING_WAIT=1", why="every collective is waited for: slow", fix="unset TORCH_NCCL_BLOCKING_WAIT"
+            verdict="warn", what=f"{wait}={host.env[wait]}", why="every collective is waited for: slow", fix=f"unset {wait}"
         )  # fmt: skip
-    if host.env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "").strip() == "0" and uses_nccl(host):
+    if host.env.get(handling, "").strip() == "0":
         yield Reading(
-            verdict="warn", what="TORCH_NCCL_ASYNC_ERROR_HANDLING=0", fix="unset TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            verdict="warn", what=f"{handling}=0", fix=f"unset {handling}",
             why="no time-out ends a collective: where a rank is gone, the others wait for ever",
         )  # fmt: skip
+
+
+def _find_name(host: Host, name: str) -> str:
+    """Return the name by which torch reads a switch: the old one, NCCL_..., counts where the new one is not set."""
+    old, new = f"NCCL_{name}", f"TORCH_NCCL_{name}"
+    return old if old in host.env and new not in host.env else new
 
 
 def _judge_threads(host: Host) -> Iterator[Reading]:

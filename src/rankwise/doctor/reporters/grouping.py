@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,15 +17,19 @@ if TYPE_CHECKING:
 
 #: So many hosts are named; of more the others are counted.
 _MOST_NAMED = 6
+#: From so many hosts on, readings that differ in their numbers only are told once.
+_MANY_ALIKE = 4
+_NUMBER = re.compile(r"\d+(?:[.:]\d+)*")
 _ORDER: tuple[Verdict, ...] = ("fail", "warn", "ok", "skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A reading, and all hosts on which it was the same."""
+    """A reading, all hosts on which it was the same, and those on which only its numbers were others."""
 
     reading: Reading
     hosts: tuple[str, ...]
+    alike: tuple[str, ...] = ()
 
 
 def list_readings(together: Together) -> list[Reading]:
@@ -33,15 +38,36 @@ def list_readings(together: Together) -> list[Reading]:
 
 
 def group(readings: Iterable[Reading]) -> list[Line]:
-    """Join readings that say the same of several hosts; the worst first, else in the order of the readings."""
+    """Join readings that say the same of several hosts; the worst first, else in the order of the readings.
+
+    Where many hosts say the same with other numbers (a process id, what is free), the first one's is told for all of them.
+    """
     joined: dict[tuple[str, str, str, str], list[Reading]] = {}
     for one in readings:
         joined.setdefault((one.probe, one.verdict, one.what, one.fix), []).append(one)
-    lines = [
-        Line(reading=group[0], hosts=tuple(dict.fromkeys(host for one in group for host in one.hosts)))
-        for group in joined.values()
+    lines: dict[tuple[str, ...], list[Line]] = {}
+    for (probe, verdict, what, fix), found in joined.items():
+        line = Line(reading=found[0], hosts=tuple(dict.fromkeys(host for one in found for host in one.hosts)))
+        lines.setdefault((probe, verdict, _NUMBER.sub("0", what), _NUMBER.sub("0", fix)), []).append(line)
+    told = [
+        one
+        for group in lines.values()
+        for one in (_join_alike(group) if len(group) >= _MANY_ALIKE else group)
     ]
-    return sorted(lines, key=lambda line: _ORDER.index(line.reading.verdict))
+    return sorted(told, key=lambda line: _ORDER.index(line.reading.verdict))
+
+
+def _join_alike(lines: Sequence[Line]) -> list[Line]:
+    first, *others = lines
+    return [replace(first, alike=tuple(dict.fromkeys(host for line in others for host in line.hosts)))]
+
+
+def say_hosts(line: Line, all_hosts: Sequence[str]) -> str:
+    """Return whose a line is, with a colon behind; empty where there is one host only."""
+    if len(all_hosts) < 2 or not line.hosts:
+        return ""
+    alike = f" (and alike on {name_hosts(line.alike, ())})" if line.alike else ""
+    return f"{name_hosts(line.hosts, all_hosts)}{alike}: "
 
 
 def judge_host(host: HostCard, together: Together) -> Verdict:

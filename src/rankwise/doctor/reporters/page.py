@@ -11,6 +11,7 @@ from rankwise.doctor.reporters.grouping import (
     judge_host,
     list_readings,
     name_hosts,
+    say_hosts,
 )
 from rankwise.doctor.reporters.heat import make_maps, render_map
 from rankwise.doctor.units import format_rate, format_seconds
@@ -88,7 +89,7 @@ def _render_missing(missing: Sequence[str]) -> Iterator[str]:
 
 def _render_finding(line: Line, names: Sequence[str]) -> str:
     one = line.reading
-    whose = f"{name_hosts(line.hosts, names)}: " if len(names) > 1 and line.hosts else ""
+    whose = say_hosts(line, names)
     named = f' <span class="tag">{escape(one.class_id)}</span>' if one.class_id else ""
     why = f'<div class="why">{escape(one.why)}</div>' if one.why else ""
     fix = f"<pre>{escape(one.fix)}</pre>" if one.fix else ""
@@ -152,7 +153,7 @@ def _render_rest(lines: Iterable[Line], names: Sequence[str]) -> Iterator[str]:
     yield "<table><tr><th></th><th>probe</th><th>what</th></tr>"
     for line in lines:
         one: Reading = line.reading
-        whose = f"{name_hosts(line.hosts, names)}: " if len(names) > 1 and line.hosts else ""
+        whose = say_hosts(line, names)
         why = f" ({one.why})" if one.why else ""
         yield (
             f'<tr><td><span class="tag {one.verdict}">{_NAMES[one.verdict]}</span></td><td>{escape(one.probe)}</td>'

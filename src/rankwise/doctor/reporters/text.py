@@ -13,6 +13,7 @@ from rankwise.doctor.reporters.grouping import (
     judge_host,
     list_readings,
     name_hosts,
+    say_hosts,
 )
 from rankwise.doctor.units import format_rate, format_seconds
 
@@ -28,6 +29,10 @@ _SHOWN: dict[Verdict, str] = {"ok": "ok", "skipped": "skip", "warn": "warn", "fa
 _NARROWEST = 60
 #: Of more hosts a matrix does not fit into lines: the page has it (``--html``).
 _MOST_IN_MATRIX = 10
+#: So wide it may be where there is no terminal.
+_WIDEST = 200
+#: Of more hosts only those that are not well are listed.
+_MOST_SHOWN = 16
 
 
 def render(
@@ -82,7 +87,7 @@ class _Text:
         one, verdict = line.reading, line.reading.verdict
         head = f"  {self._paint(_STYLES[verdict], f'{_SHOWN[verdict]:<4}')}  {one.probe:<{self._column}}"
         margin = 8 + self._column
-        whose = f"{name_hosts(line.hosts, self._names)}: " if len(self._names) > 1 and line.hosts else ""
+        whose = say_hosts(line, self._names)
         named = f" [{one.class_id}]" if one.class_id and verdict in {"warn", "fail"} else ""
         reason = f" ({one.why})" if verdict == "skipped" and one.why else ""
         yield from self._wrap(head, f"{whose}{one.what}{named}{reason}", margin, verdict)
@@ -109,10 +114,14 @@ class _Text:
     def _tell_hosts(self) -> Iterator[str]:
         width = max([4, *map(len, self._names)])
         yield ""
-        for host in self._all.hosts:
+        shown = self._all.hosts
+        if len(shown) > _MOST_SHOWN:
+            shown = tuple(one for one in shown if judge_host(one, self._all) != "ok")
+            yield f"  {len(self._names) - len(shown)} of {len(self._names)} hosts are ok"
+        for host in shown:
             clock = "" if host.clock_ahead_s is None else f"clock {host.clock_ahead_s:+.3f} s"
             worst = judge_host(host, self._all)
-            state = self._paint("1;31", "lost") if host.lost else self._paint(_STYLES[worst], _SHOWN[worst])
+            state = self._paint(_STYLES[worst], "lost" if host.lost else _SHOWN[worst])
             told = host.lost or count_verdicts(host.readings)
             yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {told}".rstrip()
         for name in self._all.missing:
@@ -132,13 +141,19 @@ class _Text:
         if not measures:
             return
         yield ""
-        if len(self._names) > _MOST_IN_MATRIX:
-            yield f"  {len(measures)} links measured; --html shows them as a heat map. The slowest:"
+        matrix = self._make_matrix()
+        if not matrix or max(map(len, matrix)) > (self._width or _WIDEST):
+            yield f"  {len(measures)} ways measured; --html shows them as a heat map. The slowest:"
             for one in sorted(measures, key=lambda one: one.bytes_per_s)[:3]:
                 yield f"    {one.source} to {one.target}: {format_rate(one.bytes_per_s)}, round trip {format_seconds(one.latency_s)}"
             return
         yield "  from \\ to: one stream, round trip"
-        by_pair = {(one.source, one.target): one for one in measures}
+        yield from matrix
+
+    def _make_matrix(self) -> list[str]:
+        if len(self._names) > _MOST_IN_MATRIX:
+            return []
+        by_pair = {(one.source, one.target): one for one in self._all.measures}
         rows = [["", *self._names]]
         rows += [
             [
@@ -148,10 +163,10 @@ class _Text:
             for source in self._names
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            yield (
-                "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            )
+        return [
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
 
     def _sum_up(self, *, is_one: bool) -> str:
         took = "" if is_one else f", in {self._all.took_s:.1f} s"

@@ -18,6 +18,11 @@ _SHARED = {
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "cifs", "smb3", "afs", "panfs", "pvfs2", "orangefs", "9p", "virtiofs",
     "glusterfs", "vastnfs", "ocfs2", "gfs2", "quobyte",
 }  # fmt: skip
+#: What the kernel shows of itself as files: nobody can put any there.
+_KERNEL = {
+    "proc", "sysfs", "cgroup", "cgroup2", "securityfs", "debugfs", "tracefs", "configfs", "pstore", "bpf", "bpf_fs", "devpts", "mqueue", "efivarfs",
+    "binfmt_misc", "fusectl", "selinuxfs", "nsfs", "rpc_pipefs", "nfsd",
+}  # fmt: skip
 _LOCAL_FUSE = {
     "fuse.fuse-overlayfs",
     "fuse.mergerfs",
@@ -57,6 +62,11 @@ class Mount:
         return self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE
 
     @property
+    def holds_files(self) -> bool:
+        """Whether it is there to keep files, and not to show the kernel's own facts."""
+        return self.kind not in _KERNEL
+
+    @property
     def is_read_only(self) -> bool:
         """Whether nothing can be written to it."""
         return "ro" in self.options
@@ -92,6 +102,26 @@ def find_mount(host: Host, folder: str, mounts: Sequence[Mount] | None = None) -
         if is_above and (found is None or len(one.point) >= len(found.point)):
             found = one
     return found
+
+
+def find_current(host: Host) -> str:
+    """Return the current folder as the kernel knows it, and not as PWD says; empty if it has been deleted."""
+    try:
+        told = str(host.path("/proc/self/cwd").readlink())
+    except OSError:
+        try:
+            return str(Path.cwd())
+        except OSError:
+            return ""
+    return "" if told.endswith(" (deleted)") and not host.has(told) else told
+
+
+def find_absolute(host: Host, folder: Path) -> str:
+    """Return a folder from the root on; empty if it is meant from the current one, and that has been deleted."""
+    if folder.is_absolute():
+        return str(folder)
+    current = find_current(host)
+    return str(Path(current) / folder) if current else ""
 
 
 def find_existing(host: Host, folder: str) -> str:

@@ -1,7 +1,7 @@
 """Variables that can't all be true, of a process that is to be a rank: both values, what comes of it, what to do.
 
-Only what is wrong for sure is told. torchrun in a step of one task a node, mpirun inside a Slurm job, a pod whose RANK counts pods: there
-variables differ, and all is well.
+What is wrong for sure fails; what another launcher may have set by right is a warning. Nothing is said of torchrun in a step of one task a
+node, of mpirun inside a Slurm job, of a pod whose RANK counts pods: there variables differ, and all is well.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rankwise.base.identity_launchers import (
     read_torch,
 )
 from rankwise.doctor.reading import Reading
-from rankwise.doctor.variables.launches import check_switches, count_devices
-from rankwise.doctor.variables.masking import mask_text
+from rankwise.doctor.variables.launches import check_switches, count_devices, may_use_gpus
+from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.places import find_place, number
 
 if TYPE_CHECKING:
@@ -31,26 +31,31 @@ if TYPE_CHECKING:
 _LEFT_OVER = (
     "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc"
 )
+_OR_BY_RIGHT = "; or another launcher ordered them, as Ray does, and all is well"
 
 
-def find_contradictions(env: Mapping[str, str]) -> tuple[Reading, ...]:
+def find_contradictions(
+    env: Mapping[str, str], *, backend: str = "", has_gpus: bool | None = None
+) -> tuple[Reading, ...]:
     """Return what can't be true in the environment of a rank, or of a script that is to become one.
 
     Args:
         env: The environment.
+        backend: The backend of the ranks; empty if it is not known.
+        has_gpus: Whether this host has GPUs; None if it is not known.
 
     Returns:
         A reading for each contradiction, without secrets: ``fail`` if the job breaks or hangs, ``warn`` if it may.
     """
     checks = (
         _check_readable, _check_rank, _check_against_step, _check_leftover_local_rank, _check_loopback, _check_ports, _check_pair, _check_nodes,
-        _check_tasks, _check_devices, _check_skypilot, check_switches,
+        _check_tasks, _check_skypilot, check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
-    return tuple(
-        replace(one, what=mask_text(one.what), why=mask_text(one.why), fix=mask_text(one.fix))
-        for one in found
-    )
+    if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
+        found += _check_devices(env)
+    mask = make_mask(env)
+    return tuple(replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix)) for one in found)
 
 
 def _winner(env: Mapping[str, str]) -> Identity | None:
@@ -125,16 +130,30 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
     if world is not None and world != outer.world_size:
         # With one process a node, each may start the rest of its node's ranks itself.
         if not is_alone_on_node or (local is None and (world < outer.world_size or world % outer.world_size)):
+            is_stale = _is_stale(env)
             yield Reading(
-                verdict="fail", what=f"WORLD_SIZE={world}, and {who} has started {outer.world_size} processes ({size})", class_id="I12",
-                why=f"all {outer.world_size} are told the same WORLD_SIZE: they form other worlds, or wait for ranks that nobody starts",
+                verdict="fail" if is_stale else "warn", what=f"WORLD_SIZE={world}, and {who} has started {outer.world_size} processes ({size})", class_id="I12",
+                why=f"all {outer.world_size} are told the same WORLD_SIZE: they form other worlds, or wait for ranks that nobody starts" + ("" if is_stale else _OR_BY_RIGHT),
                 fix=_LEFT_OVER,
             )  # fmt: skip
     elif world is not None and rank is not None and rank != outer.rank:
+        is_stale = _is_stale(env)
         yield Reading(
-            verdict="fail", what=f"RANK={rank}, and {who} says rank {outer.rank} ({outer.told['rank']}), of {world} both", class_id="I10",
-            why="a RANK that was exported once is the same in all processes: two claim one rank, and others never come", fix=_LEFT_OVER,
+            verdict="fail" if is_stale else "warn", what=f"RANK={rank}, and {who} says rank {outer.rank} ({outer.told['rank']}), of {world} both", class_id="I10",
+            why="a RANK that was exported once is the same in all processes: two claim one rank, and others never come" + ("" if is_stale else _OR_BY_RIGHT), fix=_LEFT_OVER,
         )  # fmt: skip
+
+
+def _is_stale(env: Mapping[str, str]) -> bool:
+    """Tell whether RANK and WORLD_SIZE are what people export by hand: rank 0, and of one, or without the rest that launchers set.
+
+    Ray orders its nodes itself, a step may hold trainers beside servers, and each task may spawn a world of its own on its node.
+    """
+    if number(env, "RANK") not in {None, 0}:
+        return False
+    world = number(env, "WORLD_SIZE")
+    is_own_world = world is not None and world > 1 and is_loopback(env.get("MASTER_ADDR", ""))
+    return world == 1 or (number(env, "LOCAL_RANK") is None and not is_own_world)
 
 
 def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
@@ -143,8 +162,10 @@ def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if outer.local_world_size in {None, 1}:
         return  # another launcher's ranks on this node
+    if local == 0 and count_devices(env) == 1:
+        return  # a GPU of its own for each task, which is number 0 there
     yield Reading(
-        verdict="fail", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.told['local_rank']})",
+        verdict="fail" if local == 0 else "warn", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.told['local_rank']})",
         why="scripts that choose their GPU by LOCAL_RANK all take the same one", fix="unset LOCAL_RANK  # left over from an export?", class_id="I10",
     )  # fmt: skip
 

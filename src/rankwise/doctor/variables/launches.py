@@ -14,7 +14,7 @@ from rankwise.base.identity_launchers import (
     read_slurm,
 )
 from rankwise.doctor.reading import Reading
-from rankwise.doctor.variables.masking import mask_text
+from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.places import number
 
 if TYPE_CHECKING:
@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from rankwise.base.identity import Identity
 
 
+#: What accelerate takes for yes.
+_YES = {"1", "true", "yes", "on", "y", "t"}
+
+
 def find_launch_contradictions(
-    env: Mapping[str, str], *, num_nodes: int | None = None, num_ranks: int | None = None
+    env: Mapping[str, str],
+    *,
+    num_nodes: int | None = None,
+    num_ranks: int | None = None,
+    backend: str = "",
+    has_gpus: bool | None = None,
 ) -> tuple[Reading, ...]:
     """Return what can't be true in the environment of a launcher; pure, and without secrets.
 
@@ -32,15 +41,17 @@ def find_launch_contradictions(
         env: The launcher's environment.
         num_nodes: Nodes of the job, the most of a range; None if it is not known.
         num_ranks: Ranks on this node; None if it is not known.
+        backend: The backend of the ranks; empty if it is not known.
+        has_gpus: Whether this host has GPUs; None if it is not known.
 
     Returns:
         A reading for each contradiction: ``fail`` if the job breaks or hangs, ``warn`` if it may.
     """
-    found = [*_check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *_check_devices(env, num_ranks), *check_switches(env)]  # fmt: skip
-    return tuple(
-        replace(one, what=mask_text(one.what), why=mask_text(one.why), fix=mask_text(one.fix))
-        for one in found
-    )
+    found = [*_check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env)]
+    if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
+        found += _check_devices(env, num_ranks)
+    mask = make_mask(env)
+    return tuple(replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix)) for one in found)
 
 
 def count_devices(env: Mapping[str, str]) -> int | None:
@@ -51,10 +62,16 @@ def count_devices(env: Mapping[str, str]) -> int | None:
     return shown or None
 
 
+def may_use_gpus(env: Mapping[str, str], *, backend: str, has_gpus: bool | None) -> bool:
+    """Tell whether the ranks may take GPUs: there may be some, and neither the backend nor accelerate says that CPUs are meant."""
+    is_on_cpu = env.get("ACCELERATE_USE_CPU", "").strip().lower() in _YES
+    return has_gpus is not False and not is_on_cpu and (not backend or "nccl" in backend)
+
+
 def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
     """Tell of settings of accelerate that were left over from another launch."""
     on = [name for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
-          if env.get(name, "").strip().lower() in {"1", "true", "yes", "on", "y", "t"}]  # fmt: skip
+          if env.get(name, "").strip().lower() in _YES]  # fmt: skip
     if len(on) > 1:
         yield Reading(
             verdict="fail", what=f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen", class_id="L16",

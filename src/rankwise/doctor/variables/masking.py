@@ -1,4 +1,4 @@
-"""Secrets are never shown: masks values by the name they stand under, and by what they look like."""
+"""Secrets are never shown: masks values by the name they stand under, and by what they look like. Nothing here is heavy: launchers use it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,63 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.variables.known import KNOWN, find_family
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from rankwise.doctor.reading import Fact
 
 MASK = "***"
 _WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
 _SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
+# The patterns below are compiled when a text needs them, which is hardly ever: launchers mask what they tell at each start.
+#: Names that only sound so: folders, sockets, numbers of sessions and networks, names of files, Python's errors.
+_OPEN_NAME = r"(?i)(?:OLD)?PWD$|SSH_AUTH_SOCK$|XDG_SESSION_|NCCL_IB_PKEY|GLOO_DEVICE_TRANSPORT_TCP_TLS_|\w+(?:Error|Exception|Warning)$|authors?$"
 #: ``user:password@`` and ``token@`` in front of a host. Up to the last @ of the part: a password may hold one.
-_USER = re.compile(r"(\w[\w+.-]*://)[^\s/?#\"']+@")
-#: ``api_key=…``, ``"token": "…"``, ``Authorization: Bearer …``, inside a longer text.
-_PAIR = re.compile(rf"(?i)([\w-]*(?:{_WORDS})[\w-]*[\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)")  # fmt: skip
-_KNOWN_FORMS = re.compile(
-    r"\b(?:hf_|sk-|pk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|ya29\.|npm_|pypi-|dckr_pat_|wandb_v\d_)[\w.=+/-]{8,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?|-----BEGIN[^-]*-----(?:.|\n)*",
+_USER = r"((?<![\w/])(?:\w[\w+.-]*:)?//)[^\s/?#\"']+@"
+#: ``user:password@`` without a scheme. Not a tag and its digest (``image:24.01@sha256:…``), not servers of Lustre (``10.0.0.1@tcp:10.0.0.2@tcp:/``).
+_NO_WORD = r"\s,;|&()\[\]{}<>\"'`"
+_BARE_USER = (
+    rf"(?<![\w@./-])(?:[^{_NO_WORD}:@/=$]+:(?![/:])[^{_NO_WORD}]*|[^{_NO_WORD}:/=$]+:[^{_NO_WORD}:/]*)[^{_NO_WORD}@]"
+    r"@(?!sha256:|(?:tcp|o2ib|gni|kfi)\d*\b)"
 )
-#: A long word of letters and digits without a break: the form of most keys. An UUID has breaks, a host name dots, a path slashes.
+#: ``api_key=…``, ``"token": "…"``, ``Authorization: Bearer …``, inside a longer text.
+_PAIR = rf"(?i)([\w-]*(?:{_WORDS})[\w-]*)([\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)"
+#: What well-known services give out. Folders and hosts may begin alike (hf_checkpoints, sk-seoul-1), and are shorter, or have breaks.
+_KNOWN_STARTS = ("hf_", "sk-", "pk-", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dckr_pat_", "wandb_v", "eyJ", "-----BEGIN")  # fmt: skip
+_KNOWN_FORMS = (
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9]{16,}|[sp]k-(?:proj|ant|svcacct|or|lf)-[\w-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
+    r"|xox[abprs]-[\w-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{8,}|ya29\.[\w-]{8,}|npm_[A-Za-z0-9]{16,}|pypi-[A-Za-z0-9_]{16,}[\w-]*|dckr_pat_[\w-]{8,}"
+    r"|wandb_v\d_\w{8,})[\w.=+/-]*|\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?|-----BEGIN[^-]*-----(?:.|\n)*"
+)
+#: A long word of letters and digits without a break: the form of most keys. An UUID has breaks, a host name dots.
 _LONG_WORD = re.compile(r"(?<![\w+=])(?=[\w+=]*\d)(?=[\w+=]*[A-Za-z])[A-Za-z0-9+=]{32,}(?![\w+=])")
+#: The beginning of an absolute path, up to a word in its midst: containers, packages and caches are named by checksums.
+_IN_PATH = r"(?<![^\s=:,;'\"`(])~?/(?!/)[^\s=:,;'\"`(]*/[^\s=:,;'\"`(/]*$"
+#: A secret of fewer letters is masked beside its name only: elsewhere the same letters are most often a word.
+_FEW_LETTERS = 6
 
 
 def is_secret_name(name: str) -> bool:
     """Tell whether what stands under a name is to be kept secret: WANDB_API_KEY."""
-    return _SECRET_NAME.search(name) is not None
+    return (
+        _SECRET_NAME.search(name) is not None
+        and name.upper() not in KNOWN
+        and re.match(_OPEN_NAME, name) is None
+    )
 
 
 def mask_text(text: str) -> str:
     """Return a text with everything masked that looks like a secret."""
-    text = _USER.sub(rf"\1{MASK}@", text)
-    text = _PAIR.sub(rf"\1{MASK}", text)
-    return _LONG_WORD.sub(MASK, _KNOWN_FORMS.sub(MASK, text))
+    if "@" in text:
+        text = re.sub(_USER, rf"\1{MASK}@", text)
+        text = re.sub(_BARE_USER, f"{MASK}@", text)
+    if _SECRET_NAME.search(text):
+        text = re.sub(_PAIR, _mask_pair, text)
+    if any(start in text for start in _KNOWN_STARTS):
+        text = re.sub(_KNOWN_FORMS, MASK, text)
+    return _LONG_WORD.sub(_mask_word, text)
 
 
 def mask_value(name: str, value: str, *, is_known: bool = False) -> str:
@@ -54,6 +83,76 @@ def mask_value(name: str, value: str, *, is_known: bool = False) -> str:
         except (ValueError, RecursionError):
             pass  # no JSON after all: it is masked as text
     return mask_text(value)
+
+
+def mask_fact(name: str, value: str, *, is_known: bool = False) -> str:
+    """Return a variable's value as it may be sent to other hosts: what must not be shown is replaced by a short checksum of it.
+
+    So hosts can tell whether they have the same one.
+
+    Args:
+        name: The variable.
+        value: What it says.
+        is_known: Whether the name is known to hold no secret.
+    """
+    shown = mask_value(name, value, is_known=is_known)
+    if MASK not in shown or shown == value:
+        return value
+    from hashlib import sha256  # noqa: PLC0415 - launchers hardly ever get here
+
+    return f"{shown} (checksum {sha256(value.encode(errors='surrogateescape')).hexdigest()[:6]})"
+
+
+def make_mask(env: Mapping[str, str]) -> Callable[[str], str]:
+    """Return what masks a text about an environment: values of its secrets as a whole, and what looks like one; signs that steer a terminal are written out.
+
+    Args:
+        env: The environment; only the variables that the doctor shows are looked at.
+    """
+    swaps: list[tuple[str, str]] = []
+    for name, value in env.items():
+        if not value or not find_family(name):
+            continue
+        shown = escape(mask_value(name, value), newlines=True)
+        if shown != value:
+            swaps.append((f"{name}={value}", f"{name}={shown}"))
+            if "\n" in value or (shown == MASK and len(value) >= _FEW_LETTERS):
+                swaps.append((value, shown))
+    swaps.sort(key=lambda swap: -len(swap[0]))  # a value may be the beginning of another one
+
+    def mask(text: str) -> str:
+        for value, shown in swaps:
+            text = text.replace(value, shown)
+        return mask_text(escape(text))
+
+    return mask
+
+
+def escape(text: str, *, newlines: bool = False) -> str:
+    r"""Return a text with signs written out that steer a terminal, or can't be printed: ``\x1b``.
+
+    Args:
+        text: The text.
+        newlines: Whether the ends of lines are written out as well.
+    """
+    if text.isprintable():
+        return text
+    # What is no UTF-8 in the environment comes as half a pair, which no stream takes: it is written out, too.
+    return "".join(
+        one if one.isprintable() or (one == "\n" and not newlines) else one.encode("unicode_escape").decode()
+        for one in text
+    )
+
+
+def _mask_pair(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    if not is_secret_name(name) or value.strip("\"'").startswith(("…", MASK)):
+        return found[0]
+    return f"{name}{between}{MASK}"
+
+
+def _mask_word(found: re.Match[str]) -> str:
+    return found[0] if re.search(_IN_PATH, found.string[: found.start()]) else MASK
 
 
 def _mask_json(told: Fact) -> Fact:

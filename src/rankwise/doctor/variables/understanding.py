@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.base.errors import UsageError
@@ -88,11 +88,15 @@ class Understood:
 def understand(env: Mapping[str, str]) -> Understood:
     """Return what an environment says of the process that has it."""
     place = find_place(env)
+    if place is not None:
+        place = replace(place, command=mask_text(place.command))
     try:
         it = read_identity(env)
     except UsageError as error:
         role: Role = "unclear" if place is None else "node"
-        return Understood(role=role, place=place, problem=mask_text(error.message), hint=error.hint or "")
+        return Understood(
+            role=role, place=place, problem=mask_text(error.message), hint=mask_text(error.hint or "")
+        )
     others = tuple(_say(one) for one in read_all(env) if it is None or _source(one) != it.source)
     if it is None:
         return Understood(role="alone" if place is None else "node", place=place, others=others)

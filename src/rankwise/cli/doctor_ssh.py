@@ -1,0 +1,173 @@
+"""`rankwise doctor --hosts`: starts itself on other hosts over ssh, and takes part if this is one of them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.environ import environ
+from rankwise.base.errors import LaunchError
+from rankwise.cli.doctor_hosts import limit, look_alone, read_job, say, tell_unmet
+from rankwise.doctor.host import Host
+from rankwise.doctor.meeting.examining import examine_together
+from rankwise.doctor.meeting.over_ssh import RemoteHosts, find_own
+from rankwise.doctor.meeting.plan import MeetingError, Plan
+from rankwise.doctor.meeting.together_json import from_json
+from rankwise.doctor.meeting.whereabouts import DEFAULT_PORT
+from rankwise.doctor.network.interfaces import list_interfaces, resolve
+from rankwise.doctor.variables.masking import mask_value
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from rankwise.doctor.meeting.together import Together
+    from rankwise.doctor.probe import Probe
+    from rankwise.doctor.reading import Reading
+
+#: Flags of the hosts that ssh starts are those of this one, less what it does itself.
+_OF_HERE = (
+    "--hosts", "--hostfile", "--ssh", "--html", "--format", "--master-addr", "--master_addr", "--master-port", "--master_port", "--token",
+)  # fmt: skip
+_SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")
+#: What a job that is started from here would take along; the hosts' own settings stay where nothing is set here.
+_TAKEN_ALONG = ("GLOO_", "NCCL_", "TP_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_GLOO_")
+
+
+def look_over_ssh(
+    args: argparse.Namespace, probes: Sequence[Probe], argv: Sequence[str], hosts: Sequence[str]
+) -> Together:
+    """Look at all hosts: those that ssh does not reach are named at once, and the others meet without them.
+
+    Args:
+        args: The flags, parsed.
+        probes: What to look at.
+        argv: The flags as typed.
+        hosts: As ssh knows them; the first one that is reached holds the meeting.
+
+    Returns:
+        What has come of it.
+
+    Raises:
+        LaunchError: No host is reached, or the one that held the meeting has not answered.
+    """
+    here = Host(env=environ())
+    addresses = [address.ip for one in list_interfaces(here) for address in one.addresses]
+    own = find_own(hosts, here.name, addresses, resolve)
+    remotes, is_over = RemoteHosts(args.ssh, say), threading.Event()
+    try:
+        others = [host for number, host in enumerate(hosts) if number != own]
+        lost = {
+            one.hosts[0]: one
+            for one in remotes.try_all(others, [sys.executable, "-m", "rankwise", "--version"], SYSTEM_CLOCK)
+        }
+        left = [host for host in hosts if host not in lost]
+        if not left:
+            first = next(iter(lost.values()))
+            raise LaunchError(first.what, hint=first.fix)
+        threading.Thread(target=_watch, args=(remotes, is_over), daemon=True).start()
+        together = _meet(args, probes, argv, left, None if own is None else left.index(hosts[own]), remotes)
+        return _add(together, tuple(lost.values()), remotes.look())
+    finally:
+        is_over.set()
+        remotes.close(SYSTEM_CLOCK)
+
+
+def _meet(
+    args: argparse.Namespace,
+    probes: Sequence[Probe],
+    argv: Sequence[str],
+    hosts: Sequence[str],
+    own: int | None,
+    remotes: RemoteHosts,
+) -> Together:
+    names = tuple(map(_bare, hosts))
+    env = environ()
+    plan = Plan(
+        endpoint_host=args.master_addr or names[0], endpoint_port=args.master_port or DEFAULT_PORT, num_hosts=len(hosts), node_rank=own,
+        is_holder=own == 0, expected=names, token=args.token or secrets.token_hex(8),
+    )  # fmt: skip
+    if len(hosts) == 1 and own is not None:
+        return look_alone(Host(env=env, job=read_job(args, None, env)), probes)
+    for number, host in enumerate(hosts):
+        if number != own:
+            command = [*_set_variables(env), *build_command(argv, plan, number)]
+            remotes.start(host, command, folder=Path.cwd(), keeps_output=number == 0)
+    if own is None:
+        return _read_answer(remotes, hosts[0])
+    plan = limit(args, plan, probes)
+    this = Host(env=env, job=read_job(args, plan, env))
+    try:
+        return examine_together(this, probes, plan, say)
+    except MeetingError as error:
+        return tell_unmet(look_alone(this, probes), error)
+
+
+def _add(together: Together, lost: tuple[Reading, ...], failed: Sequence[Reading]) -> Together:
+    """Return the result with the hosts that ssh did not reach."""
+    missing = tuple(_bare(one.hosts[0]) for one in lost)
+    return replace(
+        together,
+        readings=(*lost, *failed, *together.readings),
+        missing=tuple(dict.fromkeys((*together.missing, *missing))),
+    )
+
+
+def _bare(host: str) -> str:
+    return host.rpartition("@")[2]
+
+
+def _watch(remotes: RemoteHosts, is_over: threading.Event) -> None:
+    while not is_over.wait(0.5):
+        remotes.look()
+
+
+def _set_variables(env: Mapping[str, str]) -> list[str]:
+    """Return the words that set there what is set here; what looks like a secret is in no command line."""
+    told = [
+        f"{name}={value}"
+        for name, value in sorted(env.items())
+        if name.startswith(_TAKEN_ALONG) and mask_value(name, value) == value
+    ]
+    return ["env", *told] if told else []
+
+
+def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
+    """Return the command of one host: our own flags, less those that are for here only, and its place.
+
+    Args:
+        argv: The flags as typed.
+        plan: Of the meeting.
+        number: Which of the hosts it is.
+    """
+    kept, words = [], iter(argv)
+    for word in words:
+        name = word.partition("=")[0]
+        if name in _OF_HERE:
+            if "=" not in word:
+                next(words, None)
+        elif name not in _SWITCHES_OF_HERE:
+            kept.append(word)
+    place = {
+        "--nnodes": str(plan.num_hosts), "--node-rank": str(number), "--master-addr": plan.endpoint_host, "--master-port": str(plan.endpoint_port),
+        "--expect": ",".join(plan.expected), "--token": plan.token, "--format": "json",
+    }  # fmt: skip
+    flags = [word for pair in place.items() for word in pair]
+    return [sys.executable, "-m", "rankwise", "doctor", *kept, *flags, "--end-with-input"]
+
+
+def _read_answer(remotes: RemoteHosts, host: str) -> Together:
+    told = remotes.take_output(host)
+    try:
+        return from_json(json.loads(told))
+    except ValueError as error:
+        if failed := remotes.look():
+            raise LaunchError(failed[0].what, hint=failed[0].fix) from error
+        hint = f"start it there by hand: ssh {host}, then rankwise doctor"
+        raise LaunchError(f"the doctor on {host} has not answered", hint=hint) from error

@@ -1,0 +1,128 @@
+"""What other hosts tell is made harmless, and looked at, before anything is done with it: nobody knows who reaches the port."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.doctor.reading import Fact
+
+#: What a terminal obeys, or can't show: control characters but for line breaks and tabs, marks that turn the direction of a text or
+#: hide in it, halves of characters.
+_UNSEEMLY = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+#: A line of JSON without these bytes has nothing unseemly: most lines, and the long ones are worth the look.
+_SUSPECT = re.compile(rb"\\[bfru]|[^\x20-\x7e]")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:@ ()#-]")
+_NOT_IN_HOST_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_ADDRESS = re.compile(r"[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9._-]{1,15})?")
+_MOST_NAME, _MOST_DEEP, _MOST_LINE = 80, 24, 2000
+
+
+class BadMessageError(ValueError):
+    """A message that no doctor sends; the text tells what is wrong with it."""
+
+
+def clean(value: Fact) -> Fact:
+    """Return what was told, without the characters that a terminal would obey.
+
+    Raises:
+        BadMessageError: It is a list of lists of lists … that nobody needs.
+    """
+    return _clean(value, _MOST_DEEP)
+
+
+def clean_all(told: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Return a message without the characters that a terminal would obey.
+
+    Raises:
+        BadMessageError: See `clean`.
+    """
+    return {clean_text(key): clean(one) for key, one in told.items()}
+
+
+def is_suspect(line: bytes) -> bool:
+    """Tell whether a line of JSON may hold something that `clean` would change."""
+    return _SUSPECT.search(line) is not None
+
+
+def _clean(value: Fact, depth: int) -> Fact:
+    if not depth:
+        raise BadMessageError("it tells lists within lists without an end")
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, list):
+        return [_clean(one, depth - 1) for one in value]
+    if isinstance(value, dict):
+        return {clean_text(key): _clean(one, depth - 1) for key, one in value.items()}
+    return value
+
+
+def clean_text(told: str) -> str:
+    """Return a text in which ``?`` stands for each character that a terminal would obey; line breaks stay."""
+    return _UNSEEMLY.sub("?", told)
+
+
+def one_line(told: str, most: int = _MOST_LINE) -> str:
+    """Return a text as one line, that can't look like anything but what it stands in."""
+    return " ".join(clean_text(told).split())[:most]
+
+
+def clean_name(told: str) -> str:
+    """Return a host's or an interface's name, of letters that mean nothing to a terminal or in a comment of a shell; may be empty."""
+    return _NOT_IN_NAMES.sub("-", told)[:_MOST_NAME].strip()
+
+
+def clean_host_name(told: str) -> str:
+    """Return a name as it stands in /etc/hosts; what stands in a command must be no more than a word."""
+    return _NOT_IN_HOST_NAMES.sub("-", told)[:_MOST_NAME].lstrip("-")
+
+
+def read_address(told: Fact) -> str:
+    """Return an address; an empty text stays.
+
+    Raises:
+        BadMessageError: It is none.
+    """
+    if told in ("", None):
+        return ""
+    if isinstance(told, str) and _ADDRESS.fullmatch(told):
+        try:
+            ipaddress.ip_address(told.partition("%")[0])
+        except ValueError:
+            pass
+        else:
+            return told
+    raise BadMessageError(f"{told!r:.60} is no address")
+
+
+def read_port(told: Fact) -> int:
+    """Return a port.
+
+    Raises:
+        BadMessageError: It is none.
+    """
+    if isinstance(told, int) and not isinstance(told, bool) and 0 < told < 1 << 16:
+        return told
+    raise BadMessageError(f"{told!r:.60} is no port")
+
+
+def read_number(told: Fact, count: int, own: int) -> int:
+    """Return the number of another host.
+
+    Args:
+        told: What was told.
+        count: How many hosts there are.
+        own: The number of the host that tells it.
+
+    Raises:
+        BadMessageError: It is none.
+    """
+    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < count and told != own:
+        return told
+    raise BadMessageError(f"{told!r:.60} is no other host of {count}")

@@ -1,0 +1,107 @@
+"""Tells why a host did not come to the meeting: what it found at the endpoint, and what the endpoint's name means to it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from rankwise.base.deadline import OverdueError
+from rankwise.doctor.meeting.judging_names import forget_name
+from rankwise.doctor.meeting.plan import MeetingError, Plan
+from rankwise.doctor.meeting.wire import SilentError, StrangerError, explain
+
+if TYPE_CHECKING:
+    from rankwise.doctor.host import Host
+
+
+def describe(plan: Plan, error: Exception) -> str:
+    """Return in some words what happened at the endpoint."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return f"{plan.endpoint_host} has no address here"
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there yet"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return explain(error) if isinstance(error, OSError) else str(error)
+
+
+def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
+    """Return the error that tells why this host could not come.
+
+    Args:
+        host: This host.
+        plan: The plan.
+        error: What happened the last time.
+    """
+    waited = f"within {plan.arrival_timeout_s:.0f} s"
+    name, port = plan.endpoint_host, plan.endpoint_port
+    if isinstance(error, socket.gaierror | UnicodeError | OverdueError):
+        return MeetingError(
+            f"{name}, where the hosts are to meet, has no address here ({waited})", class_id="I3",
+            hint=f"`getent hosts {name}` must tell one: give the address instead of the name, or add it to /etc/hosts",
+            fix=f"getent hosts {name}  # must tell an address; else give one instead of the name, or add it to /etc/hosts",
+        )  # fmt: skip
+    where, is_written = _tell_address(host, name)
+    if isinstance(error, StrangerError | SilentError):
+        what = (
+            f"at {plan.endpoint} somebody listens who says nothing ({waited}): another program, or a doctor that is frozen"
+            if isinstance(error, SilentError)
+            else f"at {plan.endpoint} somebody else answers, who is no doctor of rankwise: {error}"
+        )
+        who = f"ss -ltnp 'sport = :{port}'"
+        return MeetingError(
+            what + where, class_id="I9", hint=f"on {name}, `{who}` shows who it is: end it, or choose another port on all hosts",
+            fix=f"# on {name}: who is it? End it, or choose another port on all hosts\nsudo {who}" + _write_check(name, where, is_written=is_written),
+        )  # fmt: skip
+    if isinstance(error, ConnectionRefusedError):
+        what = f"nobody listened at {plan.endpoint} {waited}"
+        hint = f"start the doctor on {name} at the same time"
+        fix = f"# on {name}: start the doctor there at the same time"
+    elif isinstance(error, TimeoutError):
+        what = f"{plan.endpoint} gave no answer {waited}: packets are dropped"
+        hint = f"on {name}, open the port: sudo ufw allow {port}/tcp (or: sudo firewall-cmd --add-port={port}/tcp)"
+        fix = f"# on {name}, open the port:\nsudo ufw allow {port}/tcp  # or: sudo firewall-cmd --add-port={port}/tcp"
+    else:
+        what = f"{plan.endpoint} can't be reached ({waited}): {describe(plan, error)}"
+        hint, fix = (
+            f"`ip route get {name}` shows the way from here",
+            f"ip route get {_first_address(host, name)}",
+        )
+    hint += f"; is {name} the right address, seen from here? (getent hosts {name})"
+    return MeetingError(
+        what + where, class_id="I2", hint=hint, fix=fix + _write_check(name, where, is_written=is_written)
+    )
+
+
+def _tell_address(host: Host, name: str) -> tuple[str, bool]:
+    """Return what a name means here, and whether /etc/hosts says so; nothing for an address."""
+    if _is_address(name):
+        return "", False
+    found = host.lookup(name)
+    if not found:
+        return "", False
+    for index, line in enumerate(host.read("/etc/hosts").splitlines(), 1):
+        address, *names = line.partition("#")[0].split() or [""]
+        if address in found and name.lower() in [one.lower() for one in names]:
+            return f"; {name} is {address} here, by line {index} of /etc/hosts", True
+    return f"; {name} is {', '.join(found)} here, by the name server", False
+
+
+def _write_check(name: str, where: str, *, is_written: bool) -> str:
+    if not where:
+        return ""
+    right = f"getent hosts {name}  # is that the address of {name}?"
+    return "\n" + right + (f" If not, take it out of /etc/hosts:\n{forget_name(name)}" if is_written else "")
+
+
+def _first_address(host: Host, name: str) -> str:
+    return name if _is_address(name) else next(iter(host.lookup(name)), name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,318 @@
+"""What comes from other hosts is cleaned and looked at; and what the holder does with those that tell nonsense, or stay."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.doctor.host import Host, JobShape
+from rankwise.doctor.meeting.admitting import Admission
+from rankwise.doctor.meeting.all_reducing import Reducing, read_reduce
+from rankwise.doctor.meeting.border import BadMessageError, clean_host_name, clean_name, one_line
+from rankwise.doctor.meeting.gathering import Gathered
+from rankwise.doctor.meeting.not_arriving import explain_failure
+from rankwise.doctor.meeting.plan import MeetingError, Plan
+from rankwise.doctor.meeting.table import OwnLostError, Seat, Table
+from rankwise.doctor.meeting.together_json import from_json
+from rankwise.doctor.meeting.wire import SilentError, Wire, decode, number, whole
+from rankwise.engine import ALL_REDUCE_PROCESS
+from support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.linux
+
+
+class RunningClock:
+    """A clock that goes on by half a second at each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 0.5
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def seats() -> Iterator[list[Seat]]:
+    """Give three hosts at a table; the first one is the holder's."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    yield [
+        Seat(wire=Wire(pair[0]), heard_s=0.0, name=f"host{index}", number=index, address=f"10.0.0.{index + 1}", is_own=index == 0)
+        for index, pair in enumerate(pairs)
+    ]  # fmt: skip
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
+
+
+@pytest.fixture
+def table() -> Iterator[tuple[Table, list[Seat]]]:
+    """Give a table, and who was told to be lost there."""
+    lost: list[Seat] = []
+    made = Table(
+        socket.create_server(("127.0.0.1", 0)), token="", own="secret", clock=RunningClock(), silence_s=1e9, admit=lambda _: None,
+        check=lambda: None, on_loss=lost.append,
+    )  # fmt: skip
+    yield made, lost
+    made.close()
+
+
+def test_a_message_has_nothing_that_a_terminal_obeys() -> None:
+    """Escapes, bells, marks of direction and halves of characters go, in keys as well; line breaks and all that is to be read stay."""
+    told = {"a\x1b[2J": ["x\x07y", {"z": "\u202eevil \x9b1m \ud800"}], "good": "ä …\n\t→ 中"}
+    assert decode(json.dumps(told).encode()) == {
+        "a?[2J": ["x?y", {"z": "?evil ?1m ?"}],
+        "good": "ä …\n\t→ 中",
+    }
+    assert decode(b'{"a": "\xc2\x9b31m"}') == {"a": "?31m"}
+    with pytest.raises(ValueError, match="no result"):
+        from_json({"hosts": "\x1b"})
+    assert from_json({"hosts": [{"name": "a\x1b[2J", "readings": []}]}).hosts[0].name == "a?[2J"
+
+
+def test_names_are_words_in_a_comment_and_in_a_command() -> None:
+    """A host's name can't leave the comment ``# on NAME:``, nor the quotes of a command; usual names stay as they are."""
+    assert clean_name("a\nrm -rf /;`x`$(y)'\"") == "a-rm -rf ---x--(y)--"
+    for name in ("node_1", "gpu07.cluster", "node (10.0.0.1) #2", "me@host", "fe80::1"):
+        assert clean_name(name) == name
+    assert clean_host_name("-x'; reboot #") == "x---reboot--"
+    assert one_line("a\n# on b:\r\nc") == "a # on b:? c"
+
+
+@pytest.mark.parametrize("told", ["NaN", "Infinity", "1e999", '"1"', "null"])
+def test_a_number_is_one_that_can_be_reckoned_with(told: str) -> None:
+    """What JSON takes for a number and no arithmetic does is none."""
+    assert number(decode(b'{"a": %s}' % told.encode()), "a") == 0.0
+
+
+def test_a_number_without_an_end_is_bounded() -> None:
+    """An integer that no float can hold does not break anything."""
+    told = decode(b'{"a": 1%s}' % (b"0" * 400))
+    assert number(told, "a") < 1e17
+    assert whole(told, "a") is None
+
+
+@pytest.mark.parametrize(
+    ("take", "told"),
+    [
+        ("take_opened", {"planes": [{"plane": "gloo", "address": "10.0.0.3", "ports": ["x; rm"]}]}),
+        ("take_opened", {"planes": [{"plane": "gloo", "address": "10.0.0.3", "ports": [70000]}]}),
+        ("take_opened", {"planes": [{"plane": "gloo", "address": "a;b", "ports": [1]}]}),
+        ("take_opened", {"planes": [{"plane": "moon", "address": "10.0.0.3", "ports": [1]}]}),
+        ("take_opened", {"reached_at": "$(reboot)"}),
+        ("take_opened", {"interfaces": [{"name": "eth0", "ip": 5}]}),
+        ("take_links", {"links": [{"to": 99, "plane": "gloo", "outcome": "ok", "port": 1}]}),
+        ("take_links", {"links": [{"to": 2, "plane": "gloo", "outcome": "ok", "port": 1}]}),
+        ("take_links", {"links": [{"to": 1, "plane": "gloo", "outcome": "maybe", "port": 1}]}),
+        ("take_links", {"names": [{"name": "host1", "to": -1}]}),
+        ("take_links", {"names": [{"name": "host1", "to": 1, "got": ["`x`"]}]}),
+        ("take_measure", {"target": 3}),
+        ("take_measure", {"target": 1, "speed": -1.0}),
+        ("take_readings", {"readings": [{"verdict": "splendid"}]}),
+    ],
+)
+def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
+    seats: list[Seat], take: str, told: dict[str, Any]
+) -> None:
+    """Ports, addresses, numbers of hosts and words that do not exist are refused, and leave nothing behind."""
+    gathered = Gathered(seats=seats)
+    before = gathered.to_together()
+    with pytest.raises(BadMessageError):
+        getattr(gathered, take)(seats[2], told)
+    assert gathered.to_together() == before
+
+
+def test_readings_are_of_the_host_that_tells_them(seats: list[Seat]) -> None:
+    """A host can't tell of another one, and its clauses are one line each; a fix keeps its lines."""
+    gathered = Gathered(seats=seats)
+    reading = {"probe": "limits", "verdict": "fail", "what": "a\nb", "why": "c\n# on d:", "fix": "e\nf", "class": "no", "facts": {}, "hosts": ["host0"]}  # fmt: skip
+    gathered.take_readings(seats[2], {"readings": [reading]})
+    (told,) = gathered.to_together().hosts[2].readings
+    assert (told.hosts, told.what, told.why, told.fix, told.class_id) == (
+        ("host2",),
+        "a b",
+        "c # on d:",
+        "e\nf",
+        "",
+    )
+
+
+def test_the_holders_own_seat_is_never_lost_in_silence(
+    table: tuple[Table, list[Seat]], seats: list[Seat]
+) -> None:
+    """Another host that is lost is told at once; our own is an error, which all others are to hear of."""
+    made, lost = table
+    made.lose(seats[1], "gone")
+    assert lost == [seats[1]]
+    with pytest.raises(OwnLostError, match="gone"):
+        made.lose(seats[0], "gone")
+    assert seats[0].is_here
+
+
+def test_who_does_not_leave_is_not_waited_for(table: tuple[Table, list[Seat]], seats: list[Seat]) -> None:
+    """One host has all it was told, and stays; another one takes nothing: after some seconds the holder goes, not after a minute."""
+    made, _ = table
+    for seat in seats[1:]:
+        made.seats.append(seat)
+        made._selector.register(seat.wire.sock, selectors.EVENT_READ, data=seat)
+    made.tell(seats[2], {}, bytes(1 << 24))
+    assert seats[2].wire.wants_room
+    clock: Any = made._clock
+    begin_s = clock.now_s
+    made.wait_until_left(3.0, 60.0)
+    assert seats[1].is_here
+    assert seats[2].is_here
+    assert clock.now_s - begin_s < 15
+
+
+def make_admission(here: list[Seat], rank: int | None = 0) -> Admission:
+    plan = Plan(endpoint_host="host0", endpoint_port=29500, num_hosts=3, node_rank=rank)
+    return Admission("host0", plan, lambda: here, SYSTEM_CLOCK)
+
+
+def test_who_was_sent_away_is_not_missing(seats: list[Seat]) -> None:
+    """Of three hosts two say node 1: that one was sent away is told, and not that node 2 is missing, too; unless it comes again."""
+    seats[1].node_rank = seats[2].node_rank = 1
+    seats[0].node_rank = 0
+    here = seats[:2]
+    admission = make_admission(here)
+    refusal = admission.admit(seats[2])
+    assert refusal is not None
+    assert refusal["class"] == "I10"
+    admission.admit(seats[2])
+    assert admission.doubled == [("host1", "host2", 1)]
+    assert admission.list_missing(here) == ()
+    assert admission.list_missing(here[:1]) == ("1 of 3 hosts",)
+    seats[2].node_rank = 2
+    assert admission.admit(seats[2]) is None
+    assert admission.list_missing([seats[0], seats[2]]) == ("node rank 1",)
+
+
+def test_the_holders_place_is_taken_before_it_sits(seats: list[Seat]) -> None:
+    """Another host that says node 0 is sent away though our own has not arrived yet; our own never is."""
+    seats[2].node_rank = seats[0].node_rank = 0
+    admission = make_admission([])
+    assert admission.admit(seats[2]) is not None
+    assert admission.admit(seats[0]) is None
+
+
+def test_another_holder_is_sent_away_unless_it_is_ourselves(seats: list[Seat]) -> None:
+    """A second node 0 asks: it is refused as a double. If translated addresses lead us to ourselves, nobody is."""
+    admission = make_admission(seats[:1])
+    seats[2].rival = "another word"
+    refusal = admission.admit(seats[2])
+    assert refusal is not None
+    assert refusal["class"] == "I10"
+    seats[1].rival = admission.secret
+    own = admission.admit(seats[1])
+    assert own is not None
+    assert own["class"] == ""
+    assert admission.doubled == [("host0", "host2", 0)]
+
+
+def test_an_all_reduce_without_one_of_its_hosts_is_no_finding_of_its_own() -> None:
+    """Whatever the others' ranks say after a host was lost, it is told as skipped, with the host that was lost."""
+    orders: Any = {name: {"backend": "gloo", "world": 2} for name in ("host0", "host1")}
+    found = read_reduce(orders, {"host0": {"ranks": [{"why": "Timed out after 51 seconds"}]}}, ["host1"])
+    assert (found.backend, found.class_id, found.why) == ("", "", "host1 was lost while it ran")
+
+
+def make_torch(folder: Path) -> Path:
+    """Return a Python whose torch says that it is there, and never comes back."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(folder / 'is_up')!r}).touch()\ntime.sleep(600)\n"
+    )
+    (folder / "torch" / "distributed.py").write_text("")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_ranks_can_be_stopped(tmp_path: Path, count: int) -> None:
+    """Ranks that would wait for ever are ended by an order; the answer comes, and no rank is started after that."""
+    reducing = Reducing(Host(env={}, job=JobShape(python=str(make_torch(tmp_path)))))
+    order: Any = {
+        "ranks": count,
+        "first_rank": 0,
+        "world": 4,
+        "address": "127.0.0.1",
+        "port": 1,
+        "backend": "gloo",
+    }
+    told: list[Any] = []
+    thread = threading.Thread(target=lambda: told.append(reducing.run(order)))
+    thread.start()
+    wait_until((tmp_path / "is_up").exists, what="a rank")
+    reducing.stop()
+    thread.join(timeout=30)
+    assert told == [{"ranks": [{"why": "stopped"}]}]
+    assert reducing.run(order) == told[0]
+
+
+def test_ranks_end_with_their_input(tmp_path: Path) -> None:
+    """Whoever has started ranks may be killed in any way: the end of their standard input ends them, each of several."""
+    given = ["RANK=0", "RANKS=2", "WORLD_SIZE=4", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", "BACKEND=gloo", "LIFELINE=1"]  # fmt: skip
+    with subprocess.Popen(
+        [make_torch(tmp_path), ALL_REDUCE_PROCESS, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        wait_until((tmp_path / "is_up").exists, what="a rank")
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        assert process.stdout is not None
+        process.stdout.read()  # ends with the last process that holds it
+        process.wait(timeout=30)
+
+
+def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
+    """I2, I9: the address and the line of /etc/hosts that says it; of a name server's answer the address; of an address nothing."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "hosts").write_text("127.0.0.1 localhost\n# host0\n10.0.0.9 other Host0 # here\n")
+    plan = Plan(endpoint_host="host0", endpoint_port=29500, arrival_timeout_s=8)
+    host = Host(root=tmp_path, lookup=lambda _: ("10.0.0.9",), env={})
+    told = explain_failure(host, plan, ConnectionRefusedError())
+    assert told.message == (
+        "nobody listened at host0:29500 within 8 s; host0 is 10.0.0.9 here, by line 3 of /etc/hosts"
+    )
+    assert "sudo cp /etc/hosts" in told.fix
+    (tmp_path / "etc" / "hosts").write_text("")
+    silent = explain_failure(host, plan, SilentError("nothing"))
+    assert silent.class_id == "I9"
+    assert silent.message.endswith("host0 is 10.0.0.9 here, by the name server")
+    assert "/etc/hosts" not in silent.fix
+    by_address = Plan(endpoint_host="10.0.0.1", endpoint_port=29500)
+    assert " here" not in explain_failure(host, by_address, TimeoutError()).message
+
+
+def test_a_meeting_that_failed_is_a_reading() -> None:
+    """What the user is to see beside this host's own readings: a failure of ``meeting``, with commands, or the hint as a comment."""
+    told = MeetingError("it broke", hint="mend it", class_id="I9").to_reading()
+    assert (told.verdict, told.probe, told.what, told.fix, told.class_id) == (
+        "fail",
+        "meeting",
+        "it broke",
+        "# mend it",
+        "I9",
+    )
+    assert MeetingError("it broke", hint="mend it", fix="reboot").to_reading().fix == "reboot"
