@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 HOSTS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: With these, everything is through within a minute on any machine.
-MEASURED_UP_TO = 64
+MEASURED_UP_TO = 32
 ARRIVAL_S = 5.0
 
 
