@@ -26,7 +26,7 @@ def _make(root: Path, **facts: object) -> Host:
 
 def test_a_sound_host_has_nothing_said(tmp_path: Path) -> None:
     """Before and after, with classes of all kinds."""
-    host = _make(tmp_path, job=JobShape(num_ranks=2))
+    host = _make(tmp_path, job=JobShape(num_ranks=2, is_launch=True))
     assert look_before(host) == []
     assert find_ailments(host) == []
     assert [look_after(host, class_id=one) for one in (None, "C1", "X16", "R3")] == [[]] * 4

@@ -166,3 +166,53 @@ def test_ranks_may_be_counted_and_hosts_written_short(
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
     assert "--nnodes N, --nnodes" not in capsys.readouterr().out
+
+
+_MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+
+
+def test_a_rank_of_mpirun_is_no_place_for_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a healthy step nothing is wrong, even strictly; it is if the user says that a launcher starts two ranks there."""
+    for name, value in _MPIRUN.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", "--only", "launcher-variables", "--strict"]) == 0
+    assert "rank 1 of 2 (OMPI_COMM_WORLD_RANK=1" in capsys.readouterr().out
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["doctor", "--only", "launcher-variables", "--strict"]) == 1
+    assert "[I10]" in capsys.readouterr().out
+    assert main(["doctor", "--only", "launcher-variables", "--strict", "--nproc-per-node", "2"]) == 1
+    assert "[I24]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_password_in_the_place_to_meet_is_not_shown(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not in what the meeting tells, not while it waits, and not in an error."""
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "me:hunter3@no-such-host.invalid:1")
+    monkeypatch.setenv("PET_NNODES", "2")
+    flags = ["--only", "shared-memory", "--arrival-timeout", "1", "--format", form]
+    assert main(["doctor", *flags]) == 1
+    assert (
+        main(
+            [
+                "doctor",
+                *flags,
+                "--nnodes",
+                "2",
+                "--master-addr",
+                "me:hunter3@no-such-host.invalid",
+                "--node-rank",
+                "1",
+            ]
+        )
+        == 1
+    )
+    told = capsys.readouterr()
+    assert "no-such-host.invalid" in told.out
+    assert "hunter3" not in told.out + told.err

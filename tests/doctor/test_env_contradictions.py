@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 _STEP = load(FOLDER / "sbatch_srun.json").ranks[3]
 _ONE_TASK_A_NODE = load(FOLDER / "srun_where_a_launcher_starts.json").ranks[1]
 _UNDER_TORCHRUN = load(FOLDER / "srun_torchrun.json").ranks[3]
+_ONE_NODE = {
+    **_STEP,
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+}
 _MPI = load(FOLDER / "openmpi.json").ranks[1]
 _HAND = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
 _LOCAL = {**_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -46,6 +55,7 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({**_STEP, "LOCAL_RANK": "2"}, "warn", "I10", ["LOCAL_RANK=2", "SLURM_LOCALID=1"]),
         ({**_ONE_TASK_A_NODE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "4000"}, "warn", "I10", ["RANK=0", "SLURM_PROCID=1"]),
         ({**_MPI, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": _MPI["OMPI_COMM_WORLD_LOCAL_RANK"]}, "warn", "I10", ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
+        ({**_ONE_NODE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "warn", "I10", ["RANK=0", "SLURM_PROCID=1", "of 2 both"]),
         ({**_STEP, "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "4000"}, "warn", "I12", ["WORLD_SIZE=3", "4 processes"]),
         ({**_STEP, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "4001", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}, "warn", "I12", ["WORLD_SIZE=2", "4 processes"]),
         ({**_STEP, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "4001", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}, "warn", "I12", ["WORLD_SIZE=2", "4 processes"]),
@@ -95,6 +105,9 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
     [
         {**_STEP, "SLURM_HET_SIZE": "2", "WORLD_SIZE": "8"},
         {**_STEP, "RANK": "6", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "1"},
+        {**_ONE_NODE, "RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "node01", "MASTER_PORT": "1"},
+        {**_ONE_NODE, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node01", "MASTER_PORT": "1"},
+        {**_ONE_TASK_A_NODE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "1"},
         {**_LOCAL, "CUDA_VISIBLE_DEVICES": "1"},
         {**_LOCAL, "CUDA_VISIBLE_DEVICES": "-1"},
         {**_ONE_TASK_A_NODE, "PET_NNODES": "1:2"},
@@ -197,7 +210,7 @@ def test_the_doctor_of_a_launch_leaves_ranks_variables_alone(tmp_path: Path) -> 
         return [(one.verdict, one.class_id) for one in look(PROBE, host)]
 
     gpu = {"/proc/driver/nvidia/gpus/0/information": ""}
-    assert tell(JobShape(num_ranks=2), **gpu) == [("warn", "L7")]
-    assert tell(JobShape(num_ranks=2, backend="gloo"), **gpu) == [("ok", "")]
-    assert tell(JobShape(num_ranks=2)) == [("ok", "")]
-    assert tell(JobShape(num_ranks=2, backend="gloo")) == [("ok", "")]
+    assert tell(JobShape(num_ranks=2, is_launch=True), **gpu) == [("warn", "L7")]
+    assert tell(JobShape(num_ranks=2, backend="gloo", is_launch=True), **gpu) == [("ok", "")]
+    assert tell(JobShape(num_ranks=2, is_launch=True)) == [("ok", "")]
+    assert tell(JobShape(num_ranks=2, backend="gloo", is_launch=True)) == [("ok", "")]

@@ -11,7 +11,16 @@ import pytest
 from rankwise.doctor.meeting.blaming import find_blames
 from rankwise.doctor.meeting.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.meeting.plan import Plan
-from rankwise.doctor.meeting.together import AllReduce, HostCard, Link, Measure, NameLook, Outcome, Together
+from rankwise.doctor.meeting.together import (
+    NO_SENSE,
+    AllReduce,
+    HostCard,
+    Link,
+    Measure,
+    NameLook,
+    Outcome,
+    Together,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -344,3 +353,14 @@ def test_blames_explain_all_that_is_bad() -> None:
         wrong = {way for way in tried if chance.random() < chance.choice([0.1, 0.5, 0.9])}
         explained = [way for blame in find_blames(tried, wrong) for way in blame.bad]
         assert sorted(explained) == sorted(wrong)
+
+
+def test_a_host_that_speaks_otherwise_is_asked_for_its_version() -> None:
+    """Its answer made no sense: nobody died there, and the kernel's log tells nothing of it."""
+    found = make_set(3)
+    lost = f"{NO_SENSE} (99 is no other host of 3): it is no doctor of this version"
+    (told,) = bad(replace(found, hosts=(*found.hosts[:2], replace(found.hosts[2], lost=lost))))
+    assert "dies" not in told.why
+    assert told.fix.splitlines()[-1] == "rankwise --version"
+    assert "same version" in told.fix
+    assert told.hosts == ("h2",)

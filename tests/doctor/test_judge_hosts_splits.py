@@ -15,11 +15,13 @@ from rankwise.doctor.meeting.blaming import find_blames
 from rankwise.doctor.meeting.judging import find_blocked
 from rankwise.doctor.meeting.judging_names import forget_name
 from rankwise.doctor.meeting.together import NameLook
+from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.doctor.meeting.together import Together
+    from rankwise.doctor.reading import Verdict
 
 # ── groups of hosts ──
 
@@ -39,8 +41,52 @@ def test_a_split_accuses_no_host(count: int, is_one_way: bool) -> None:
     assert told.what.count("reach each other") == 2
     assert ("nothing passes from h0" if is_one_way else "nothing passes between the two") in told.what
     assert "switch" in told.why
-    assert "iptables" not in told.fix
+    assert "iptables -I" not in told.fix
     assert "ip route get 10.0.0." in told.fix
+
+
+def _give_firewall(found: Together, verdict: Verdict, *names: str) -> Together:
+    told = Reading(
+        verdict=verdict, what="w", why="y", fix="sudo open it" if verdict == "warn" else "", probe="firewall"
+    )
+    hosts = tuple(replace(one, readings=(told,)) if one.name in names else one for one in found.hosts)
+    return replace(found, hosts=hosts)
+
+
+def test_a_split_by_the_hosts_own_firewalls_is_told_as_that() -> None:
+    """h2's own rules are read as dropping: it is named, its fix comes first, then the rules of another host, then the way."""
+    found = make_set(4, outcome=lambda way: "timeout" if way[0] // 2 != way[1] // 2 else "ok")
+    (told,) = bad(_give_firewall(found, "warn", "h2"))
+    assert "; h2's own firewall drops it: see firewall" in told.what
+    assert "no host is to blame" not in told.why
+    lines = told.fix.splitlines()
+    assert lines[:2] == ["# on h2:", "sudo open it"]
+    assert lines[2].endswith("on h3:")
+    assert lines[3] == "sudo nft list ruleset; sudo iptables-save"
+    assert "ip route get 10.0.0.3" in lines
+    (told,) = bad(_give_firewall(found, "warn", "h0", "h1", "h2", "h3"))
+    assert "h0, h1, h2 and h3's own firewalls drop it" in told.what
+    assert "nft" not in told.fix
+
+
+@pytest.mark.parametrize("verdict", ["ok", "skipped"])
+def test_in_a_split_their_own_firewalls_are_looked_at_second(verdict: Verdict) -> None:
+    """No firewall is known to drop it: what lies between comes first, then the command that lists the rules of a host."""
+    found = make_set(4, outcome=lambda way: "timeout" if way[0] // 2 != way[1] // 2 else "ok")
+    (told,) = bad(_give_firewall(found, verdict, "h0", "h1", "h2", "h3"))
+    assert "own firewall" not in told.what
+    assert "security groups of a cloud, or their own firewalls" in told.why
+    assert told.fix.splitlines()[-2:] == [
+        "# or in their own firewalls. The rules, on h2:",
+        "sudo nft list ruleset; sudo iptables-save",
+    ]
+
+
+def test_a_firewall_of_the_side_that_is_reached_explains_no_split() -> None:
+    """h0's firewall is in nobody's way where only h2 and h3 can't be reached: it is not named here."""
+    found = make_set(4, outcome=lambda way: "timeout" if way[0] < 2 <= way[1] else "ok")
+    (told,) = bad(_give_firewall(found, "warn", "h0"))
+    assert "own firewall" not in told.what
 
 
 def test_three_groups_are_one_reading() -> None:

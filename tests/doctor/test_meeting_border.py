@@ -167,6 +167,37 @@ def test_the_holders_own_seat_is_never_lost_in_silence(
     assert seats[0].is_here
 
 
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [(b"", "it closed the connection"), (b"no json\n", "its answer makes no sense: it says b'no json'")],
+)
+def test_why_a_connection_ended_is_said_once(table: tuple[Table, list[Seat]], sent: bytes, why: str) -> None:
+    """A host that leaves has closed the connection; one that talks nonsense is no doctor of this version."""
+    made, lost = table
+    ours, theirs = socket.socketpair()
+    seat = Seat(wire=Wire(ours), heard_s=0.0, name="host1", number=1)
+    made.seats.append(seat)
+    made._selector.register(ours, selectors.EVENT_READ, data=seat)
+    with theirs:
+        theirs.sendall(sent)
+        theirs.shutdown(socket.SHUT_WR)
+        wait_until(lambda: made.pump() or lost, what="the host is lost")
+    assert seat.lost == why
+
+
+def test_who_is_waited_for_is_told_in_the_order_of_numbers(
+    table: tuple[Table, list[Seat]], seats: list[Seat]
+) -> None:
+    """Hosts arrive in any order; who is still waited for is told by number."""
+    made, _ = table
+    seats[0].is_own = False
+    told: list[str] = []
+    for seat in seats:
+        made._selector.register(seat.wire.sock, selectors.EVENT_READ, data=seat)
+    made.ask({seats[n]: {"do": "x"} for n in (2, 0, 1)}, timeout_s=6.0, doing="looking", say=told.append)
+    assert told == ["looking: waiting for host0, host1, host2"]
+
+
 def test_who_does_not_leave_is_not_waited_for(table: tuple[Table, list[Seat]], seats: list[Seat]) -> None:
     """One host has all it was told, and stays; another one takes nothing: after some seconds the holder goes, not after a minute."""
     made, _ = table
@@ -295,7 +326,9 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     assert told.message == (
         "nobody listened at host0:29500 within 8 s; host0 is 10.0.0.9 here, by line 3 of /etc/hosts"
     )
-    assert "sudo cp /etc/hosts" in told.fix
+    assert told.fix.splitlines()[0].startswith("getent hosts host0 ")
+    assert told.hint.startswith("is host0 the right address")
+    assert told.fix.index("sudo cp /etc/hosts") < told.fix.index("start the doctor there")
     (tmp_path / "etc" / "hosts").write_text("")
     silent = explain_failure(host, plan, SilentError("nothing"))
     assert silent.class_id == "I9"
@@ -303,6 +336,7 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     assert "/etc/hosts" not in silent.fix
     by_address = Plan(endpoint_host="10.0.0.1", endpoint_port=29500)
     assert " here" not in explain_failure(host, by_address, TimeoutError()).message
+    assert "getent" not in explain_failure(host, by_address, TimeoutError()).hint
 
 
 def test_a_meeting_that_failed_is_a_reading() -> None:

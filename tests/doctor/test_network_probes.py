@@ -29,7 +29,7 @@ from network_hosts import (
     find_one,
 )
 from rankwise.doctor.host import Host, JobShape, Ran
-from rankwise.doctor.probes import ports
+from rankwise.doctor.probes import master_address, ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -376,6 +376,12 @@ def test_an_endpoint_that_nobody_owns(tmp_path: Path) -> None:
     told = find_one(ask("master-address", tmp_path, names=names, env=env, interfaces=[LOOPBACK, ETH0, ETH1]))
     assert told.class_id == "I21"
     assert not find_bad(ask("master-address", tmp_path, env=env))
+
+
+def test_a_master_given_by_its_address_is_no_name() -> None:
+    """An address means itself: that is not told as if it had been looked up; of a name it is."""
+    assert master_address._tell_ips("10.77.0.1", ["10.77.0.1"]) == "the master's address is 10.77.0.1"
+    assert master_address._tell_ips("node0", ["10.77.0.1"]) == "node0 is 10.77.0.1"
 
 
 def test_a_master_that_is_somebody_else_elsewhere(tmp_path: Path) -> None:

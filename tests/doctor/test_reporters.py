@@ -122,6 +122,15 @@ def test_what_was_skipped_for_one_reason_is_one_line() -> None:
     ]
 
 
+def test_a_host_is_not_named_twice() -> None:
+    """Where the sentence begins with the host's name, that is enough."""
+    lost = Reading(
+        verdict="fail", what="node1 was lost: it is frozen", fix="# look", probe="meeting", hosts=("node1",)
+    )
+    told = text.render(make(3, readings=(lost,))).splitlines()[1]
+    assert told.split(maxsplit=2)[2] == "node1 was lost: it is frozen"
+
+
 def test_numbers_that_differ_do_not_fill_the_screen() -> None:
     """Of 64 hosts that say the same with other numbers the first is quoted, the others are named; few are told one by one."""
 

@@ -17,7 +17,7 @@ from rankwise.doctor.examine import collect_facts, compare_hosts, examine
 from rankwise.doctor.host import JobShape
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading
-from rankwise.doctor.variables.masking import mask_fact, mask_text
+from rankwise.doctor.variables.masking import mask_fact, mask_text, mask_value
 from support import run_rankwise, write_script
 
 if TYPE_CHECKING:
@@ -172,6 +172,10 @@ def test_a_value_adds_no_line_to_a_command(tmp_path: Path) -> None:
         "the probe itself failed: KeyError: 'x' at file.py:3; Host key verification failed.",
         "PWD=/home/you NCCL_IB_PKEY=0x7fff GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT=/etc/cert.pem",
         "export GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY=…\nexport HF_TOKEN=…",
+        "TOKENIZERS_PARALLELISM=false python train.py tokenizer=/data/gpt2 --tokenizer /data/gpt2 --pre-tokenized yes",
+        "/mnt/hf_cachedirectory1234/ck and /data/a/hf_cachedirectory1234 (~/x/npm_cachedirectory1234/y)",
+        "train.py --use-auth --author me --api-key …, --token ***; a low-key event, ssh-keygen -R node0; a bearer of it",
+        "srun --no-auth\ngetent hosts node0",
         "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6 tcp://10.0.0.1:29500 expandable_segments:True",
     ],
 )
@@ -195,6 +199,32 @@ def test_users_in_front_of_hosts_need_no_scheme(text: str, shown: str) -> None:
     """With a scheme or without, in a sentence or a command."""
     assert mask_text(text) == shown
     assert mask_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"pid 7 (python t.py --api-key {_HIDDEN})", "pid 7 (python t.py --api-key ***)"),
+        (f"t.py -password '{_HIDDEN} too' --hf_token  {_HIDDEN},{_HIDDEN} x", "t.py -password *** --hf_token  *** x"),
+        (f"t.py --use-auth --wandb-api-key {_HIDDEN}", "t.py --use-auth --wandb-api-key ***"),
+        ("Bearer abcdefghijklmnop", "Bearer ***"),
+        (f"curl -H 'authorization; bearer {_HIDDEN}.x/y='", "curl -H 'authorization; bearer ***'"),
+        (f"TOKENIZER_KEY={_HIDDEN}", "TOKENIZER_KEY=***"),
+        (f"/mnt/hf_cachedirectory1234/{_TOKEN}/x", "/mnt/hf_cachedirectory1234/***"),
+        (f"/mnt/{_TOKEN}", "/mnt/***"),
+        ("https://h/x/hf_cachedirectory1234", "https://h/x/***"),
+    ],
+)  # fmt: skip
+def test_secrets_of_command_lines_and_paths(text: str, shown: str) -> None:
+    """What follows a flag that names a secret, a bearer by itself, and a key in a path, though the path has a folder that begins like one."""
+    assert mask_text(text) == shown
+    assert mask_text(shown) == shown
+
+
+def test_command_lines_as_lists_are_masked() -> None:
+    """SageMaker tells a script's arguments as a list: what stands behind a flag that names a secret is one, and another flag is none."""
+    told = json.loads(mask_value("SM_USER_ARGS", json.dumps(["--api-key", _HIDDEN, "--use-auth", "--epochs", 3, "--token", 12])))  # fmt: skip
+    assert told == ["--api-key", "***", "--use-auth", "--epochs", 3, "--token", "***"]
 
 
 def test_masking_is_light() -> None:

@@ -137,7 +137,10 @@ def test_a_master_that_is_another_hosts_address_is_told_with_its_line(tmp_path: 
         in (told["error"])
     )
     assert told["class"] == "I2"
-    assert told["reading"]["fix"].splitlines()[-1].startswith("sudo cp /etc/hosts ")
+    first, second, *_, last = told["reading"]["fix"].splitlines()
+    assert first.startswith("getent hosts host0 ")
+    assert second.startswith("sudo cp /etc/hosts ")
+    assert last == "# on host0: start the doctor there at the same time"
 
 
 def test_a_program_that_says_nothing_at_the_port_is_told_as_one(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
+from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
 from rankwise.base.files import write_atomic
 from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile
@@ -16,11 +18,13 @@ from rankwise.cli.doctor_ssh import look_over_ssh
 from rankwise.cli.printing import put
 from rankwise.cli.probe import list_probes
 from rankwise.doctor import registry
+from rankwise.doctor.examine import mask_reading
 from rankwise.doctor.meeting.together_json import to_json
 from rankwise.doctor.probe import TOPICS
 from rankwise.doctor.reading import find_worst
 from rankwise.doctor.reporters import page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, list_readings
+from rankwise.doctor.variables.masking import make_mask
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +47,10 @@ def main(argv: Sequence[str]) -> int:
     seen = (look_over_ssh(args, probes, argv, hosts), True) if hosts else look(args, probes)
     if seen is None:
         return 0  # another process of this host takes part
-    together, is_teller = seen
+    told, is_teller = seen
+    # The probes' readings are masked where they were made; a meeting's tell of addresses that came from the environment.
+    mask = make_mask(environ())
+    together = replace(told, readings=tuple(mask_reading(one, mask) for one in told.readings))
     _show(args, together, is_teller=is_teller)
     return exit_code(together, strict=args.strict)
 

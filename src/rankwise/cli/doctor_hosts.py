@@ -25,6 +25,7 @@ from rankwise.doctor.meeting.whereabouts import (
     read_told,
     with_limits,
 )
+from rankwise.doctor.variables.masking import make_mask
 
 if TYPE_CHECKING:
     import argparse
@@ -73,7 +74,7 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
 
 def say(line: str) -> None:
     """Show a line beside the report."""
-    print(line, file=sys.stderr, flush=True)
+    print(make_mask(environ())(line), file=sys.stderr, flush=True)
 
 
 def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]) -> JobShape:
@@ -83,7 +84,7 @@ def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]
         num_ranks=args.nproc_per_node or (told.local_world_size if told else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
         num_workers=args.workers, master_addr=plan.endpoint_host if plan else args.master_addr,
         master_port=plan.endpoint_port if plan else args.master_port, is_master=plan.is_holder if plan else None,
-        checkpoints=args.checkpoints, python=args.python, backend=args.backend, script=args.script,
+        checkpoints=args.checkpoints, python=args.python, backend=args.backend, script=args.script, is_launch=args.nproc_per_node is not None,
     )  # fmt: skip
 
 

@@ -129,7 +129,9 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
         return _COMMANDS[argv[0]](argv[1:])
     except RankwiseError as error:
-        print(f"rankwise: {error}", file=sys.stderr)
+        from rankwise.doctor.variables.masking import mask_text  # noqa: PLC0415 - most commands go well
+
+        print(f"rankwise: {mask_text(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

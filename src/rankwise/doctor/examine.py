@@ -44,10 +44,16 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
             for one in (_tell_late(probe, bound_s) if readings is None else readings)
         ]
     mask = make_mask(host.env)
-    return [_mask(one, mask) for one in found]
+    return [mask_reading(one, mask) for one in found]
 
 
-def _mask(one: Reading, mask: Callable[[str], str]) -> Reading:
+def mask_reading(one: Reading, mask: Callable[[str], str]) -> Reading:
+    """Return a reading without secrets.
+
+    Args:
+        one: What was read.
+        mask: Masks a text (``make_mask``).
+    """
     facts = {name: _mask_fact(fact) for name, fact in one.facts.items()}
     return replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix), facts=facts)
 
@@ -84,7 +90,7 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
         if probe.compare is not None and len(told) > 1:
             found += [one.of(probe.id, *told) for one in probe.compare(told)]
     mask = make_mask({})
-    return [_mask(one, mask) for one in found]
+    return [mask_reading(one, mask) for one in found]
 
 
 @final

@@ -66,6 +66,7 @@ class JobShape:
         python: The interpreter of the ranks.
         backend: ``gloo`` or ``nccl``; empty: whichever fits.
         script: The program of the ranks: a file, or a folder.
+        is_launch: Whether a launcher is about to start the ranks here: it sets RANK and its kin anew, whatever they say now.
     """
 
     num_ranks: int | None = None
@@ -78,6 +79,7 @@ class JobShape:
     python: str = ""
     backend: str = ""
     script: Path | None = None
+    is_launch: bool = False
 
 
 def run_program(argv: Sequence[str], timeout_s: float) -> Ran:

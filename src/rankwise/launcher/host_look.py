@@ -80,7 +80,7 @@ class HostLook:
         place, _, port = spec.meeting.endpoint.rpartition(":")
         return make_host(
             JobShape(
-                num_ranks=None if is_running else self._num_ranks, num_nodes=spec.max_nodes, python=self._python,
+                num_ranks=None if is_running else self._num_ranks, num_nodes=spec.max_nodes, python=self._python, is_launch=True,
                 master_addr=(spec.master_addr or "") if is_static else place,
                 master_port=spec.master_port if is_static else int(port) if port.isdecimal() else None,
                 is_master=spec.node_rank == 0 if is_static and spec.max_nodes > 1 else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _OPEN_S, _WORD_S, _LEAST_WORD_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
+_ARGUMENTS = re.compile(r"(?<=\S) (?:-|[^ ]*=).*\)$|(?<=\.py) .*\)$")
 
 
 def bind_endpoint(plan: Plan) -> socket.socket | None:
@@ -173,7 +175,8 @@ def is_own(name: str) -> bool:
 
 def _tell_taken(plan: Plan, error: OSError) -> MeetingError:
     holder = find_port_holder(plan.endpoint_port) if error.errno == errno.EADDRINUSE else ""
-    by = f" by {holder}" if holder else ""
+    # Of its command the program and the script: what stands behind may be a secret.
+    by = f" by {re.sub(_ARGUMENTS, ')', holder)}" if holder else ""
     if error.errno == errno.EADDRINUSE:
         return MeetingError(
             f"port {plan.endpoint_port}, where the hosts are to meet, is taken{by}", class_id="I9",

@@ -16,6 +16,7 @@ from rankwise.doctor.meeting.gathering import Gathered, make_names_distinct, ord
 from rankwise.doctor.meeting.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.meeting.rounds import plan_rounds
 from rankwise.doctor.meeting.table import OwnLostError, Seat, Table, measure_clock, refuse
+from rankwise.doctor.meeting.together import NO_SENSE
 from rankwise.doctor.meeting.wire import Message, encode, text
 from rankwise.doctor.reading import Reading
 
@@ -317,7 +318,7 @@ class Holding:
         try:
             take(seat, told)
         except BadMessageError as error:
-            self._table.lose(seat, f"its answer makes no sense ({error}): it is no doctor of this version")
+            self._table.lose(seat, f"{NO_SENSE} ({error}): it is no doctor of this version")
 
     def _tell_loss(self, seat: Seat) -> None:
         self._say(f"{seat.name} was lost: {seat.lost}")

@@ -8,6 +8,7 @@ from rankwise.base.host import is_loopback
 from rankwise.doctor.meeting.judging_links import find_blocked, judge_links
 from rankwise.doctor.meeting.judging_names import judge_addresses, judge_clocks, judge_names
 from rankwise.doctor.meeting.judging_speed import find_suspects, judge_speed
+from rankwise.doctor.meeting.together import NO_SENSE
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.units import format_rate, format_seconds
 
@@ -97,8 +98,16 @@ def _judge_numbers(found: Together, plan: Plan) -> Iterator[Reading]:
 def _judge_losses(found: Together) -> Iterator[Reading]:
     for one in found.hosts:
         if one.lost:
+            what = f"{one.name} was lost: {one.lost}"
+            if one.lost.startswith(NO_SENSE):
+                yield Reading(
+                    verdict="fail", what=what, hosts=(one.name,),
+                    why="the doctors don't speak the same language: what this host found is not in the result, and nothing is known of its links",
+                    fix=f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version",
+                )  # fmt: skip
+                continue
             yield Reading(
-                verdict="fail", what=f"{one.name} was lost: {one.lost}", hosts=(one.name,),
+                verdict="fail", what=what, hosts=(one.name,),
                 why="when a host dies, the others of a job wait in their next collective, or fail with 'Connection closed by peer'",
                 fix=f"# on {one.name}: is it up? Why did the doctor end there?\ndmesg -T | tail -n 20",
             )  # fmt: skip

@@ -183,15 +183,51 @@ def _give_sample(bad: Sequence[Link]) -> str:
 
 def _tell_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
     ports = _name_ports(plane, bad)
-    source, target = blame.bad[0]
     reach = "; ".join(f"{list_hosts(group)} reach each other" for group in blame.groups)
+    what = f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
+    guilty = _find_own_firewalls(blame, cards)
+    between = "a switch, a VLAN, a router, or the security groups of a cloud"
+    if guilty:
+        many = len(guilty) > 1
+        what += f"; {list_hosts(list(guilty))}'s own {'firewalls drop' if many else 'firewall drops'} it: see firewall"
+        why = f"look at the other hosts' own firewalls as well, and then at what lies between them: {between}"
+    else:
+        why = f"what lies between them stops it: {between}, or their own firewalls; no host is to blame alone"
     return Reading(
-        verdict="fail", class_id=_CLASSES[plane], hosts=blame.hosts,
-        what=f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})",
-        why=f"what lies between them stops it: a switch, a VLAN, a router, or the security groups of a cloud; no host is to blame alone. {_WHY[plane]}",
-        fix=f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\n"
-        f"ip route get {cards[target].address}\ntraceroute {cards[target].address}",
+        verdict="fail", class_id=_CLASSES[plane], hosts=blame.hosts, what=what, why=f"{why}. {_WHY[plane]}",
+        fix=_suggest_for_split(blame, guilty, cards),
     )  # fmt: skip
+
+
+def _find_own_firewalls(blame: Blame, cards: dict[str, HostCard]) -> dict[str, Reading]:
+    """Return the readings of firewalls that are not well, of hosts at which nothing arrives from another group."""
+    targets = {target for _, target in blame.bad}
+    return {
+        name: told
+        for name in blame.hosts
+        if name in targets
+        for told in cards[name].readings
+        if told.probe == "firewall" and told.verdict in {"warn", "fail"}
+    }
+
+
+def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], cards: dict[str, HostCard]) -> str:
+    source, target = blame.bad[0]
+    lines = []
+    for name, told in guilty.items():
+        others = [one.address for one in cards.values() if one.name != name]
+        lines += [f"# on {name}:", told.fix or cards[name].opening or _open_plainly(others)]
+    way = [
+        f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:",
+        f"ip route get {cards[target].address}\ntraceroute {cards[target].address}",
+    ]
+    rest = next((one for _, one in blame.bad if one not in guilty), "")
+    rules = (
+        [f"# or in their own firewalls. The rules, on {rest}:", "sudo nft list ruleset; sudo iptables-save"]
+        if rest
+        else []
+    )
+    return "\n".join([*lines, *rules, *way] if guilty else [*way, *rules])
 
 
 def describe_sides(blame: Blame) -> str:

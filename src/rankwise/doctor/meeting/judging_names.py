@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.meeting.gathering import short_name
+from rankwise.doctor.network.names import is_host_name
 from rankwise.doctor.reading import Reading, ok
 
 if TYPE_CHECKING:
@@ -42,10 +44,15 @@ def judge_names(found: Together, plan: Plan) -> Iterator[Reading]:
 def _judge_master(look: NameLook) -> Reading | None:
     if look.got:
         return None
+    ask = (
+        f"getent hosts {shlex.quote(look.name)}  # says nothing now; else use an address: "
+        if is_host_name(look.name)
+        else ""
+    )
     return Reading(
         verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks meet", class_id="I3", hosts=(look.source,),
         why="its ranks wait for the store until their time-out: 'The client socket has timed out'",
-        fix=f"# on {look.source}:\ngetent hosts {look.name}  # says nothing now; else use an address: export MASTER_ADDR=…",
+        fix=f"# on {look.source}:\n{ask}export MASTER_ADDR=…",
     )  # fmt: skip
 
 
@@ -95,11 +102,9 @@ def forget_name(name: str) -> str:
     The old file stays beside it. The new one is written over it, since a container's is a mount that can't be replaced.
     """
     escaped = "".join(one if one.isalnum() or one in "-_" else f"[{one}]" for one in name)
-    # A line without a name goes, too. The last `G` ends the last line, which may have no end: more is to be added behind it.
-    take_out = rf":a;s/^([^#]*[[:space:]]){escaped}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$G"
-    return (
-        f"sudo cp /etc/hosts /etc/hosts.before && sed -E '{take_out}' /etc/hosts.before | sudo tee /etc/hosts"
-    )
+    # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind it.
+    take_out = rf":a;s/^([^#]*[[:space:]]){escaped}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$a"
+    return rf"sudo cp /etc/hosts /etc/hosts.before && sed -E '{take_out}\' /etc/hosts.before | sudo tee /etc/hosts"
 
 
 def judge_addresses(found: Together) -> Iterator[Reading]:
@@ -115,7 +120,7 @@ def judge_addresses(found: Together) -> Iterator[Reading]:
         yield Reading(
             verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is where its own name leads", class_id="I5",
             why="the other hosts look for it at that address of theirs: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
-            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={interface}\n# or, for good:\n{_correct(one.own_name, one.address, is_written=True)}",
+            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={shlex.quote(interface)}\n# or, for good:\n{_correct(one.own_name, one.address, is_written=True)}",
             hosts=(one.name,),
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 import socket
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rankwise.base.deadline import OverdueError
 from rankwise.doctor.meeting.judging_names import forget_name
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.wire import SilentError, StrangerError, explain
+from rankwise.doctor.network.names import is_host_name
 
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host
@@ -37,11 +39,7 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
     waited = f"within {plan.arrival_timeout_s:.0f} s"
     name, port = plan.endpoint_host, plan.endpoint_port
     if isinstance(error, socket.gaierror | UnicodeError | OverdueError):
-        return MeetingError(
-            f"{name}, where the hosts are to meet, has no address here ({waited})", class_id="I3",
-            hint=f"`getent hosts {name}` must tell one: give the address instead of the name, or add it to /etc/hosts",
-            fix=f"getent hosts {name}  # must tell an address; else give one instead of the name, or add it to /etc/hosts",
-        )  # fmt: skip
+        return _tell_no_address(name, waited)
     where, is_written = _tell_address(host, name)
     if isinstance(error, StrangerError | SilentError):
         what = (
@@ -65,13 +63,31 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
     else:
         what = f"{plan.endpoint} can't be reached ({waited}): {describe(plan, error)}"
         hint, fix = (
-            f"`ip route get {name}` shows the way from here",
-            f"ip route get {_first_address(host, name)}",
+            f"`ip route get {shlex.quote(name)}` shows the way from here",
+            f"ip route get {shlex.quote(_first_address(host, name))}",
         )
-    hint += f"; is {name} the right address, seen from here? (getent hosts {name})"
+    check = _write_check(name, where, is_written=is_written).lstrip()
+    if check:
+        # A name that leads elsewhere is likelier than a doctor that was not started, or a firewall: it comes first.
+        hint = f"is {name} the right address, seen from here? (getent hosts {shlex.quote(name)}) If it is, {hint}"
+        fix = f"{check}\n{fix}"
+    else:
+        hint += f"; is {name} the right address? (on that host: ip -br addr)"
+    return MeetingError(what + where, class_id="I2", hint=hint, fix=fix)
+
+
+def _tell_no_address(name: str, waited: str) -> MeetingError:
+    if not is_host_name(name):
+        return MeetingError(
+            f"{name}, where the hosts are to meet, is no host name", class_id="I3", hint="give the name or an address of the first host",
+            fix="export MASTER_ADDR=…  # the name or an address of the first host, on all hosts",
+        )  # fmt: skip
+    command = f"getent hosts {shlex.quote(name)}"
     return MeetingError(
-        what + where, class_id="I2", hint=hint, fix=fix + _write_check(name, where, is_written=is_written)
-    )
+        f"{name}, where the hosts are to meet, has no address here ({waited})", class_id="I3",
+        hint=f"`{command}` must tell one: give the address instead of the name, or add it to /etc/hosts",
+        fix=f"{command}  # must tell an address; else give one instead of the name, or add it to /etc/hosts",
+    )  # fmt: skip
 
 
 def _tell_address(host: Host, name: str) -> tuple[str, bool]:
@@ -91,8 +107,16 @@ def _tell_address(host: Host, name: str) -> tuple[str, bool]:
 def _write_check(name: str, where: str, *, is_written: bool) -> str:
     if not where:
         return ""
-    right = f"getent hosts {name}  # is that the address of {name}?"
-    return "\n" + right + (f" If not, take it out of /etc/hosts:\n{forget_name(name)}" if is_written else "")
+    right = f"getent hosts {shlex.quote(name)}  # is that the address of {name}?"
+    return (
+        "\n"
+        + right
+        + (
+            f" If not, take it out of /etc/hosts:\n{forget_name(name)}"
+            if is_written and is_host_name(name)
+            else ""
+        )
+    )
 
 
 def _first_address(host: Host, name: str) -> str:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.meeting.border import clean_name, one_line
+from rankwise.doctor.meeting.together import NO_SENSE
 from rankwise.doctor.meeting.wire import (
     BEAT_S,
+    CLOSED,
     GREETING,
     VERSION,
     GoneError,
     Message,
+    StrangerError,
     Wire,
     encode,
     number,
@@ -147,7 +150,9 @@ class Table:
             self.pump()
             if say and doing and waited() and self._clock.monotonic() >= next_say_s:
                 next_say_s += _SAY_S
-                say(f"{doing}: waiting for {list_names(waited())}")
+                say(
+                    f"{doing}: waiting for {list_names(sorted(waited(), key=lambda one: (one.number, one.name)))}"
+                )
         for seat in waited():
             self.lose(seat, f"did not answer within {timeout_s:.0f} s ({doing or kind})")
         return {seat: seat.answers[kind] for seat in orders if kind in seat.answers and seat.is_here}
@@ -261,7 +266,7 @@ class Table:
             if seat in self._unknown:
                 self._drop(seat)
             else:
-                self.lose(seat, f"its connection ended: {error}")
+                self.lose(seat, _explain_end(error))
             return
         seat.heard_s = self._clock.monotonic()
         for message in messages:
@@ -331,6 +336,13 @@ class Table:
                 )
             else:
                 self.tell(seat, {}, beat)
+
+
+def _explain_end(error: GoneError) -> str:
+    """Return why a host is not here any more; that it closed the connection says all."""
+    if isinstance(error, StrangerError):
+        return f"{NO_SENSE}: {error}"
+    return str(error) if str(error) == CLOSED else f"its connection ended: {error}"
 
 
 def _read_count(message: Message, key: str) -> int | None:

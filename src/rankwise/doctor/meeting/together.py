@@ -13,6 +13,9 @@ Plane = Literal["gloo", "nccl", "master"]
 #: How a connection went. ``other host``: somebody else answers at that address. ``stalled``: it opened, and large data did not pass.
 Outcome = Literal["ok", "refused", "timeout", "unreachable", "reset", "other host", "stalled", "not tried"]
 
+#: So ``HostCard.lost`` begins for a host that told what no doctor of this version tells.
+NO_SENSE = "its answer makes no sense"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCard:

@@ -21,6 +21,8 @@ Message: TypeAlias = "dict[str, Fact]"
 GREETING, VERSION = "rankwise-doctor", 1
 #: Each side says something this often, and takes the other one for dead after so long a silence.
 BEAT_S, SILENCE_S = 1.0, 6.0
+#: The text of the error where the other side has ended the connection itself.
+CLOSED = "it closed the connection"
 #: So long a line may be: from somebody unknown, and from a host of the meeting.
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 64 << 20
 _READ_BYTES = 1 << 18
@@ -203,7 +205,7 @@ class Wire:
         except OSError as error:
             return GoneError(explain(error))
         self._in += data
-        return None if data else GoneError("it closed the connection")
+        return None if data else GoneError(CLOSED)
 
 
 def explain(error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 
 from rankwise.base.deadline import OverdueError, call_within
@@ -27,3 +28,8 @@ def is_loopback_address(ip: str) -> bool:
         return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def is_host_name(text: str) -> bool:
+    """Tell whether a text has only signs that names and addresses of hosts have: what else there is must not come into a command."""
+    return re.fullmatch(r"(?!-)[\w.:%\[\]-]+", text) is not None

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def look(host: Host) -> Iterator[Reading]:
     """Tell what the variables contradict each other in; else who they say that this is."""
     job, has_gpus = host.job, may_have_gpus(host)
-    if job.num_ranks is None:
+    if not job.is_launch:
         wrong = find_contradictions(host.env, backend=job.backend, has_gpus=has_gpus)
-    else:  # a launch is meant: what RANK and its kin say now is set anew for the ranks
+    else:
         wrong = find_launch_contradictions(
             host.env, num_nodes=job.num_nodes, num_ranks=job.num_ranks, backend=job.backend, has_gpus=has_gpus
         )

@@ -13,17 +13,18 @@ they must not be. Of several hosts, what the others got is compared with the add
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
-from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.network.names import is_host_name, is_loopback_address
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.variables.masking import mask_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.reading import Fact, Facts
@@ -47,7 +48,7 @@ def look(host: Host) -> Iterator[Reading]:
         "name": mask_value("MASTER_ADDR", name),
     }
     fault = _find_fault(host, name, ips, own)
-    yield Reading(verdict="ok", what=f"{name} is {', '.join(ips)}", facts=facts) if fault is None else fault
+    yield Reading(verdict="ok", what=_tell_ips(name, ips), facts=facts) if fault is None else fault
     if fault is None:
         yield from _judge_endpoint(host, name, ips, own)
 
@@ -66,27 +67,39 @@ def _judge_localhost(host: Host, name: str) -> Reading:
     )  # fmt: skip
 
 
+def _tell_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
+    """Say what a name means here; an address means itself."""
+    return f"the master's address is {name}" if list(ips) == [name] else f"{noun}{name} is {', '.join(ips)}"
+
+
 def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Reading | None:
+    if not ips and not is_host_name(name):
+        return Reading(
+            verdict="fail", what=f"the master's address {name} is no host name", class_id="I3",
+            why="ranks can't find the store: `The client socket has timed out`, and no word of the name",
+            fix="export MASTER_ADDR=…  # the name or an address of the first host",
+        )  # fmt: skip
     if not ips:
         return Reading(
             verdict="fail", what=f"the master's name {name} has no address here", class_id="I3",
             why="ranks here can't find the store: `The client socket has timed out`, and no word of the name",
-            fix=f"getent hosts {name}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts",
+            fix=f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts",
         )  # fmt: skip
     leads_here = any(ip in own or is_loopback_address(ip) for ip in ips)
     if host.job.is_master is False and all(is_loopback_address(ip) or ip in own for ip in ips):
         is_loop = any(is_loopback_address(ip) for ip in ips)
+        noun = "the master's name "
         return Reading(
             # Two nodes may be played on one host, by its address; by a name that means loopback nobody does.
             verdict="fail" if is_loop else "warn", class_id="I2",
-            what=f"the master's name {name} is {', '.join(ips)} here, this very host, and the ranks meet on another one",
+            what=f"{_tell_ips(name, ips, noun)} here, this very host, and the ranks meet on another one",
             why="ranks here look for the store on their own host: `Connection refused`, and the others wait",
-            fix=f"grep -n {name} /etc/hosts  # must lead to the first host's address",
+            fix=f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address",
         )  # fmt: skip
     if host.job.is_master and not leads_here and has_several_hosts(host):
         best = suggest_interface(host, host.interfaces())
         return Reading(
-            verdict="warn", what=f"the ranks are to meet on this host, and {name} is {', '.join(ips)}, which no interface here has",
+            verdict="warn", what=f"the ranks are to meet on this host, and {_tell_ips(name, ips)}, which no interface here has",
             why="behind a translated address this may work; else the ranks look for the store on another host: `The client socket has timed out`",
             fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", class_id="I2",
         )  # fmt: skip
@@ -99,8 +112,9 @@ def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str])
         return
     known = host.lookup(host.name)
     if name != host.name and not set(ips) & set(known):
+        resolved = "" if name in ips else f" ({', '.join(ips)})"
         yield Reading(
-            verdict="warn", what=f"the endpoint {name} ({', '.join(ips)}) is this host, whose own name {host.name} is {', '.join(known) or 'without an address'}",
+            verdict="warn", what=f"the endpoint {name}{resolved} is this host, whose own name {host.name} is {', '.join(known) or 'without an address'}",
             why="torch's c10d compares just these: no node opens the store, and all fail with `RendezvousConnectionError` after 60 s", class_id="I21",
             fix="export PET_RDZV_CONF=is_host=1  # on this host; is_host=0 on the others",
         )  # fmt: skip
@@ -118,9 +132,9 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         if host != masters[0] and ips and not any(ip in own or is_loopback_address(ip) for ip in ips):
             name = told.get("name")
             yield Reading(
-                verdict="warn", what=f"{name} is {', '.join(ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
+                verdict="warn", what=f"{_tell_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
                 why="behind a translated address this may work; else ranks there look for the store on another host: `The client socket has timed out`",
-                fix=f"getent hosts {name}  # on {host}; and on {masters[0]}: ip -br addr", class_id="I2", hosts=(host,),
+                fix=f"getent hosts {shlex.quote(str(name))}  # on {host}; and on {masters[0]}: ip -br addr", class_id="I2", hosts=(host,),
             )  # fmt: skip
 
 

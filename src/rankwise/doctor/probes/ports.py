@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import find_port_holder
+from rankwise.doctor.limits.processes import name_command
 from rankwise.doctor.network.master import find_master, has_several_hosts
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
@@ -65,6 +66,8 @@ def _judge_given(host: Host, port: int) -> Reading | None:
     is_ours = holder.startswith(f"pid {os.getpid()} ") or ("rankwise" in holder and "doctor" in holder)
     if holder and not is_ours:
         pid = holder.split()[1] if holder.startswith("pid ") else ""
+        if pid:  # its arguments may be secret
+            holder = f"pid {pid} ({name_command(host.read(f'/proc/{pid}/cmdline').split(chr(0))) or 'without a name'})"
         return Reading(
             verdict="fail", what=f"port {port}, where the ranks are to meet, is held by {holder}", class_id="I9",
             why="rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks meet another job",

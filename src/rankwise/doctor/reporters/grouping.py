@@ -66,6 +66,10 @@ def say_hosts(line: Line, all_hosts: Sequence[str]) -> str:
     """Return whose a line is, with a colon behind; empty where there is one host only."""
     if len(all_hosts) < 2 or not line.hosts:
         return ""
+    if len(line.hosts) == 1 and line.reading.what.startswith(
+        (f"{line.hosts[0]} ", f"{line.hosts[0]}:", f"{line.hosts[0]}'")
+    ):
+        return ""  # it begins with the host's name
     alike = f" (and alike on {name_hosts(line.alike, ())})" if line.alike else ""
     return f"{name_hosts(line.hosts, all_hosts)}{alike}: "
 

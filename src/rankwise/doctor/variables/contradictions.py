@@ -121,12 +121,12 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
     outer = _outer(env)
     if outer is None or "TORCHELASTIC_RUN_ID" in env or env.get("SLURM_HET_SIZE"):
         return
-    local = number(env, "LOCAL_RANK")
-    if local is not None and local != outer.local_rank:
-        return  # a launcher of another make, started by some of the step's processes
-    world, rank = number(env, "WORLD_SIZE"), number(env, "RANK")
+    local, world, rank = number(env, "LOCAL_RANK"), number(env, "WORLD_SIZE"), number(env, "RANK")
     size, who = outer.told["world_size"], outer.source
     is_alone_on_node = outer.local_world_size in {None, 1}
+    shares_node = (outer.local_world_size or 1) > 1 or bool(outer.local_rank)
+    if local not in {None, outer.local_rank} and not (shares_node and world == outer.world_size):
+        return  # a launcher of another make, started by some of the step's processes
     if world is not None and world != outer.world_size:
         # With one process a node, each may start the rest of its node's ranks itself.
         if not is_alone_on_node or (local is None and (world < outer.world_size or world % outer.world_size)):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rankwise.doctor.reading import Fact
 
 MASK = "***"
-_WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
+_WORDS = r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
 _SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
 # The patterns below are compiled when a text needs them, which is hardly ever: launchers mask what they tell at each start.
 #: Names that only sound so: folders, sockets, numbers of sessions and networks, names of files, Python's errors.
@@ -29,6 +29,10 @@ _BARE_USER = (
 )
 #: ``api_key=…``, ``"token": "…"``, ``Authorization: Bearer …``, inside a longer text.
 _PAIR = rf"(?i)([\w-]*(?:{_WORDS})[\w-]*)([\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)"
+#: ``--api-key …``, as command lines have it. What begins with a dash is the next flag.
+_FLAG = rf"(?i)(?<![\w-])(--?)([\w-]*(?:{_WORDS})[\w-]*)([^\S\n]+)(\"[^\"]*\"|'[^']*'|(?!-)\S*[^\s\"'`),.;])"
+#: ``Bearer …`` by itself.
+_BEARER = r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}"
 #: What well-known services give out. Folders and hosts may begin alike (hf_checkpoints, sk-seoul-1), and are shorter, or have breaks.
 _KNOWN_STARTS = ("hf_", "sk-", "pk-", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dckr_pat_", "wandb_v", "eyJ", "-----BEGIN")  # fmt: skip
 _KNOWN_FORMS = (
@@ -60,8 +64,10 @@ def mask_text(text: str) -> str:
         text = re.sub(_BARE_USER, f"{MASK}@", text)
     if _SECRET_NAME.search(text):
         text = re.sub(_PAIR, _mask_pair, text)
+        text = re.sub(_FLAG, _mask_flag, text)
+        text = re.sub(_BEARER, rf"\1{MASK}", text)
     if any(start in text for start in _KNOWN_STARTS):
-        text = re.sub(_KNOWN_FORMS, MASK, text)
+        text = _mask_forms(text)
     return _LONG_WORD.sub(_mask_word, text)
 
 
@@ -151,6 +157,24 @@ def _mask_pair(found: re.Match[str]) -> str:
     return f"{name}{between}{MASK}"
 
 
+def _mask_flag(found: re.Match[str]) -> str:
+    dashes, name, between, value = found.groups()
+    if not is_secret_name(name) or value.strip("\"'").startswith(("…", MASK)):
+        return found[0]
+    return f"{dashes}{name}{between}{MASK}"
+
+
+def _mask_forms(text: str) -> str:
+    """Mask what well-known services give out. A folder may begin like it: in a path only what has capitals is masked, as keys do by chance."""
+    form, shown, at = re.compile(_KNOWN_FORMS), "", 0
+    while found := form.search(text, at):
+        before, head = text[: found.start()], found[0].partition("/")[0]
+        is_folder = head.islower() and re.search(_IN_PATH, before) is not None
+        shown += text[at : found.start()] + (head if is_folder else MASK)
+        at = found.start() + len(head) if is_folder else found.end()
+    return shown + text[at:]
+
+
 def _mask_word(found: re.Match[str]) -> str:
     return found[0] if re.search(_IN_PATH, found.string[: found.start()]) else MASK
 
@@ -162,6 +186,18 @@ def _mask_json(told: Fact) -> Fact:
             for name, one in told.items()
         }
     if isinstance(told, list):
-        return [_mask_json(one) for one in told]
+        # The words of a command line: SM_USER_ARGS is such a list.
+        return [
+            MASK if _is_secret_flag(before) and not _is_flag(one) else _mask_json(one)
+            for before, one in zip([None, *told], told, strict=False)
+        ]
     # A JSON text may hold another one: SM_TRAINING_ENV does.
     return mask_value("", told) if isinstance(told, str) else told
+
+
+def _is_flag(word: Fact) -> bool:
+    return isinstance(word, str) and re.fullmatch(r"--?[A-Za-z][\w-]*", word) is not None
+
+
+def _is_secret_flag(word: Fact) -> bool:
+    return isinstance(word, str) and _is_flag(word) and is_secret_name(word.lstrip("-"))
