@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 TARGET = DOCS / "probes"
-CLASSES = DOCS / "reference" / "failure-classes.md"
+sys.path.insert(0, str(DOCS))
+from generated_pages import find_anchors, write_pages  # noqa: E402 - a file beside this one
+
 TITLES = {
     "environment": "The environment",
     "software": "Software",
@@ -32,12 +34,6 @@ _HEAD = """\
 What `rankwise doctor` looks at on a host, and between hosts. How to use it: [Ask the doctor](../howto/doctor.md). These pages are made
 from the probes by `make docs`; `rankwise probe hostname` shows one on the terminal. Classes are those of [failure classes](../reference/failure-classes.md).
 """
-
-
-def find_anchors() -> dict[str, str]:
-    """Return where each failure class is explained."""
-    heads = re.findall(r"^### (([A-Z]\d{1,2}): .*)$", CLASSES.read_text(encoding="utf-8"), re.MULTILINE)
-    return {id_: re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head, id_ in heads}
 
 
 def link_classes(one: Probe, anchors: dict[str, str]) -> str:
@@ -82,14 +78,7 @@ def render() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, and remove those of probes that are gone."""
-    pages = render()
-    TARGET.mkdir(exist_ok=True)
-    for path in TARGET.glob("*.md"):
-        if path.name not in pages:
-            path.unlink()
-    for name, text in pages.items():
-        (TARGET / name).write_text(text, encoding="utf-8")
-    print(f"wrote {len(pages)} pages to {TARGET.relative_to(DOCS.parent)}")
+    write_pages(TARGET, render())
 
 
 if __name__ == "__main__":

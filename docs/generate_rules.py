@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 TARGET = DOCS / "rules" / "check"
-CLASSES = DOCS / "reference" / "failure-classes.md"
 
 sys.path.insert(0, str(DOCS))
-from undecided import UNDECIDED  # noqa: E402 - a file beside this one
+from generated_pages import find_anchors, write_pages  # noqa: E402 - files beside this one
+from undecided import UNDECIDED  # noqa: E402
 
 _HEAD = """\
 # Rules of the check
@@ -38,12 +37,6 @@ These mistakes can't be told from the text alone, or not without false alarms. E
 
 | class | | why there is no rule |
 |---|---|---|"""
-
-
-def find_anchors() -> dict[str, str]:
-    """Return where each failure class is explained."""
-    heads = re.findall(r"^### (([A-Z]\d{1,2}): .*)$", CLASSES.read_text(encoding="utf-8"), re.MULTILINE)
-    return {id_: re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head, id_ in heads}
 
 
 def link_class(id_: str, anchors: dict[str, str]) -> str:
@@ -111,14 +104,7 @@ def render() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, and remove those of rules that are gone."""
-    pages = render()
-    TARGET.mkdir(exist_ok=True)
-    for path in TARGET.glob("*.md"):
-        if path.name not in pages:
-            path.unlink()
-    for name, text in pages.items():
-        (TARGET / name).write_text(text, encoding="utf-8")
-    print(f"wrote {len(pages)} pages to {TARGET.relative_to(DOCS.parent)}")
+    write_pages(TARGET, render())
 
 
 if __name__ == "__main__":

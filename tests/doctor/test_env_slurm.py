@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,18 +56,6 @@ PartitionName=test Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 def find_program(name: str) -> str | None:
     """Return where a program is; daemons are often not on PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has, below the range from which the kernel hands out ports to Slurm's own connections."""
-    found: list[int] = []
-    for port in random.sample(range(20_000, 30_000), 200):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("", port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 def find_processes(folder: Path) -> list[int]:
@@ -121,7 +110,7 @@ def start(folder: Path, started: list[subprocess.Popen[bytes]]) -> Slurm:
     key.write_bytes(os.urandom(128))
     conf = folder / "slurm.conf"
     host = socket.gethostname().partition(".")[0]
-    conf.write_text(_CONF.format(folder=folder, host=host, ports=free_ports(3)))
+    conf.write_text(_CONF.format(folder=folder, host=host, ports=[free_port() for _ in range(3)]))
     outer = ("SLURM_", "RANK", "WORLD_", "MASTER_", "LOCAL_", "PET_", "TORCHELASTIC_", "RANKWISE_", "CUDA_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(outer)} | {
         "SLURM_CONF": str(conf)

@@ -98,18 +98,18 @@ def test_room_on_the_disks(
     monkeypatch.setattr(Host, "count_inodes", lambda *_: inodes)
     host = make_host(
         tmp_path,
-        files={"/proc/mounts": MOUNTS, "/tmp/x": "", "/work/x": ""},
-        job=JobShape(checkpoints=Path("/work/ck")),
+        files={"/proc/mounts": MOUNTS, "/tmp/x": "", "/home/me/x": ""},
+        job=JobShape(checkpoints=Path("/home/me/ck")),
     )
-    go_to(host, "/work")
+    go_to(host, "/home/me")
     assert [one.verdict for one in look(disk_space.PROBE, host)] == verdicts
 
 
 def test_a_small_disk_that_is_empty_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small temporary file system that is all free is as it is meant to be."""
     monkeypatch.setattr(Host, "usage", lambda *_: (256 * MIB, 256 * MIB))
-    host = make_host(tmp_path, files={"/tmp/x": "", "/work/x": ""})
-    go_to(host, "/work")
+    host = make_host(tmp_path, files={"/tmp/x": "", "/home/me/x": ""})
+    go_to(host, "/home/me")
     assert [one.verdict for one in look(disk_space.PROBE, host)] == ["ok"]
 
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from rankwise import UsageError
-from rankwise.base.identity import Identity, find_first_host, read_identity
+from rankwise.base.host_list import find_first_host
+from rankwise.base.identity import Identity, read_identity
 
 _TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
              "MASTER_ADDR": "node0", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "job7"}  # fmt: skip

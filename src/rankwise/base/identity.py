@@ -15,7 +15,7 @@ from rankwise.base.identity_clusters import (
     read_skypilot,
     read_tf_config,
 )
-from rankwise.base.identity_facts import Identity, find_first_host, read_int
+from rankwise.base.identity_facts import Identity, read_int
 from rankwise.base.identity_launchers import (
     read_flux,
     read_hydra,
@@ -29,7 +29,7 @@ from rankwise.base.identity_launchers import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Identity", "find_first_host", "read_all", "read_identity", "read_int"]
+__all__ = ["Identity", "read_all", "read_identity", "read_int"]
 
 #: From the nearest to the farthest.
 _READERS = (

@@ -111,16 +111,6 @@ def read_int(env: Mapping[str, str], name: str) -> int | None:
         ) from None
 
 
-def find_first_host(nodes: str) -> str:
-    """Return the first host of Slurm's short form: ``gpu[07-09,12],big1`` starts with ``gpu07``."""
-    name, bracket, rest = nodes.partition("[")
-    if not bracket or "," in name:
-        return name.partition(",")[0]
-    inside, _, after = rest.partition("]")
-    first = inside.partition(",")[0].partition("-")[0]
-    return name + first + find_first_host(after) if after and not after.startswith(",") else name + first
-
-
 def expand_tasks(per_node: str) -> list[int]:
     """Return the tasks of each node from Slurm's short form: ``4(x2),1`` is 4, 4, 1; nothing if it is something else."""
     found: list[int] = []

@@ -10,7 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
-from rankwise.base.identity_facts import Identity, Traces, expand_tasks, find_first_host, read_int
+from rankwise.base.host_list import find_first_host
+from rankwise.base.identity_facts import Identity, Traces, expand_tasks, read_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rankwise.base.errors import UsageError
-from rankwise.doctor.meeting.whereabouts import expand_hosts
+from rankwise.base.host_list import expand_hosts
 
 EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and nothing is doubtful); 1 something does; 2 it can't be looked at"
 _DESCRIPTION = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.deadline import OverdueError
 from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.cli.doctor_hosts import limit, look_alone, read_job, say, tell_unmet
@@ -38,6 +40,9 @@ _OF_HERE = (
 _SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")
 #: What a job that is started from here would take along; the hosts' own settings stay where nothing is set here.
 _TAKEN_ALONG = ("GLOO_", "NCCL_", "TP_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_GLOO_")
+
+#: A meeting's phases have bounds of their own; a host that is frozen has none.
+_MEETING_S = 600.0
 
 
 def look_over_ssh(
@@ -100,7 +105,7 @@ def _meet(
             command = [*_set_variables(env), *build_command(argv, plan, number)]
             remotes.start(host, command, folder=Path.cwd(), keeps_output=number == 0)
     if own is None:
-        return _read_answer(remotes, hosts[0])
+        return _read_answer(remotes, hosts[0], args.arrival_timeout + _MEETING_S)
     plan = limit(args, plan, probes)
     this = Host(env=env, job=read_job(args, plan, env))
     try:
@@ -162,12 +167,11 @@ def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
     return [sys.executable, "-m", "rankwise", "doctor", *kept, *flags, "--end-with-input"]
 
 
-def _read_answer(remotes: RemoteHosts, host: str) -> Together:
-    told = remotes.take_output(host)
+def _read_answer(remotes: RemoteHosts, host: str, timeout_s: float) -> Together:
     try:
-        return from_json(json.loads(told))
-    except ValueError as error:
+        return from_json(json.loads(remotes.take_output(host, timeout_s=timeout_s)))
+    except (ValueError, OverdueError, subprocess.TimeoutExpired) as error:
         if failed := remotes.look():
             raise LaunchError(failed[0].what, hint=failed[0].fix) from error
         hint = f"start it there by hand: ssh {host}, then rankwise doctor"
-        raise LaunchError(f"the doctor on {host} has not answered", hint=hint) from error
+        raise LaunchError(f"the doctor on {host} has not answered: {error}", hint=hint) from error

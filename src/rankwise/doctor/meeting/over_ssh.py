@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, final
 
+from rankwise.base.deadline import call_within
 from rankwise.base.errors import UsageError
 from rankwise.doctor.reading import Reading
 
@@ -119,14 +120,19 @@ class RemoteHosts:
     def _write_try(self, host: str) -> str:
         return f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', host, 'true'])}  # has to work without a question"
 
-    def take_output(self, host: str) -> bytes:
-        """Wait for a host's end, and return what it has printed."""
+    def take_output(self, host: str, *, timeout_s: float) -> bytes:
+        """Wait for a host's end, and return what it has printed.
+
+        Raises:
+            OverdueError: It has not ended in time.
+        """
         remote = next(one for one in self._remotes if one.host == host)
-        if remote.process.stdout is None:
+        stream = remote.process.stdout
+        if stream is None:
             return b""
         # Not `communicate`: that ends its input, and with it the doctor there.
-        told = remote.process.stdout.read()
-        remote.process.wait()
+        told = call_within(timeout_s, stream.read)
+        remote.process.wait(timeout=_END_S)
         return told
 
     def look(self) -> list[Reading]:

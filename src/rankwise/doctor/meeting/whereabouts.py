@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback
+from rankwise.base.host_list import expand_hosts
 from rankwise.base.identity import read_identity
 from rankwise.doctor.meeting.plan import Plan
 from rankwise.doctor.variables.places import find_place
@@ -165,43 +166,6 @@ def _refuse_loopback(host: str) -> None:
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of a job's hosts, as Slurm tells them; none where it does not."""
     return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
-
-
-def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of Slurm's short form: ``gpu[07-09,12],big1`` is gpu07, gpu08, gpu09, gpu12 and big1."""
-    found: list[str] = []
-    for word in _split_outside(text):
-        head, bracket, rest = word.partition("[")
-        if not bracket:
-            found += [word] if word else []
-            continue
-        inside, _, tail = rest.partition("]")
-        for part in inside.split(","):
-            first, dash, last = part.partition("-")
-            numbers = (
-                range(int(first), int(last) + 1) if dash and first.isdecimal() and last.isdecimal() else ()
-            )
-            middles = [f"{number:0{len(first)}d}" for number in numbers] or [part]
-            found += [
-                host
-                for middle in middles
-                for host in (
-                    expand_hosts(f"{head}{middle}{tail}") if "[" in tail else (f"{head}{middle}{tail}",)
-                )
-            ]
-    return tuple(found)
-
-
-def _split_outside(text: str) -> list[str]:
-    """Split at the commas that stand outside of brackets."""
-    words, depth = [""], 0
-    for char in text.strip():
-        depth += (char == "[") - (char == "]")
-        if char == "," and not depth:
-            words.append("")
-        else:
-            words[-1] += char
-    return words
 
 
 def with_limits(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
+from rankwise.base.host_list import find_first_host
 from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_tf_config
-from rankwise.base.identity_facts import Identity, derive_port, find_first_host
+from rankwise.base.identity_facts import Identity, derive_port
 from rankwise.base.identity_launchers import is_slurm_step, read_slurm
 
 if TYPE_CHECKING:
