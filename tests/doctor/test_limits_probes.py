@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fake_hosts import look, make_host
+from rankwise.base.host import find_cpu_quota
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.limits.cgroups import (
     count_oom_kills,
-    find_cpu_quota,
     find_memory_room,
     find_process_room,
 )
@@ -220,7 +220,7 @@ def test_a_quota_below_the_cores(tmp_path: Path) -> None:
         "/sys/fs/cgroup/job/step/cpu.max": "max 100000",
     }
     host = make_cores(tmp_path, JobShape(num_ranks=4), files=files)
-    assert find_cpu_quota(host) == 2.0
+    assert find_cpu_quota(host.root) == 2.0
     ranks, stopped = look(cores.PROBE, host)
     assert ranks.what == "4 ranks, and 2 processors can be used here (quota 2)"
     assert "600 of 1000 periods (60%)" in stopped.what
@@ -245,7 +245,7 @@ def test_groups_of_version_1_in_a_container(tmp_path: Path) -> None:
         f"{root}/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
     }  # fmt: skip
     host = make_host(tmp_path, files=files)
-    assert find_cpu_quota(host) == 1.5
+    assert find_cpu_quota(host.root) == 1.5
     assert find_memory_room(host) == (4 * GIB, 2 * GIB)
     assert count_oom_kills(host) == 2
 

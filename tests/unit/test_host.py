@@ -15,10 +15,10 @@ from rankwise.base.host import count_cores, count_gpus, find_port_holder, is_loo
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cgroup tree; this process is in /job/a of it, on eight cores of two threads each."""
-    root = tmp_path / "cgroup"
-    root.mkdir()
-    monkeypatch.setattr(host, "_CGROUP", root)
-    monkeypatch.setattr(host, "own_cgroups", lambda: {"": "/job/a", "cpu": "/job/a", "cpuacct": "/job/a"})
+    root = tmp_path / "sys/fs/cgroup"
+    root.mkdir(parents=True)
+    monkeypatch.setattr(host, "_ROOT", tmp_path)
+    monkeypatch.setattr(host, "own_cgroups", lambda _: {"": "/job/a", "cpu": "/job/a", "cpuacct": "/job/a"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     real = host._read
 

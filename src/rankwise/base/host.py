@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwise.base.environ import get
 
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 
 
 def _read(path: Path) -> str:
@@ -20,13 +20,17 @@ def _read(path: Path) -> str:
         return ""
 
 
-def own_cgroups() -> dict[str, str]:
-    """Return this process's cgroup path by controller; the unified hierarchy stands under ''."""
+def own_cgroups(root: Path | None = None) -> dict[str, str]:
+    """Return this process's cgroup path by controller; the unified hierarchy stands under ''.
+
+    Args:
+        root: Where the host's files are; ``/`` without.
+    """
     found = {}
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
+    for line in _read((root or _ROOT) / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         for controller in controllers.split(","):
-            found[controller] = path
+            found[controller] = path or "/"
     return found
 
 
@@ -37,14 +41,19 @@ def _cgroup_chain(root: Path, path: str) -> list[Path]:
     return [folder for folder in chain if folder.is_dir()]
 
 
-def _cpu_quota() -> float:
-    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit."""
-    groups, quotas = own_cgroups(), [math.inf]
-    for folder in _cgroup_chain(_CGROUP, groups.get("", "/")):
+def find_cpu_quota(root: Path | None = None) -> float:
+    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit.
+
+    Args:
+        root: Where the host's files are; ``/`` without.
+    """
+    groups, quotas = own_cgroups(root), [math.inf]
+    folders = (root or _ROOT) / "sys/fs/cgroup"
+    for folder in _cgroup_chain(folders, groups.get("", "/")):
         limit = _read(folder / "cpu.max").split()
-        if len(limit) == 2 and limit[0] != "max":
+        if len(limit) == 2 and all(one.isdigit() for one in limit) and int(limit[1]):
             quotas.append(int(limit[0]) / int(limit[1]))
-    for folder in _cgroup_chain(_CGROUP / "cpu", groups.get("cpu", "/")):
+    for folder in _cgroup_chain(folders / "cpu", groups.get("cpu", "/")):
         quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             quotas.append(int(quota) / int(period))
@@ -59,7 +68,7 @@ def count_cores() -> int:
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     topology = Path("/sys/devices/system/cpu")
     cores = {_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
-    quota = _cpu_quota()
+    quota = find_cpu_quota()
     return len(cores) if math.isinf(quota) else max(1, min(len(cores), math.ceil(quota)))
 
 

@@ -6,6 +6,8 @@ import math
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from rankwise.base.host import own_cgroups
+
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host
 
@@ -28,19 +30,10 @@ def list_groups(host: Host, controller: str) -> list[str]:
 
 def _find_root(host: Host, controller: str) -> tuple[str, str]:
     """Return where a controller's groups are, and which of them is ours."""
-    groups = _read_own(host)
+    groups = own_cgroups(host.root)
     if controller in groups:  # version 1
         return f"{_ROOT}/{controller}", groups[controller]
     return (f"{_ROOT}/unified" if host.has(f"{_ROOT}/unified") else _ROOT), groups.get("", "/")
-
-
-def _read_own(host: Host) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in host.read("/proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        for controller in controllers.split(","):
-            found[controller] = path or "/"
-    return found
 
 
 def read_number(host: Host, path: str) -> float:
@@ -54,19 +47,6 @@ def read_counters(host: Host, path: str) -> dict[str, int]:
     """Return a file of names and numbers, one pair a line."""
     pairs = (line.split() for line in host.read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def find_cpu_quota(host: Host) -> float:
-    """Return the CPUs' worth of time that the groups allow; infinity without a limit."""
-    quotas = [math.inf]
-    for folder in list_groups(host, "cpu"):
-        limit = host.read(f"{folder}/cpu.max").split()
-        if len(limit) == 2 and all(one.isdigit() for one in limit) and int(limit[1]):
-            quotas.append(int(limit[0]) / int(limit[1]))
-        quota, period = host.read(f"{folder}/cpu.cfs_quota_us"), host.read(f"{folder}/cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit() and int(period):
-            quotas.append(int(quota) / int(period))
-    return min(quotas)
 
 
 def find_memory_room(host: Host) -> tuple[float, float]:

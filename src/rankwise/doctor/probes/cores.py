@@ -20,8 +20,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.base.host import find_cpu_quota
 from rankwise.base.identity import Identity, read_all
-from rankwise.doctor.limits.cgroups import find_cpu_quota, list_groups, read_counters
+from rankwise.doctor.limits.cgroups import list_groups, read_counters
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 from rankwise.doctor.units import say_count
@@ -83,7 +84,7 @@ def read_cores(host: Host) -> Cores | None:
     if found is None:
         return None
     cpus = read_list(found[1])
-    return Cores(cpus=len(cpus), cores=_count_cores(host, cpus), quota=find_cpu_quota(host))
+    return Cores(cpus=len(cpus), cores=_count_cores(host, cpus), quota=find_cpu_quota(host.root))
 
 
 def _count_cores(host: Host, cpus: list[int]) -> int:
