@@ -121,6 +121,26 @@ def test_a_run_prints_none(tmp_path: Path) -> None:
     assert _HIDDEN not in done.out + done.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["run", "--rdzv-conf", "KEY=model,x", "t.py"], "--rdzv-conf 'KEY=model,x': KEY=VALUE,KEY=VALUE is meant"),
+        (["run", f"--nnodes={_URL}", "t.py"], "--nnodes 'https://***@h/x'"),
+        (["run", f"--nnodes={_TOKEN}", "t.py"], "--nnodes '***'"),
+        (["checkpoint", "inspect", "runs/KEY=model"], "runs/KEY=model"),
+        (["rule", "key=model"], "key=model"),
+    ],
+)  # fmt: skip
+def test_errors_hide_secrets_and_keep_other_words(
+    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is a secret by its form is in no error of `rankwise run`; what only sounds so is the user's own word, and can be typed again."""
+    assert main(arguments) != 0
+    told = capsys.readouterr().err
+    assert shown in told
+    assert _HIDDEN not in told
+
+
 def test_any_probes_words_are_masked(tmp_path: Path) -> None:
     """Whatever a probe says, what hosts say to each other's facts, and the message of a probe that breaks."""
 

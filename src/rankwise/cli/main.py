@@ -112,6 +112,16 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
+def _mask(command: str, text: str) -> str:
+    """Return an error's text without secrets, if the command quotes the environment: in the others `key=` is the user's own word."""
+    if command not in {"run", "env", "doctor"}:
+        return text
+    from rankwise.doctor.variables import masking  # noqa: PLC0415 - most commands go well
+
+    # What `run` says of its flags has pairs that are no secret: KEY=VALUE.
+    return masking.mask_credentials(text) if command == "run" else masking.mask_text(text)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a command line without the program's name; return the exit code."""
     if not argv or argv[0] in {"-h", "--help", "help"}:
@@ -129,9 +139,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
         return _COMMANDS[argv[0]](argv[1:])
     except RankwiseError as error:
-        from rankwise.doctor.variables.masking import mask_text  # noqa: PLC0415 - most commands go well
-
-        print(f"rankwise: {mask_text(str(error))}", file=sys.stderr)
+        print(f"rankwise: {_mask(argv[0], str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -58,17 +58,22 @@ def is_secret_name(name: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Return a text with everything masked that looks like a secret."""
-    if "@" in text:
-        text = re.sub(_USER, rf"\1{MASK}@", text)
-        text = re.sub(_BARE_USER, f"{MASK}@", text)
+    """Return a text with everything masked that looks like a secret, by itself or by the name beside it."""
+    # Users come first: what stands in front of a host may look like a pair.
+    text = _mask_users(text)
     if _SECRET_NAME.search(text):
         text = re.sub(_PAIR, _mask_pair, text)
         text = re.sub(_FLAG, _mask_flag, text)
         text = re.sub(_BEARER, rf"\1{MASK}", text)
-    if any(start in text for start in _KNOWN_STARTS):
-        text = _mask_forms(text)
-    return _LONG_WORD.sub(_mask_word, text)
+    return _mask_words(text)
+
+
+def mask_credentials(text: str) -> str:
+    """Return a text with everything masked that is a secret by its own form: ``user:password@``, the keys that services give out.
+
+    For texts about flags and files, where ``key=model`` is a word like any other.
+    """
+    return _mask_words(_mask_users(text))
 
 
 def mask_value(name: str, value: str, *, is_known: bool = False) -> str:
@@ -148,6 +153,18 @@ def escape(text: str, *, newlines: bool = False) -> str:
         one if one.isprintable() or (one == "\n" and not newlines) else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def _mask_users(text: str) -> str:
+    if "@" not in text:
+        return text
+    return re.sub(_BARE_USER, f"{MASK}@", re.sub(_USER, rf"\1{MASK}@", text))
+
+
+def _mask_words(text: str) -> str:
+    if any(start in text for start in _KNOWN_STARTS):
+        text = _mask_forms(text)
+    return _LONG_WORD.sub(_mask_word, text)
 
 
 def _mask_pair(found: re.Match[str]) -> str:
