@@ -24,6 +24,8 @@ _OPEN_S, _WORD_S = 3.5, 10.0
 _MOST_WORD_BYTES = 1024
 _REFUSED = {errno.ECONNREFUSED}
 _RESET = {errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE}
+#: Said at once, these are the words of this host's own table of routes; a router's, or a firewall's, come later.
+_NO_ROUTE = {errno.ENETUNREACH, errno.ENETDOWN, errno.EAFNOSUPPORT}
 _UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR}
 _WINDOWS_UNDER_WAY = 10035
 
@@ -176,9 +178,8 @@ class _Trial:
             begin_connect(sock, target.address, target.port)
         except OSError as error:
             sock.close()
-            self._results[index] = Tried(
-                target=target, outcome=judge_error(error), detail=error.strerror or str(error)
-            )
+            outcome: Outcome = "no route" if error.errno in _NO_ROUTE else judge_error(error)
+            self._results[index] = Tried(target=target, outcome=outcome, detail=error.strerror or str(error))
             return
         self._open[sock.fileno()] = _Attempt(
             index=index, target=target, sock=sock, begin_s=begin_s, until_s=begin_s + _OPEN_S

@@ -6,6 +6,8 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting.blaming import find_blames
+from rankwise.doctor.meeting.judging_routes import judge_routes
+from rankwise.doctor.meeting.together import find_interface, list_hosts
 from rankwise.doctor.reading import Reading, ok, skipped
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 _PLANES: tuple[Plane, ...] = ("gloo", "nccl", "master")
 _CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7", "master": "I2"}
-_MOST_NAMED = 8
 #: Of so many hosts nobody can tell which one it is.
 _FEWEST = 2
 _SHUT = {"refused", "timeout", "unreachable", "reset"}
@@ -48,7 +49,8 @@ def judge_links(found: Together) -> Iterator[Reading]:
     """Tell of links that do not open, or of who answers there in another one's place."""
     cards = {one.name: one for one in found.hosts}
     links = [one for one in found.links if not cards[one.source].lost and not cards[one.target].lost]
-    good = True
+    # Of these other probes may tell.
+    good = not any(one.outcome == "no route" for one in links)
     for plane in _PLANES:
         of_plane = {
             (one.source, one.target): one
@@ -74,6 +76,9 @@ def _judge_plane(
     private = _find_private(links, cards)
     yield from _tell_private(plane, private, cards)
     links = {way: link for way, link in links.items() if (way[1], link.address) not in private}
+    yield from judge_routes(plane, [one for one in links.values() if one.outcome == "no route"], cards)
+    # A way that its host does not know says nothing of who stops the others.
+    links = {way: link for way, link in links.items() if link.outcome != "no route"}
     # Bad ones only: where one way fails, another explanation than for the next one may hold.
     shut = {way for way, link in links.items() if link.outcome in _SHUT}
     for blame in find_blames(links, shut):
@@ -93,10 +98,10 @@ def _find_private(
     found: dict[tuple[str, str], list[str]] = {}
     for (source, target), link in links.items():
         card = cards[target]
-        is_bad = link.outcome == "other host" or link.outcome in _SHUT
+        is_bad = link.outcome in {"other host", "no route", *_SHUT}
         if not is_bad or link.plane == "master" or link.address == card.address:
             continue
-        has_it = bool(_find_interface(cards[source], link.address))
+        has_it = bool(find_interface(cards[source], link.address))
         if has_it or link.address in card.private:
             found.setdefault((target, link.address), []).extend([source] if has_it else [])
     return found
@@ -109,13 +114,13 @@ def _tell_private(
     places: dict[tuple[str, str], list[str]] = {}
     order = list(cards)
     for target, address in sorted(private, key=lambda one: order.index(one[0])):
-        interface = _find_interface(cards[target], address) or "an interface"
+        interface = find_interface(cards[target], address) or "an interface"
         places.setdefault((address, interface), []).append(target)
     library, variable = ("Gloo", "GLOO_SOCKET_IFNAME") if plane == "gloo" else ("NCCL", "NCCL_SOCKET_IFNAME")
     for (address, interface), targets in places.items():
         lines = [
             line for name in targets
-            for line in (f"# on {name}:", f"export {variable}={_find_interface(cards[name], cards[name].address) or '…'}")
+            for line in (f"# on {name}:", f"export {variable}={find_interface(cards[name], cards[name].address) or '…'}")
         ]  # fmt: skip
         own = sorted({source for target in targets for source in private[target, address]} - set(targets))
         what = f"{library} listens at {address} on {', '.join(targets)}: that is {interface} there"
@@ -246,13 +251,6 @@ def describe_sides(blame: Blame) -> str:
     return ", ".join(told)
 
 
-def list_hosts(names: Sequence[str]) -> str:
-    """Return names with ``and`` before the last one; of many the first ones, and how many more there are."""
-    if len(names) > _MOST_NAMED:
-        return f"{', '.join(names[: _MOST_NAMED - 1])} and {len(names) - _MOST_NAMED + 1} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def _describe_outcome(bad: Sequence[Link]) -> str:
     outcomes = {one.outcome for one in bad}
     if outcomes == {"timeout"}:
@@ -266,7 +264,7 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], everyone: Se
     lines = []
     for card in fixed:
         lines.append(f"# on {card.name}:")
-        interface = _find_interface(card, card.gloo_address)
+        interface = find_interface(card, card.gloo_address)
         if plane == "nccl" and interface:
             lines.append(f"export NCCL_SOCKET_IFNAME={interface}  # the one by which Gloo reaches it")
             continue
@@ -309,10 +307,6 @@ def list_networks(addresses: Sequence[str]) -> list[str]:
     return sorted(set(addresses))
 
 
-def _find_interface(card: HostCard, address: str) -> str:
-    return next((name for name, ip in card.interfaces if ip == address), "")
-
-
 def _tell_other(plane: Plane, link: Link, target: HostCard, source: HostCard) -> Reading:
     who = link.detail or "another host"
     if plane == "master":
@@ -322,7 +316,7 @@ def _tell_other(plane: Plane, link: Link, target: HostCard, source: HostCard) ->
             fix=f"# on {source.name}:\nexport MASTER_ADDR={target.address}",
         )  # fmt: skip
     variable = "GLOO_SOCKET_IFNAME" if plane == "gloo" else "NCCL_SOCKET_IFNAME"
-    interface = _find_interface(target, target.address) or "…"
+    interface = find_interface(target, target.address) or "…"
     return Reading(
         verdict="fail", what=f"at {link.address}, where {plane.capitalize() if plane == 'gloo' else 'NCCL'} listens on {target.name}, "
         f"{source.name} finds {who}", why="two hosts have this address (a container's bridge?): ranks connect to the wrong one, or to themselves",
@@ -337,7 +331,7 @@ def _tell_stalled(blame: Blame, cards: dict[str, HostCard]) -> Reading:
     fixed = [cards[name] for name in ((who,) if who else blame.hosts)]
     lines = []
     for card in fixed:
-        interface = _find_interface(card, card.gloo_address) or "IFACE"
+        interface = find_interface(card, card.gloo_address) or "IFACE"
         lines += [f"# on {card.name}:", f"sudo ip link set dev {interface} mtu 1400"]
     target = cards[blame.bad[0][1]]
     lines.append(f"ping -c 1 -M do -s 1472 {target.address}  # tells whether whole packets pass")

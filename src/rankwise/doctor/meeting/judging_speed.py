@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting.blaming import find_blames
-from rankwise.doctor.meeting.judging_links import list_hosts
+from rankwise.doctor.meeting.together import list_hosts
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.units import format_rate, format_seconds
 

@@ -48,6 +48,7 @@ _NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
 _OUTCOMES: tuple[Outcome, ...] = (
     "ok",
     "not tried",
+    "no route",
     "unreachable",
     "reset",
     "refused",

@@ -6,7 +6,8 @@
 **How it is looked at.** Each host listens on several ports that its kernel picks, at the address that Gloo will take there and, where it is
 another one, at NCCL's. Every other host connects, and whoever answers says its name. So it is told apart whether a connection is
 dropped (a firewall), refused (a firewall that rejects, or nobody there), or answered by another host; and whether all ways into a host fail, all
-out of it, or a single one.
+out of it, or a single one. If a host's own table of routes knows no way to an address, no firewall is blamed: what mends it is another
+interface, or a route.
 
 **What to do.** Let the hosts of the job reach each other on all TCP ports, or at least on those of `/proc/sys/net/ipv4/ip_local_port_range`. The
 command that is printed is for the firewall that runs on the host that is named. If two hosts answer at one address, it belongs to a bridge of

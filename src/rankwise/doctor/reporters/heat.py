@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 #: Worst first: a cell shows the worst of its pair's connections.
 _OUTCOMES: tuple[Outcome, ...] = (
-    "other host", "timeout", "unreachable", "refused", "reset", "stalled", "not tried", "ok",
+    "other host", "timeout", "no route", "unreachable", "refused", "reset", "stalled", "not tried", "ok",
 )  # fmt: skip
 _MARKS: dict[Outcome, str] = {
-    "ok": "●", "timeout": "✕", "refused": "✕", "unreachable": "✕", "reset": "✕", "stalled": "≈", "other host": "?", "not tried": "·",
+    "ok": "●", "timeout": "✕", "refused": "✕", "unreachable": "✕", "no route": "✕", "reset": "✕", "stalled": "≈", "other host": "?", "not tried": "·",
 }  # fmt: skip
 
 _RATIOS = ((0.0, "like the middle, or better"), (0.5, "twice as bad"), (1.0, "four times as bad, or worse"))
