@@ -23,7 +23,7 @@ TITLES = {
     "environment": "The environment",
     "software": "Software",
     "gpu": "GPUs",
-    "limits": "Limits of the host",
+    "resources": "Resources of the host",
     "storage": "Disks and folders",
     "network": "The network",
     "hosts": "Between hosts",

@@ -14,10 +14,11 @@ from fake_hosts import look, make_host
 from network_hosts import ask, compare, find_one
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.judging_names import forget_name, judge_names
+from rankwise.doctor.meeting.judging_names import judge_names
 from rankwise.doctor.meeting.not_arriving import explain_failure
 from rankwise.doctor.meeting.plan import Plan
 from rankwise.doctor.meeting.together import NameLook, Together
+from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.probes import ports
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def test_a_host_name_stays_in_its_command(name: str, tmp_path: Path) -> None:
     """A name without an address is asked for, and a shell reads it as one word."""
     for fix in (
         find_one(ask("master-address", tmp_path, names={}, job=JobShape(num_nodes=2, master_addr=name))).fix
-        if ":" not in name or "[" in name
+        if ":" not in name
         else f"getent hosts {name}",
         explain_failure(make_host(tmp_path), Plan(endpoint_host=name, endpoint_port=1), socket.gaierror(-2, "unknown")).fix,
     ):  # fmt: skip

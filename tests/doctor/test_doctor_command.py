@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+from rankwise import __version__
 from rankwise.cli.doctor_flags import build_parser, read_hostfile
 from rankwise.cli.main import main
 from rankwise.doctor import registry
@@ -27,17 +30,47 @@ from rankwise.doctor import registry
         (["--nnodes", "0"], "'0' is no number above 0"),
         (["--master_port", "70000"], "'70000' is no port"),
         (["--arrival-timeout", "nan"], "no number of seconds"),
+        (["--hosts", "a", "--rdzv-endpoint", "a:1"], "leave out --rdzv-endpoint"),
+        (["--nnodes", "1:4"], "say how many there are now, as in --nnodes 4"),
+        (["--nnodes", "4:4"], "--nnodes 4: say where they meet"),
+        (["--workers", "-3"], "'-3' is no number from 0 on"),
         (["--html", "nowhere/x.html"], "its folder does not exist"),
+        (["--html", "."], "that is a folder; name a file in it: doctor.html"),
+        (["--html", "/dev/null"], "that is no file"),
+        (["--hosts", "gpu[01-"], "the brackets of 'gpu[01-' are not closed"),
+        (["--hosts=-oProxyCommand=x"], "is no host name"),
+        (["--rdzv-endpoint", "foo:x"], "'x' is no port"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
     ],
 )
-def test_flags_that_contradict_each_other_are_refused(
+def test_flags_that_make_no_sense_are_refused(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, with both words and the way out, before anything is looked at."""
-    with pytest.raises(SystemExit) as end:
-        main(["doctor", *argv])
-    assert end.value.code == 2
+    """Exit code 2, with the words that are wrong and the way out in two lines, before anything is looked at."""
+    assert main(["doctor", *argv]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert len(told.err.splitlines()) == 2
+    assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--hosts", "--hosts names no host"), ("--only", "--only names no probe"),
+        *((flag, f"an empty word stands behind {flag}") for flag in (
+            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--html", "--python", "--ssh", "--token",
+        )),
+    ],
+)  # fmt: skip
+def test_a_variable_that_nobody_has_set_is_refused(
+    flag: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--hosts "$NODES"` of a job script must not look at this host alone and say that all is well; to skip nothing is no mistake."""
+    assert main(["doctor", flag, "", "--skip", ""]) == 2
     assert said in capsys.readouterr().err
+    assert main(["doctor", flag, " ", "--skip", ""]) == 2
+    assert main(["doctor", "--only", "shared-memory", "--skip", ""]) == 0
 
 
 def test_unknown_probes_and_hosts_that_are_none_are_refused(
@@ -49,6 +82,11 @@ def test_unknown_probes_and_hosts_that_are_none_are_refused(
     (tmp_path / "hosts").write_text("# nobody\n\n")
     assert main(["doctor", "--hostfile", str(tmp_path / "hosts")]) == 2
     assert "names no host" in capsys.readouterr().err
+    (tmp_path / "hosts").write_text("gpu[01-02, 04] slots=8\n")
+    assert main(["doctor", "--hostfile", str(tmp_path / "hosts")]) == 2
+    assert "the brackets of 'gpu[01-02,' are not closed" in capsys.readouterr().err
+    assert main(["doctor", "--only", "resource"]) == 2
+    assert "did you mean resources?" in capsys.readouterr().err
     assert main(["doctor", "--only", "hostname", "--skip", "network"]) == 2
     assert "--skip leaves no probe" in capsys.readouterr().err
     assert main(["doctor", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]) == 2
@@ -60,11 +98,15 @@ def test_topics_and_probes_choose_what_is_looked_at(capsys: pytest.CaptureFixtur
     assert main(["doctor", "--list"]) == 0
     told = capsys.readouterr().out
     assert all(f"{one.id} " in told for one in registry.all_probes())
-    assert main(["doctor", "--list", "--only", "limits", "--skip", "cores"]) == 0
+    assert main(["doctor", "--list", "--only", "resources", "--skip", "cores"]) == 0
     told = capsys.readouterr().out
     assert "shared-memory" in told
     assert "cores" not in told
     assert "hostname" not in told
+    assert main(["doctor", "--list", "--only", "limits"]) == 0
+    told = capsys.readouterr().out
+    assert "limits of a process" in told
+    assert "shared-memory" not in told
 
 
 def test_json_is_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +116,81 @@ def test_json_is_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
     (reading,) = host["readings"]
     assert (reading["probe"], reading["verdict"], reading["hosts"]) == ("shared-memory", "ok", [host["name"]])
     assert reading["facts"]["size"] > 0
+
+
+def test_json_says_first_what_a_gate_asks_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Version, time, the worst verdict, counts, the exit code with --strict in it, and each finding with its hosts and its fix."""
+    monkeypatch.setenv("NCCL_DEBUGG", "INFO")
+    flags = ["--only", "nccl-variables,shared-memory", "--format", "json"]
+    assert main(["doctor", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told)[:7] == ["rankwise", "schema", "made", "verdict", "exit_code", "counts", "findings"]
+    assert (told["rankwise"], told["schema"]) == (__version__, 1)
+    assert (told["verdict"], told["exit_code"]) == ("warn", 0)
+    assert (told["counts"]["fail"], told["counts"]["warn"]) == (0, 1)
+    made = datetime.strptime(told["made"], "%Y-%m-%dT%H:%M:%S%z")
+    assert abs(datetime.now(tz=timezone.utc) - made) < timedelta(minutes=5)
+    (finding,) = told["findings"]
+    assert set(finding) == {"probe", "hosts", "verdict", "what", "why", "fix", "class"}
+    assert (finding["probe"], finding["hosts"]) == ("nccl-variables", [told["hosts"][0]["name"]])
+    assert finding["fix"]
+    assert main(["doctor", *flags, "--strict"]) == 1
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 1
+
+
+def test_a_page_that_can_not_be_written_costs_nobody_the_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report is printed first, and the error of the disk is one line behind it."""
+
+    def write(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("rankwise.cli.doctor.write_atomic", write)
+    page = tmp_path / "page.html"
+    assert main(["doctor", "--only", "shared-memory", "--html", str(page)]) == 1
+    told = capsys.readouterr()
+    assert "ok    shared-memory" in told.out
+    assert told.err.startswith(
+        f"rankwise: --html {page}: the page can't be written: No space left on device\n"
+    )
+
+
+def test_an_endpoint_without_a_number_of_hosts_keeps_nobody_waiting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """This host is looked at, with the endpoint as its master's address; and it is said that no others were waited for."""
+    assert main(["doctor", "--only", "master-address", "--rdzv-endpoint", "no-such-host.invalid:1"]) == 1
+    told = capsys.readouterr()
+    assert "only this host is looked at: --rdzv-endpoint without --nnodes" in told.err
+    assert "FAIL  master-address  the master's name no-such-host.invalid has no address here" in told.out
+    assert "meeting" not in told.out
+
+
+def test_a_name_without_an_address_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The meeting has failed by it, and the probe of the address need not say so again."""
+    flags = ["--nnodes", "2", "--rdzv-endpoint", "no-such-host.invalid:1", "--arrival-timeout", "1"]
+    assert main(["doctor", "--only", "master-address,shared-memory", *flags]) == 1
+    told = capsys.readouterr().out
+    assert told.count("has no address here") == 1
+    assert told.splitlines()[-1].startswith("1 fail, 1 ok")
+
+
+def test_hosts_that_ssh_does_not_reach_are_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with ssh's own words; the error behind them does not repeat the first."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho no way >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    assert main(["doctor", "--only", "shared-memory", "--hosts", "a1,a2", "--ssh", str(ssh)]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if "a1" in line and "no way" in line] == [
+        "rankwise: ssh does not reach a1: no way"
+    ]
+    assert "rankwise: none of the 2 hosts can be looked at" in told
 
 
 def test_a_failure_is_exit_code_1_and_a_warning_only_if_strict(
@@ -98,7 +215,7 @@ def test_a_page_of_a_probe_can_be_read(capsys: pytest.CaptureFixture[str]) -> No
     """`rankwise probe` shows what, why, how and what to do."""
     assert main(["probe", "shared-memory"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("shared-memory: room in /dev/shm (limits; class X16)\n")
+    assert told.startswith("shared-memory: room in /dev/shm (resources; class X16)\n")
     assert "docker run --shm-size=16g" in told
     assert main(["probe", "nonsense"]) == 2
 
@@ -160,6 +277,7 @@ def test_ranks_may_be_counted_and_hosts_written_short(
         "gpu07",
         "big",
     )
+    assert build_parser().parse_args(["--hosts", "gpu[01, 03] , big"]).hosts == ("gpu01", "gpu03", "big")
     (tmp_path / "hosts").write_text("node[0-1] slots=8\nnode2:8  # the last\nfd00::7\nnode0\n")
     assert read_hostfile(tmp_path / "hosts") == ("node0", "node1", "node2", "fd00::7")
     capsys.readouterr()

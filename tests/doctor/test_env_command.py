@@ -64,6 +64,57 @@ def test_nobody_says_anything(show: Callable[..., tuple[int, str]]) -> None:
     assert "/home/you" not in text
 
 
+@pytest.mark.parametrize(
+    ("env", "command"),
+    [
+        ({"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "rankwise run --nnodes 2 --node-rank 1 --nproc-per-node auto --master-addr a --master-port 1 train.py"),
+        ({"NODE_RANK": "0", "NUM_NODES": "2", "MASTER_ADDR": "a:1"}, "rankwise run --nnodes 2 --node-rank 0 --nproc-per-node auto --master-addr a --master-port 1 train.py"),
+        ({"NODE_RANK": "1", "MASTER_ADDR": "0.0.0.0"}, "rankwise run --nnodes NODES --node-rank 1 --nproc-per-node auto --master-addr NODE0 --master-port 29500 train.py"),
+        ({"NNODES": "2", "MASTER_ADDR": "a;b"}, "rankwise run --nnodes 2 --node-rank NODE --nproc-per-node auto --master-addr NODE0 --master-port 29500 train.py"),
+    ],
+)  # fmt: skip
+def test_a_node_by_hand(show: Callable[..., tuple[int, str]], env: dict[str, str], command: str) -> None:
+    """NODE_RANK and NNODES, which no launcher reads, still say that this is one of several nodes: the command is for all of them."""
+    code, text = show(env)
+    assert code == 0
+    assert text.startswith("no rank, but a place to start a launcher: one of several nodes, by ")
+    assert text.splitlines()[1] == f"  {command}"
+
+
+@pytest.mark.parametrize("env", [{"LOCAL_RANK": "3"}, {"PMIX_RANK": "2", "PMIX_NAMESPACE": "ns"}])
+def test_half_a_set_is_not_alone(show: Callable[..., tuple[int, str]], env: dict[str, str]) -> None:
+    """A variable that says that there are others is told, in JSON as the problem; nothing claims that the process is alone."""
+    code, text = show(env)
+    assert code == 0
+    assert text.startswith("it is not clear which rank this is: see below\n\nwarning: ")
+    told = show_json(show, env)
+    assert told["role"] == "unclear"
+    assert told["problem"] == told["findings"][0]["what"]
+
+
+def test_who_has_no_mpi_is_told_nothing_of_it(show: Callable[..., tuple[int, str]]) -> None:
+    """Ranks of RANK and WORLD_SIZE alone are told what to set; flags of mpirun are for ranks of mpirun."""
+    text = show({"RANK": "1", "WORLD_SIZE": "2"})[1]
+    assert "nothing tells where rank 0 is: set MASTER_ADDR and MASTER_PORT, the same for all ranks\n" in text
+    assert "Open MPI" not in text
+    assert "mpiexec -genv MASTER_ADDR HOST" in show(load(FOLDER / "sbatch_mpich_2_nodes.json").ranks[3])[1]
+
+
+def test_a_launcher_gets_all_of_its_node(show: Callable[..., tuple[int, str]]) -> None:
+    """The command in an allocation for ranks asks for the CPUs and GPUs of all tasks of a node, and leaves out what srun would take over."""
+    job = {"SLURM_JOB_ID": "99", "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "16", "SLURM_CPUS_PER_TASK": "12", "SLURM_GPUS_ON_NODE": "8"}  # fmt: skip
+    for more, start, wants in (
+        ({"SLURM_NTASKS_PER_NODE": "8"}, "srun", " --cpus-per-task=96 rankwise"),
+        ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_CPUS_PER_NODE": "96(x2)"}, "srun", " --cpus-per-task=96 rankwise"),
+        ({"SLURM_TASKS_PER_NODE": "9,7"}, "srun", " rankwise"),
+        ({"SLURM_TASKS_PER_NODE": "9,7", "SLURM_GPUS_PER_TASK": "1"}, "env -u SLURM_GPUS_PER_TASK srun", " --gpus=16 rankwise"),
+        ({"SLURM_GPUS_PER_TASK": "a100:1"}, "env -u SLURM_GPUS_PER_TASK srun", " --cpus-per-task=96 --gpus-per-node=8 rankwise"),
+        ({"SLURM_NTASKS": "2", "SLURM_GPUS_PER_TASK": "8"}, "srun", " --cpus-per-task=12 rankwise"),
+    ):  # fmt: skip
+        command = show_json(show, {**job, **more})["place"]["command"]
+        assert command.startswith(f"{start} --nodes=2 --ntasks=2 --ntasks-per-node=1{wants} run --nnodes 2 ")
+
+
 def test_a_contradiction_is_exit_code_1(show: Callable[..., tuple[int, str]]) -> None:
     """An error is shown with its class, consequence and remedy, and ends with 1; a warning ends with 0."""
     code, text = show({"RANK": "4", "WORLD_SIZE": "4"})

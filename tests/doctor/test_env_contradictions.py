@@ -35,6 +35,8 @@ _MPI = load(FOLDER / "openmpi.json").ranks[1]
 _HAND = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
 _LOCAL = {**_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
+_NODE_1 = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node01", "MASTER_PORT": "1"}  # fmt: skip
+
 
 def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
     """Return the only reading."""
@@ -84,7 +86,22 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({"WORLD_SIZE": "2"}, "fail", "", ["WORLD_SIZE=2 is set, and RANK is not"]),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node01"}, "fail", "", ["MASTER_ADDR=node01 is set, and MASTER_PORT is not"]),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}, "fail", "", ["MASTER_PORT=29500 is set, and MASTER_ADDR is not"]),
-        ({**_LOCAL, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}, "fail", "L7", ["CUDA_VISIBLE_DEVICES=0,1", "LOCAL_WORLD_SIZE=4", "LOCAL_RANK=3"]),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "warn", "", ["RANK=1 and WORLD_SIZE=2", "neither MASTER_ADDR nor MASTER_PORT"]),
+        ({**_HAND, "MASTER_ADDR": "tcp://node0:29500"}, "fail", "I3", ["MASTER_ADDR=tcp://node0:29500 begins with tcp://"]),
+        ({**_HAND, "MASTER_ADDR": "node0:29500"}, "fail", "I3", ["MASTER_ADDR=node0:29500 has a port in it, 29500"]),
+        ({**_HAND, "MASTER_ADDR": "node0 "}, "fail", "I3", ["MASTER_ADDR='node0 ' has blanks"]),
+        ({**_HAND, "MASTER_ADDR": "[fd00::1]"}, "fail", "I3", ["MASTER_ADDR=[fd00::1] has brackets"]),
+        ({"MASTER_ADDR": "node0:29500"}, "warn", "I3", ["has a port in it"]),
+        ({**_STEP, "MASTER_ADDR": "localhost:29500"}, "fail", "I3", ["has a port in it"]),
+        ({**_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "0.0.0.0"}, "warn", "I4", ["MASTER_ADDR=0.0.0.0", "LOCAL_WORLD_SIZE=2"]),
+        ({**_STEP, "MASTER_ADDR": "::"}, "fail", "I4", ["MASTER_ADDR=::", "SLURM_STEP_NUM_NODES=2"]),
+        ({**_STEP, "SLURM_NODEID": "0", "MASTER_ADDR": "::"}, "warn", "I4", ["MASTER_ADDR=::"]),
+        ({**_NODE_1, "RANK": "3"}, "warn", "I10", ["RANK=3", "LOCAL_RANK=2", "GROUP_RANK=1"]),
+        ({**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}, "warn", "I10", ["RANK=5 and LOCAL_RANK=1", "WORLD_SIZE=8"]),
+        ({"LOCAL_RANK": "3"}, "warn", "", ["LOCAL_RANK=3 is set, and neither RANK nor WORLD_SIZE is"]),
+        ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "ns"}, "warn", "", ["PMIX_RANK=2", "how many processes"]),
+        ({"NODE_RANK": "2", "NNODES": "2"}, "warn", "I11", ["NODE_RANK=2", "0 to 1"]),
+        ({**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}, "fail", "L7", ["CUDA_VISIBLE_DEVICES=0,1", "LOCAL_WORLD_SIZE=4", "LOCAL_RANK=3"]),
         ({**_LOCAL, "CUDA_VISIBLE_DEVICES": "0,1"}, "warn", "L7", ["2 GPUs", "LOCAL_WORLD_SIZE=4"]),
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "fail", "I12", ["SKYPILOT_NUM_NODES=3", "2 addresses"]),
         ({"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "true"}, "fail", "L16", ["ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=true"]),
@@ -113,11 +130,22 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
         {**_ONE_TASK_A_NODE, "PET_NNODES": "1:2"},
         {**_ONE_TASK_A_NODE, "PET_NNODES": "1"},
         {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "0"},
-        {"RANK": "1", "WORLD_SIZE": "2"},
         {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "false"},
-        {**_LOCAL, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1", "ACCELERATE_USE_CPU": "true"},
+        {**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1", "ACCELERATE_USE_CPU": "true"},
         {**_STEP, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"},
         {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+        {**_HAND, "MASTER_ADDR": "fd00::1:29500"},
+        {**_HAND, "MASTER_ADDR": "fe80::1%eth0"},
+        {**_HAND, "MASTER_ADDR": "0.0.0.0", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+        _NODE_1,
+        {**_NODE_1, "RANK": "5"},
+        {**_NODE_1, "RANK": "4", "LOCAL_WORLD_SIZE": "6"},
+        {**_NODE_1, "RANK": "3", "GROUP_WORLD_SIZE": "3"},
+        {**_NODE_1, "RANK": "3", "LOCAL_RANK": "0"},
+        {**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"},
+        {"LOCAL_RANK": "-1"},
+        {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        {"NODE_RANK": "0", "NNODES": "1"},
     ],
 )  # fmt: skip
 def test_what_is_legal_is_left_alone(env: dict[str, str]) -> None:
@@ -131,10 +159,35 @@ def test_what_is_legal_is_left_alone(env: dict[str, str]) -> None:
 )  # fmt: skip
 def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, is_told: bool) -> None:
     """On a host without GPUs, or with Gloo, CUDA_VISIBLE_DEVICES says nothing of the number of ranks: neither to a rank nor to a launcher."""
-    rank = {**_LOCAL, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
+    rank = {**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert bool(find_contradictions(rank, backend=backend, has_gpus=has_gpus)) == is_told
     launch = {"CUDA_VISIBLE_DEVICES": "0"}
     assert bool(find_launch_contradictions(launch, num_ranks=2, backend=backend, has_gpus=has_gpus)) == is_told  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("addr", "port", "fix"),
+    [
+        ("foo:123", "", "export MASTER_ADDR=foo MASTER_PORT=123  # a port belongs into MASTER_PORT"),
+        ("foo:123", "123", "export MASTER_ADDR=foo  # its port stands in MASTER_PORT"),
+        (
+            "foo:123",
+            "9",
+            "export MASTER_ADDR=foo  # MASTER_PORT is 9; if 123 is meant: export MASTER_PORT=123",
+        ),
+        ("foo:99999", "", "export MASTER_ADDR=foo"),
+        ("tcp://foo:123/", "123", "export MASTER_ADDR=foo  # its port stands in MASTER_PORT"),
+        ("[fd00::1]:123", "123", "export MASTER_ADDR=fd00::1  # its port stands in MASTER_PORT"),
+        ("foo:123\r", "123", "export MASTER_ADDR=foo  # its port stands in MASTER_PORT"),
+        (" fd00::1", "", "export MASTER_ADDR=fd00::1"),
+        ("tcp://a;rm:1", "", "export MASTER_ADDR=…  # the name or an address of the first host"),
+        (" ", "", "export MASTER_ADDR=…  # the name or an address of the first host"),
+    ],
+)
+def test_an_address_is_cleared_of_what_is_none(addr: str, port: str, fix: str) -> None:
+    """What stands beside the host's name is taken away, and its port goes where ports belong, unless one is there already."""
+    told = find_contradictions({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addr, "MASTER_PORT": port})
+    assert next(one for one in told if one.class_id == "I3").fix == fix
 
 
 def test_what_another_launcher_may_have_ordered_is_said_so() -> None:

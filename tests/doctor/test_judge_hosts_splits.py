@@ -13,8 +13,8 @@ from doctor.test_judge_hosts import bad, make_set, ways
 from rankwise.doctor.meeting import together_json
 from rankwise.doctor.meeting.blaming import find_blames
 from rankwise.doctor.meeting.judging import find_blocked
-from rankwise.doctor.meeting.judging_names import forget_name
 from rankwise.doctor.meeting.together import NameLook
+from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
@@ -172,6 +172,36 @@ def test_of_two_hosts_both_sides_are_opened() -> None:
     cards = tuple(replace(one, opening="open in", opening_out="open out") for one in found.hosts)
     (told,) = bad(replace(found, hosts=cards))
     assert told.fix == "# on h1:\nopen in\n# or, if that does not help, on h0:\nopen out"
+
+
+_CLEAN_IN, _CLEAN_OUT = "# let TCP in: …", "# let TCP out: …"
+
+
+@pytest.mark.parametrize(
+    ("ways", "opening", "opening_out", "fix"),
+    [
+        # The target's rules are clean, the source's way out is not.
+        ({(2, 1)}, {}, {2: "open out"}, "# on h2:\nopen out"),
+        ({(2, 1)}, {1: "open in"}, {}, "# on h1:\nopen in"),
+        ({(2, 1)}, {1: "open in"}, {2: "open out"}, "# on h1:\nopen in\n# or, if that does not help, on h2:\nopen out"),
+        ({(2, 1)}, {}, {}, f"# on h1:\n{_CLEAN_IN}\n# or, if that does not help, on h2:\n{_CLEAN_OUT}"),
+        # What one host lets neither in nor out is that host's, both ways.
+        ({(2, 1), (1, 2)}, {2: "open in"}, {2: "open out"}, "# on h2:\nopen in\n# or, if that does not help, on h2:\nopen out"),
+    ],
+)  # fmt: skip
+def test_of_a_link_the_side_is_opened_whose_rules_are_in_the_way(
+    ways: set[tuple[int, int]], opening: dict[int, str], opening_out: dict[int, str], fix: str
+) -> None:
+    """Both ends of a link are asked for their rules, and who has none in the way is not told to open anything."""
+    found = make_set(3, outcome=lambda way: "timeout" if way in ways else "ok")
+    assert find_blocked(found) == {"h1", "h2"}
+    cards = tuple(
+        replace(one, opening=opening.get(n, _CLEAN_IN), opening_out=opening_out.get(n, _CLEAN_OUT))
+        for n, one in enumerate(found.hosts)
+    )
+    (told,) = bad(replace(found, hosts=cards))
+    assert told.fix == fix
+    assert told.hosts == (("h2", "h1") if len(ways) == 1 else ("h1", "h2"))
 
 
 def test_both_commands_pass_through_json() -> None:

@@ -19,7 +19,7 @@ from rankwise.doctor.limits.cgroups import (
     find_process_room,
 )
 from rankwise.doctor.limits.processes import is_inside, list_processes, name_command, read_process
-from rankwise.doctor.probes import cores, leftovers, limits, memory, shared_memory
+from rankwise.doctor.probes import cores, leftovers, limits, memory
 from rankwise.doctor.reading import find_worst
 
 if TYPE_CHECKING:
@@ -93,6 +93,62 @@ def test_open_files_and_many_workers(tmp_path: Path) -> None:
     host = make_host(tmp_path, files={"/proc/self/limits": LIMITS}, job=JobShape(num_workers=16))
     (told,) = look(limits.PROBE, host)
     assert (told.verdict, told.fix) == ("warn", 'ulimit -n "$(ulimit -Hn)"')
+
+
+NO_CAPS, NO_MORE = "CapEff:\t0000000000000000", "CapEff:\t0000000001000000"
+
+
+@pytest.mark.parametrize(
+    ("files", "env", "says"),
+    [
+        ({}, {}, 'echo "$(id -un) - nofile 65536" | sudo tee -a /etc/security/limits.conf  # and log in again; of a service: LimitNOFILE=65536'),
+        ({"/.dockerenv": ""}, {}, "docker run --ulimit nofile=65536:65536 …"),
+        ({"/run/.containerenv": ""}, {}, "podman run --ulimit nofile=65536:65536 …"),
+        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# ulimit -n can't go beyond the hard limit, which is that of the container's runtime: LimitNOFILE=65536"),
+        ({}, {"SLURM_JOB_ID": "7"}, "# ulimit -n can't go beyond the hard limit, which is that of Slurm: LimitNOFILE=65536 of slurmd's service"),
+        ({"/proc/self/status": STATUS.replace(NO_CAPS, NO_MORE)}, {}, "ulimit -n 65536  # root"),
+    ],
+    ids=["plain", "docker", "podman", "kubernetes", "slurm", "root"],
+)  # fmt: skip
+def test_a_hard_limit_is_raised_by_whoever_set_it(
+    tmp_path: Path, files: dict[str, str], env: dict[str, str], says: str
+) -> None:
+    """Where the hard limit is too low, too, no `ulimit -Hn` is proposed, which would set the same again."""
+    low = LIMITS.replace("1024                 1048576 ", "256                  256     ")
+    told_files = {"/proc/self/limits": low, "/proc/self/status": STATUS, **files}
+    (told,) = look(limits.PROBE, make_host(tmp_path, files=told_files, env=env))
+    assert told.what == "a process may open 256 files"
+    assert told.fix.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("name", "soft", "hard", "fix"),
+    [
+        ("Max processes", "20", "4096", 'ulimit -u "$(ulimit -Hu)"'),
+        ("Max processes", "20", "25", 'echo "$(id -un) - nproc unlimited" | sudo tee -a /etc/security/limits.conf'),
+        ("Max address space", "8589934592", "unlimited", "ulimit -v unlimited"),
+        ("Max address space", "8589934592", "8589934592", 'echo "$(id -un) - as unlimited" | sudo tee -a'),
+        ("Max file size", "1048576", "unlimited", "ulimit -f unlimited"),
+        ("Max cpu time", "600", "unlimited", "ulimit -t unlimited\n# on a login node: start the job through the batch system"),
+        ("Max cpu time", "600", "900", "# on a login node: start the job through the batch system; else:\necho"),
+    ],
+)  # fmt: skip
+def test_other_limits_and_their_hard_ones(tmp_path: Path, name: str, soft: str, hard: str, fix: str) -> None:
+    """Each limit is raised in the shell if the hard one allows what is needed, and else where that was set."""
+    lines = [f"{name:<25} {soft:<20} {hard:<20} x" if line.startswith(name) else line for line in LIMITS.splitlines()]  # fmt: skip
+    files = {"/proc/self/limits": "\n".join(lines), "/proc/self/status": STATUS}
+    (told,) = look(limits.PROBE, make_host(tmp_path, files=files))
+    assert told.verdict == "warn"
+    assert told.fix.startswith(fix)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are read from /proc")
+def test_the_real_soft_limit_is_raised_by_the_printed_command() -> None:
+    """The command, pasted into the very shell: the warning is gone."""
+    (told,) = look_real("limits", "ulimit -Sn 256")
+    assert told["verdict"] == "warn"
+    (told,) = look_real("limits", "ulimit -Sn 256", told["fix"])
+    assert told["verdict"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -276,6 +332,31 @@ def test_memory_that_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "env", "fix"),
+    [
+        ({}, {}, "# fewer ranks or workers, or more memory"), ({"/.dockerenv": ""}, {}, "docker run --memory=… …"),
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# more in resources.limits.memory"), ({}, {"SLURM_JOB_ID": "7"}, "sbatch --mem=… …"),
+        ({"/proc/self/cgroup": "0::/job/step.scope\n"}, {}, "systemctl status $$"), ({"/sys/fs/cgroup/job/memory.max": str(8 * GIB)}, {}, "ps aux"),
+        ({"/sys/fs/cgroup/job/memory.max": "max", "/proc/meminfo": "MemTotal: 400000 kB\nMemAvailable: 300000 kB\n"}, {}, "# fewer ranks, or a host"),
+    ],
+    ids=["unknown", "docker", "kubernetes", "slurm", "systemd", "others have it", "host"],
+)  # fmt: skip
+def test_a_limit_of_memory_that_is_too_small_by_itself(
+    tmp_path: Path, files: dict[str, str], env: dict[str, str], fix: str
+) -> None:
+    """Where nobody has the memory, nobody is looked for: the limit is to be raised where it was set."""
+    files = V2 | {
+        "/proc/meminfo": MEMORY,
+        "/sys/fs/cgroup/job/memory.max": str(700 << 20),
+        "/sys/fs/cgroup/job/memory.current": str(8 * GIB if "ps" in fix else 30 << 20),
+        **files,
+    }
+    (told,) = look(memory.PROBE, make_host(tmp_path, files=files, env=env, job=JobShape(num_ranks=4)))
+    assert told.verdict == "fail"
+    assert told.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
     ("files", "says"),
     [
         ({"/sys/fs/cgroup/job/step/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"}, "has killed 2 processes"),
@@ -314,22 +395,3 @@ def test_real_processes_are_read() -> None:
     assert is_inside(host, os.getpid(), os.getppid())
     assert not is_inside(host, os.getppid(), os.getpid())
     assert os.getpid() in {one.pid for one in list_processes(host)}
-
-
-@pytest.mark.parametrize(
-    ("size", "free", "verdict"),
-    [
-        (64 << 20, 64 << 20, "warn"),
-        (64 << 20, 1 << 20, "fail"),
-        (16 << 30, 1 << 20, "fail"),
-        (512 << 20, 400 << 20, "warn"),
-        (16 << 30, 8 << 30, "ok"),
-    ],
-)
-def test_room_in_shared_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, verdict: str
-) -> None:
-    """Docker's 64 MiB are a warning while they are free, and a failure when they are full."""
-    monkeypatch.setattr(Host, "usage", lambda *_: (size, free))
-    (told,) = look(shared_memory.PROBE, make_host(tmp_path))
-    assert told.verdict == verdict

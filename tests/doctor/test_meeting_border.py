@@ -326,9 +326,9 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     assert told.message == (
         "nobody listened at host0:29500 within 8 s; host0 is 10.0.0.9 here, by line 3 of /etc/hosts"
     )
-    assert told.fix.splitlines()[0].startswith("getent hosts host0 ")
-    assert told.hint.startswith("is host0 the right address")
-    assert told.fix.index("sudo cp /etc/hosts") < told.fix.index("start the doctor there")
+    assert told.fix.splitlines()[1].startswith("getent hosts host0 ")
+    assert told.hint.startswith("is host0 the first host, for all hosts, and is that its address")
+    assert told.fix.index("# sudo cp /etc/hosts") < told.fix.index("start the doctor there")
     (tmp_path / "etc" / "hosts").write_text("")
     silent = explain_failure(host, plan, SilentError("nothing"))
     assert silent.class_id == "I9"

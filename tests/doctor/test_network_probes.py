@@ -97,25 +97,57 @@ def test_an_empty_host_is_no_mistake(tmp_path: Path, probe: str) -> None:
             ["127.0.1.1"],
             "127.0.0.1 localhost\n127.0.1.1 host0\n::1 host0\n",
             "host0 is 127.0.1.1",
-            "127.0.0.1 localhost\n127.0.1.1\n::1\n10.0.0.1 host0\n",
+            "127.0.0.1 localhost\n10.0.0.1 host0\n",
+        ),
+        (
+            ["127.0.0.1"],
+            "127.0.0.1 localhost host0.cluster.local host0",
+            "host0 is 127.0.0.1",
+            "127.0.0.1 localhost host0.cluster.local\n10.0.0.1 host0\n",
+        ),
+        (
+            ["127.0.1.1"],
+            "127.0.0.1 localhost\n127.0.1.1 Host0.cluster.local Host0 # Debian\n127.0.1.10 host01 my-host0\n10.0.0.9 host0\n",
+            "host0 is 127.0.1.1",
+            "127.0.0.1 localhost\n127.0.1.1 Host0.cluster.local  # Debian\n127.0.1.10 host01 my-host0\n10.0.0.1 host0\n",
+        ),
+        (
+            ["127.0.1.1"],
+            "127.0.0.1 localhost\n127.0.1.1\thost0.cluster.local\thost0\n10.0.0.1 host0\n",
+            "host0 is 127.0.1.1",
+            "127.0.0.1 localhost\n10.0.0.1\thost0.cluster.local\thost0\n10.0.0.1 host0\n",
+        ),
+        (
+            ["10.0.0.9"],
+            "10.0.0.9 storage host0\n",
+            "which no interface here has",
+            "10.0.0.9 storage\n10.0.0.1 host0\n",
         ),
     ],
 )
 def test_names_that_lead_to_loopback(
     tmp_path: Path, names: list[str], hosts: str, words: str, mended: str
 ) -> None:
-    """With several hosts a name without an address of its own is I5, and the proposed commands mend the very file."""
+    """With several hosts a name without an address of its own is I5; what is pasted as a whole sets the variable, and the remarks mend the very file."""
     told = find_one(ask("hostname", tmp_path, names={"host0": names}, files={"/etc/hosts": hosts}))
     assert (told.verdict, told.class_id) == ("fail", "I5")
     assert words in told.what
-    first, *commands = told.fix.splitlines()
-    assert shlex.split(first, comments=True) == ["export", "GLOO_SOCKET_IFNAME=eth0"]
+    assert shlex.split(told.fix, comments=True) == ["export", "GLOO_SOCKET_IFNAME=eth0"]
+    _, remark, *commands = told.fix.splitlines()
+    assert remark == "# or, for good:"
     file = tmp_path / "etc/hosts"
+    number = file.stat().st_ino
     for command in commands:
-        subprocess.run(
-            ["bash", "-c", command.replace("sudo ", "").replace("/etc/hosts", shlex.quote(str(file)))], check=True, timeout=20, capture_output=True
-        )  # fmt: skip
-    assert file.read_text() == mended
+        typed = command.removeprefix("# ").replace("sudo ", "").replace("/etc/hosts", shlex.quote(str(file)))
+        subprocess.run(["bash", "-c", typed], check=True, timeout=20, capture_output=True)
+    assert [line.rstrip(" ") for line in file.read_text().split("\n")] == mended.split("\n")
+    assert file.stat().st_ino == number  # in a container the file can't be replaced
+
+
+def test_a_host_with_a_name_that_is_a_command(tmp_path: Path) -> None:
+    """What the host calls itself becomes no command: the file is told what is to stand there."""
+    host = make_host(tmp_path, name="x';touch f", names={}, job=TWO, interfaces=[LOOPBACK, ETH0])
+    assert "touch" not in find_one(look(find("hostname"), host)).fix
 
 
 def test_names_on_one_host(tmp_path: Path) -> None:
@@ -241,6 +273,15 @@ def test_a_variable_that_does_not_fit_all(tmp_path: Path) -> None:
     assert told.fix == "export NCCL_SOCKET_IFNAME=ens5  # on b"
 
 
+def test_a_variable_that_fits_nowhere_is_no_want_of_other_hosts(tmp_path: Path) -> None:
+    """A value that fits no interface where it is set is wrong there, which its own probe tells; a host without the variable is well."""
+    facts = {
+        host: facts_of(ask("interfaces", tmp_path, env=env, interfaces=[LOOPBACK, make_interface("cable", "10.0.0.2/24")], names={"host0": ["10.0.0.2"]}))
+        for host, env in {"a": {"NCCL_SOCKET_IFNAME": "cable"}, "b": {"NCCL_SOCKET_IFNAME": "eth"}, "c": {}, "d": {"GLOO_SOCKET_IFNAME": "eth9"}}.items()
+    }  # fmt: skip
+    assert not find_bad(compare("interfaces", facts))
+
+
 # -- IPv6, ports, master
 
 
@@ -345,6 +386,11 @@ def test_few_ports(tmp_path: Path, files: dict[str, str], job: JobShape, words: 
         ({}, TWO, "fail", "I3"),
         (NAMES, JobShape(num_nodes=2, master_addr="localhost"), "fail", "I4"),
         (NAMES, JobShape(num_nodes=2, master_addr="127.0.0.1", is_master=True), "fail", "I4"),
+        (NAMES, JobShape(num_nodes=2, master_addr="0.0.0.0", is_master=False), "fail", "I4"),
+        (NAMES, JobShape(num_nodes=2, master_addr="::", is_master=True), "warn", "I4"),
+        (NAMES, JobShape(num_nodes=2, master_addr="node0:29500"), "fail", "I3"),
+        (NAMES, JobShape(master_addr="127.0.0.1:29500"), "fail", "I3"),
+        (NAMES, JobShape(num_nodes=2, master_addr="tcp://node0"), "fail", "I3"),
         ({"node0": ["127.0.1.1"]}, SECOND, "fail", "I2"),
         (NAMES, SECOND, "warn", "I2"),
         ({"node0": ["10.0.0.44"]}, TWO, "warn", "I2"),
@@ -358,8 +404,32 @@ def test_wrong_masters(
     assert (told.verdict, told.class_id) == (verdict, class_id)
 
 
+@pytest.mark.parametrize(
+    ("addr", "what", "fix"),
+    [
+        ("node0:123", "node0:123 has a port in it", "export MASTER_ADDR=node0 MASTER_PORT=123"),
+        ("node0 ", "'node0 ' has blanks", "export MASTER_ADDR=node0"),
+        ("[fd00::1]", "[fd00::1] has brackets", "export MASTER_ADDR=fd00::1"),
+    ],
+)
+def test_more_than_a_name(tmp_path: Path, addr: str, what: str, fix: str) -> None:
+    """A port, a blank that nobody sees, and brackets are told as what they are, and no line for /etc/hosts is made of them."""
+    told = find_one(ask("master-address", tmp_path, names=NAMES, env={"MASTER_ADDR": addr}, job=JobShape()))
+    assert (told.verdict, told.class_id) == ("fail", "I3")
+    assert what in told.what
+    assert told.fix.startswith(fix)
+    assert "/etc/hosts" not in told.fix
+
+
+def test_a_launcher_sets_the_address_anew(tmp_path: Path) -> None:
+    """What MASTER_ADDR says matters to nobody where a launcher is to start, and its flags may have brackets."""
+    launch = JobShape(master_addr="[fd00::1]", is_launch=True)
+    assert not find_bad(ask("master-address", tmp_path, env={"MASTER_ADDR": "node0:123"}, job=launch))
+
+
 def test_right_masters(tmp_path: Path) -> None:
-    """Loopback is right on one host, in the first pod, and by the first host's own name."""
+    """Loopback, and the address of all addresses, are right on one host, in the first pod, and by the first host's own name."""
+    assert not find_bad(ask("master-address", tmp_path, job=JobShape(master_addr="0.0.0.0")))
     assert not find_bad(ask("master-address", tmp_path, job=JobShape(master_addr="localhost")))
     pod = JobShape(num_nodes=2, master_addr="localhost", is_master=True)
     assert not find_bad(

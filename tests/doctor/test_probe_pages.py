@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.doctor import registry
+from rankwise.doctor.probe import TOPICS
 
 if TYPE_CHECKING:
     from rankwise.doctor.probe import Probe
@@ -45,6 +46,14 @@ def test_pages_are_up_to_date() -> None:
     assert {path.name for path in folder.iterdir()} == set(pages)
     for name, text in pages.items():
         assert (folder / name).read_text(encoding="utf-8") == text, f"{name}: run `make docs`"
+
+
+def test_no_probe_is_called_like_a_topic() -> None:
+    """`--only WORD` means one of them; whoever wants a probe alone can have it."""
+    assert not {one.id for one in registry.all_probes()} & set(TOPICS)
+    for one in registry.all_probes():
+        assert registry.choose(one.id) == (one,)
+        assert one in registry.choose(one.topic)
 
 
 def test_unknown_probes_are_named() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from rankwise.doctor.meeting.together import AllReduce, HostCard, Link, Measure, Together
+from rankwise.doctor.meeting.together_json import from_json, to_json
 from rankwise.doctor.reading import Reading, ok, skipped
 from rankwise.doctor.reporters import heat, page, text
-from rankwise.doctor.reporters.grouping import count_verdicts, group, name_hosts
+from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts
+from rankwise.doctor.reporters.record import record
 from rankwise.doctor.units import format_rate, format_seconds
 
 BLOCKED = Reading(
@@ -177,6 +179,49 @@ def test_missing_and_lost_hosts_are_named() -> None:
     html = page.render(together, made="today")
     assert "node8</b>did not come" in html
     assert "it has not answered for 5 s" in html
+
+
+def test_a_hosts_counts_fit_its_state() -> None:
+    """What was found between hosts is counted with the host that it is about, in text and on the page; with no other."""
+    slow = Reading(
+        verdict="warn", what="slow", fix="# look", probe="speed", hosts=tuple(f"node{n}" for n in range(4))
+    )
+    together = make(readings=(BLOCKED, slow))
+    told = text.render(together)
+    assert re.search(r"FAIL  1 ok, 1 skipped, 1 fail with others$", told, re.MULTILINE)
+    assert len(re.findall(r"ok    1 ok, 1 skipped$", told, re.MULTILINE)) == 3
+    html = page.render(together, made="today")
+    assert html.count("<td>1 ok, 1 skipped, 1 fail with others</td>") == 1
+    assert html.count("<td>1 ok, 1 skipped</td>") == 3
+
+
+def test_a_record_is_flat_and_keeps_what_hosts_tell_each_other() -> None:
+    """A finding of several hosts is one entry that names them, other numbers are another one; who did not come fails; the rest is the wire's form."""
+    low = [
+        Reading(verdict="warn", what=what, fix="# free some").of("memory", f"node{number}")
+        for number, what in enumerate(["1 GiB left", "1 GiB left", "2 GiB left", "3 GiB left", "4 GiB left"])
+    ]
+    together = make(5, hosts=tuple(HostCard(name=f"node{n}", readings=(low[n],)) for n in range(5)))
+    told = record(together, version="1.2", made="2030-01-02T03:04:05Z", exit_code=1)
+    findings = [(one["verdict"], one["hosts"], one["what"]) for one in told["findings"]]  # type: ignore[union-attr, index, call-overload]
+    assert findings == [
+        ("fail", ["node2"], BLOCKED.what),
+        ("warn", ["node0", "node1"], "1 GiB left"),
+        ("warn", ["node2"], "2 GiB left"),
+        ("warn", ["node3"], "3 GiB left"),
+        ("warn", ["node4"], "4 GiB left"),
+    ]
+    assert (told["verdict"], told["counts"]) == ("fail", {"fail": 1, "warn": 5, "skipped": 0, "ok": 0})
+    assert {key: told[key] for key in to_json(together)} == to_json(together)
+    assert from_json(told) == together
+
+
+def test_a_verdict_is_the_worst_of_what_was_seen() -> None:
+    """A probe that was skipped, as without a GPU, makes nothing worse; a set of which one did not come is not well."""
+    assert judge(make(1, links=(), measures=(), readings=())) == "ok"
+    assert judge(make(2, readings=(), missing=("node7",))) == "fail"
+    only = HostCard(name="a", readings=(skipped("no driver", "no GPU").of("gpus-seen", "a"),))
+    assert judge(Together(hosts=(only,))) == "skipped"
 
 
 def test_a_terminal_gets_colours_and_whole_commands() -> None:

@@ -87,7 +87,12 @@ def test_an_interpreter_without_torch(tmp_path: Path, why: str, verdict: str, fi
 )  # fmt: skip
 def test_torchrun_of_another_environment(tmp_path: Path, first_line: str, is_other: bool) -> None:
     """A torchrun on PATH that starts another environment's Python is told; the same environment's, and a shim, are not."""
-    files = {"/usr/local/bin/torchrun": first_line, "/usr/bin/python3": "", "/opt/env/bin/python": ""}
+    files = {
+        "/usr/local/bin/torchrun": first_line,
+        "/usr/bin/python3": "",
+        "/opt/env/bin/python": "",
+        "/opt/env/bin/torchrun": "",
+    }
     host = make_host(tmp_path, files=files, env={"PATH": "/usr/local/bin:/usr/bin"}, torch=tell_torch())
     found = bad(interpreter.PROBE, host)
     assert [one.class_id for one in found] == ["L17"] * is_other
@@ -105,6 +110,28 @@ def test_rankwise_of_another_environment(tmp_path: Path) -> None:
     host = make_host(tmp_path, files=files, env={"PATH": "/usr/local/bin:/opt/env/bin"}, torch=tell_torch())
     (told,) = bad(interpreter.PROBE, host)
     assert told.what.startswith("rankwise on PATH is /usr/local/bin/rankwise, which starts /usr/bin/python3")
+
+
+def test_a_folder_without_the_program_comes_not_first(tmp_path: Path) -> None:
+    """Where the ranks' interpreter has no such program beside it, PATH can't mend it: the interpreter starts the module itself."""
+    files = {f"/usr/local/bin/{name}": "#!/usr/bin/python3\n" for name in ("torchrun", "rankwise")}
+    host = make_host(tmp_path, files=files, env={"PATH": "/usr/local/bin"}, torch=tell_torch())
+    assert [one.fix for one in bad(interpreter.PROBE, host)] == [
+        f"{PYTHON} -m torch.distributed.run …  # in the place of torchrun",
+        f"{PYTHON} -m rankwise …  # in the place of rankwise",
+    ]
+
+
+def test_an_interpreter_that_can_run_no_rank_is_put_on_no_path(tmp_path: Path) -> None:
+    """One that is missing, or has no torch, is told alone: nobody should put it before the others."""
+    files = {"/usr/local/bin/torchrun": "#!/usr/bin/python3\n", "/opt/env/bin/torchrun": ""}
+    for why in (
+        f"{PYTHON} can't be run: No such file or directory",
+        "ModuleNotFoundError: No module named 'torch'",
+    ):
+        torch = TorchFacts(python=PYTHON, why=why)
+        host = make_host(tmp_path, files=files, env={"PATH": "/usr/local/bin"}, torch=torch)
+        assert [one.verdict for one in bad(interpreter.PROBE, host)] == ["fail"]
 
 
 def test_hosts_with_another_python_or_torch(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rankwise.doctor.examine import collect_facts, compare_hosts
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.probes import checkpoint_folder, disk_space
 from rankwise.doctor.storage import trying
-from rankwise.doctor.storage.mounts import Mount, find_existing, find_mount
+from rankwise.doctor.storage.mounts import Mount, find_absolute, find_existing, find_mount
 from rankwise.doctor.storage.trying import Trial, try_folder
 
 if TYPE_CHECKING:
@@ -189,6 +189,49 @@ def test_no_folder_named_and_a_file_in_its_place(tmp_path: Path) -> None:
     assert [
         one.verdict for one in look(checkpoint_folder.PROBE, Host(job=JobShape(checkpoints=tmp_path / "ck")))
     ] == ["fail"]
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/x", "gs://bucket", "hdfs://name:8020/x"])
+def test_an_object_store_is_no_folder(tmp_path: Path, address: str) -> None:
+    """An address of an object store is skipped by name, and is no folder of the disk of the current one either."""
+    host = make_host(tmp_path, job=JobShape(checkpoints=Path(address)))
+    go_to(host, "/home/me")
+    (told,) = look(checkpoint_folder.PROBE, host)
+    assert (told.verdict, told.what, told.why) == ("skipped", f"checkpoints go to {address}", "an object store, no folder")  # fmt: skip
+    assert "checkpoints" not in " ".join(one.what for one in look(disk_space.PROBE, host))
+
+
+def test_a_file_s_address_is_its_path(tmp_path: Path) -> None:
+    """file:///ck is /ck; a relative folder with a colon is a folder."""
+    host = make_host(tmp_path)
+    go_to(host, "/home/me")
+    assert find_absolute(host, Path("file:///ck/a")) == "/ck/a"
+    assert find_absolute(host, Path("run:1/ck")) == "/home/me/run:1/ck"
+
+
+@pytest.mark.parametrize("below", ["", "run1"])
+def test_a_link_that_leads_to_nothing(tmp_path: Path, below: str) -> None:
+    """No folder can be made at a dangling link, as Python itself says; where it leads to one, all is well."""
+    link, place = tmp_path / "ck", tmp_path / "disk"
+    link.symlink_to(place)
+    with pytest.raises(OSError, match="ck"):
+        os.makedirs(link / below, exist_ok=True)  # noqa: PTH103 - what jobs call
+    host = Host(job=JobShape(checkpoints=link / below))
+    (told,) = look(checkpoint_folder.PROBE, host)
+    assert (told.verdict, told.what) == ("fail", f"{link} is a link to {place}, and there is nothing")
+    place.mkdir()
+    assert "fail" not in [one.verdict for one in look(checkpoint_folder.PROBE, host)]
+
+
+@needs_root
+def test_a_folder_that_nobody_else_may_look_into(tmp_path: Path) -> None:
+    """Another user's closed folder is a failure with its reason, and no mistake of the probe."""
+    found = look_in_namespace(
+        "mount -t tmpfs -o mode=755 t /mnt && mkdir -m 700 /mnt/a && mkdir /mnt/a/ck",
+        "checkpoints=(registry.find('disk-space', 'checkpoint-folder'), os.seteuid(65534), pathlib.Path('/mnt/a/ck/run'))[-1]",
+    )
+    (told,) = [one for one in found if one["probe"] == "checkpoint-folder"]
+    assert (told["verdict"], told["what"]) == ("fail", "nothing can be written in /mnt/a: Permission denied")
 
 
 @needs_root

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwise.base.errors import UsageError
-from rankwise.base.host_list import expand_hosts
+from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.doctor.meeting.over_ssh import find_own
 from rankwise.doctor.meeting.whereabouts import Bystander, Wish, find_plan
 
@@ -31,6 +31,20 @@ def test_flags_say_who_holds_the_meeting() -> None:
     assert other is not None
     assert not isinstance(other, Bystander)
     assert (other.endpoint_host, other.endpoint_port, other.is_holder) == ("fd00::7", 4000, None)
+
+
+def test_an_endpoint_says_where_and_not_how_many() -> None:
+    """Without a number of hosts this one is alone, as for torchrun; under srun the job's number is taken, and the endpoint's host holds the meeting."""
+    assert find_plan(Wish(endpoint="node0:4000"), {}) is None
+    plan = find_plan(Wish(endpoint="node0:4000"), SLURM)
+    assert plan is not None
+    assert not isinstance(plan, Bystander)
+    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_holder) == ("node0:4000", 2, 1, None)
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-0"}
+    plan = find_plan(Wish(endpoint="node0:4000"), pod)
+    assert plan is not None
+    assert not isinstance(plan, Bystander)
+    assert (plan.endpoint, plan.num_hosts, plan.is_holder) == ("node0:4000", 2, None)
 
 
 def test_under_srun_no_flag_is_needed() -> None:
@@ -96,6 +110,33 @@ def test_a_place_that_is_none_is_refused(wish: Wish, env: dict[str, str], messag
 def test_slurms_short_form_is_expanded(short: str, hosts: tuple[str, ...]) -> None:
     """Ranges keep their leading zeros, several brackets multiply, and what follows a bracket stays."""
     assert expand_hosts(short) == hosts
+
+
+@pytest.mark.parametrize(
+    ("typed", "fault"),
+    [
+        ("gpu[01-", "not closed"),
+        ("gpu01],b", "not opened"),
+        ("gpu[[1]]", "not closed"),
+        ("gpu[1,]", "'' in 'gpu[1,]' is no number"),
+        ("gpu[]", "'' in 'gpu[]'"),
+        ("gpu[3-1]", "'3-1' in 'gpu[3-1]' is no number, and no range"),
+        ("a,gpu[1-b]", "'1-b'"),
+        ("a,-l", "'-l' is no host name"),
+        ("r[1-999]n[1-999]", "is more than 65536 hosts"),
+    ],
+)
+def test_a_list_that_can_not_be_read_is_no_host(typed: str, fault: str) -> None:
+    """A slip of the hand is named, and not looked up as a host's name."""
+    assert fault in find_fault(typed)
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "a", "a,,b", "gpu[07-09,12],big1", "r[1-2]n[0-1]", "n[a,b]", "me@n-1.x", "fd00::7", "[fd00::7],[fe80::1%eth0]", "me@[fd00::7]"]
+)  # fmt: skip
+def test_lists_that_can_be_read_have_no_fault(typed: str) -> None:
+    """Slurm's form, names, users and addresses pass."""
+    assert find_fault(typed) == ""
 
 
 def test_this_host_is_found_among_those_of_the_command() -> None:

@@ -301,15 +301,15 @@ def test_a_host_that_never_comes_is_named_and_the_others_go_on(tmp_path: Path) -
     assert len(found["links"]) == 2
 
 
-@pytest.mark.parametrize("fault", ["killed", "frozen", "cable cut"])
+@pytest.mark.parametrize("fault", ["killed", "frozen", "cable cut", "interrupted"])
 def test_a_host_that_dies_in_the_middle_is_named_and_the_others_finish(tmp_path: Path, fault: str) -> None:
-    """Whether host2 is killed, stopped or cut off while its probes are being waited for: it is lost, the others have a result."""
+    """Whether host2 is killed, stopped, cut off or interrupted while its probes are being waited for: it is lost, the others have a result."""
     with open_all(3, tmp_path) as hosts, meet(hosts, own={2: {"hangs": True}}) as meeting:
         meeting.wait_line(0, "looking at each host: waiting for host2")
         if fault == "cable cut":
             hosts[2].call("ip", "link", "set", "cable", "down")
         else:
-            number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
+            number = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}.get(fault, signal.SIGINT)
             meeting.processes[2].send_signal(number)
         found = [meeting.finish(number) for number in (0, 1)]
         if fault == "cable cut":
@@ -318,7 +318,9 @@ def test_a_host_that_dies_in_the_middle_is_named_and_the_others_finish(tmp_path:
     told = only(found[0])
     assert told["hosts"] == ["host2"]
     assert "host2 was lost: " in told["what"]
-    assert ("connection" if fault == "killed" else "no sign of life") in told["what"]
+    words = {"killed": "connection", "interrupted": "its doctor was interrupted there"}
+    assert words.get(fault, "no sign of life") in told["what"]
+    assert ("is it up?" in told["fix"]) == (fault != "interrupted")
     assert [bool(one["lost"]) for one in found[0]["hosts"]] == [False, False, True]
 
 
@@ -337,7 +339,7 @@ def test_nothing_is_left_behind_by_ctrl_c(tmp_path: Path) -> None:
         meeting.wait_line(0, "waiting for node rank 2 (2 of 3 are here)")
         meeting.processes[0].send_signal(signal.SIGINT)
         assert meeting.processes[0].wait(timeout=15) != 0
-        assert "is gone" in meeting.finish(1)["error"]
+        assert "is gone: its doctor was interrupted there" in meeting.finish(1)["error"]
 
 
 @pytest.mark.parametrize(

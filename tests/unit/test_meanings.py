@@ -26,6 +26,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "own", "I17"),
     ("RuntimeError: use_libuv was requested but PyTorch was build without libuv support", "own", "I18"),
     ("TypeError: Expected timeout argument to be of type datetime.timedelta, got 10", "own", "I19"),
+    ("RuntimeError: [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:285] ss1.ss_family == ss2.ss_family. 10 vs 2", "own", "I22"),
     ("RuntimeError: [enforce fail at [device.cc:84] ifa != nullptr. Unable to find address for: eth9", "own", "I6"),
     ("RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ^lo", "own", "I6"),
     # Launch command.

@@ -96,6 +96,11 @@ def is_loopback(host: str) -> bool:
     return name in {"localhost", "::1", "0:0:0:0:0:0:0:1", "ip6-localhost"} or name.startswith("127.")
 
 
+def is_unspecified(host: str) -> bool:
+    """Tell whether a host name is the address that means all of a host's own: to connect there is to connect to oneself."""
+    return host.strip("[]") in {"0.0.0.0", "0", "::", "0:0:0:0:0:0:0:0"}
+
+
 def find_port_holder(port: int, *, proc: Path = Path("/proc")) -> str:
     """Say who listens on a TCP port: ``"pid 123 (python train.py)"``; empty if nobody does.
 

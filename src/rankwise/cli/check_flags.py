@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, final
+from typing import TYPE_CHECKING
 
 from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
+from rankwise.cli.parser import Parser
 from rankwise.lint.registry import all_rules
 from rankwise.lint.reporters import FORMATS
 from rankwise.lint.running.settings import (
@@ -29,14 +30,6 @@ _EPILOG = (
     "a project's settings are in [tool.rankwise.check] of its pyproject.toml. "
     "Exit codes: 0 clean; 1 errors or warnings; 2 the check could not be done."
 )
-
-
-@final
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises our error instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
 def read_command(argv: Sequence[str]) -> argparse.Namespace:
@@ -100,7 +93,7 @@ def _number(text: str) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser("rankwise check", usage=_USAGE, description="Find mistakes of distributed programs before they run.", epilog=_EPILOG)  # fmt: skip
+    parser = Parser("rankwise check", usage=_USAGE, description="Find mistakes of distributed programs before they run.", epilog=_EPILOG)  # fmt: skip
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input (default: .)")
     for flag, text in (("--select", "show these only"), ("--ignore", "do not show these"), ("--extend-select", "show these too")):  # fmt: skip

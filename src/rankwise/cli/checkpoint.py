@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.checkpoint.contents import find_checkpoint, list_unfinished
@@ -17,21 +16,15 @@ from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, verify
 from rankwise.checkpoint.manifest import MANIFEST
 from rankwise.cli.checkpoint_inspect import inspect
 from rankwise.cli.columns import align, format_size
+from rankwise.cli.parser import Parser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from rankwise.checkpoint.folder import Checkpoint
 
 _EXIT_CODES = "exit codes: 0 all is right; 1 something is damaged or absent; 2 the command is wrong"
-
-
-@final
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises our error instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,8 +45,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser("rankwise checkpoint", description="Look at checkpoints. ls, inspect and verify need no torch.", epilog=_EXIT_CODES)  # fmt: skip
-    commands = parser.add_subparsers(dest="command", metavar="command", title="commands", parser_class=_Parser)  # fmt: skip
+    parser = Parser("rankwise checkpoint", description="Look at checkpoints. ls, inspect and verify need no torch.", epilog=_EXIT_CODES)  # fmt: skip
+    commands = parser.add_subparsers(dest="command", metavar="command", title="commands", parser_class=Parser)  # fmt: skip
 
     def add(name: str, run: Callable[[argparse.Namespace], int], what: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=what, description=what, epilog=_EXIT_CODES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -10,27 +9,21 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.cli.compare_text import Pair, render, tell_verdict
+from rankwise.cli.parser import Parser
 from rankwise.train.comparison.parameters import choose_checkpoints
 from rankwise.train.comparison.reasons import explain
 from rankwise.train.comparison.runs import compare
 from rankwise.train.journal import Journal, read_journal
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 _EXIT_CODES = "exit codes: 0 they agree within the tolerance; 1 they part; 2 the command is wrong, or there is nothing to compare"
-
-
-@final
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises our error instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser("rankwise compare", description="Show where runs part: each against the first. Needs no torch, but for their checkpoints.", epilog=_EXIT_CODES)  # fmt: skip
+    parser = Parser("rankwise compare", description="Show where runs part: each against the first. Needs no torch, but for their checkpoints.", epilog=_EXIT_CODES)  # fmt: skip
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="a run's folder, or its journal.jsonl; two or more")  # fmt: skip
     parser.add_argument("--tolerance", type=float, help="largest relative difference that counts as agreement (default: 1e-9 for float64, 1e-4 for fp32, 1e-2 for bf16 and fp16)")  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw losses and differences; .svg, .png or .pdf")  # fmt: skip

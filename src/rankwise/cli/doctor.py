@@ -8,9 +8,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from rankwise import __version__
 from rankwise.base import terminal
 from rankwise.base.environ import environ
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic
 from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile
 from rankwise.cli.doctor_hosts import look
@@ -19,16 +20,15 @@ from rankwise.cli.printing import put
 from rankwise.cli.probe import list_probes
 from rankwise.doctor import registry
 from rankwise.doctor.examine import mask_reading
-from rankwise.doctor.meeting.together_json import to_json
-from rankwise.doctor.probe import TOPICS
-from rankwise.doctor.reading import find_worst
 from rankwise.doctor.reporters import page, text
-from rankwise.doctor.reporters.grouping import count_verdicts, list_readings
+from rankwise.doctor.reporters.grouping import count_verdicts, judge, list_readings
+from rankwise.doctor.reporters.record import record
 from rankwise.doctor.variables.masking import make_mask
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.probe import Probe
@@ -61,39 +61,50 @@ def choose_probes(only: Sequence[str], skip: Sequence[str]) -> tuple[Probe, ...]
     Raises:
         UsageError: There is no such probe, or none is left.
     """
-    chosen = tuple(one for one in registry.all_probes() if not only or one in _find(only))
-    left = tuple(one for one in chosen if one not in _find(skip))
+    wanted = {one for word in only for one in registry.choose(word)}
+    unwanted = {one for word in skip for one in registry.choose(word)}
+    left = tuple(one for one in registry.all_probes() if (not only or one in wanted) and one not in unwanted)
     if not left:
         raise UsageError("--skip leaves no probe", hint="`rankwise doctor --list` lists all of them")
     return left
 
 
-def _find(words: Sequence[str]) -> set[Probe]:
-    found: set[Probe] = set()
-    for word in words:
-        topic = next((one for one in TOPICS if one == word.lower()), None)
-        found |= (
-            {one for one in registry.all_probes() if one.topic == topic} if topic else {registry.probe(word)}
-        )
-    return found
-
-
 def exit_code(together: Together, *, strict: bool) -> int:
     """Return what the command exits with."""
-    worst = find_worst(list_readings(together))
-    return int(worst == "fail" or bool(together.missing) or (strict and worst == "warn"))
+    worst = judge(together)
+    return int(worst == "fail" or (strict and worst == "warn"))
 
 
 def _show(args: argparse.Namespace, together: Together, *, is_teller: bool) -> None:
-    if args.html is not None and is_teller:
-        made = datetime.now(tz=timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M %Z")
-        write_atomic(args.html, page.render(together, made=made))
     if not is_teller:
         first = together.hosts[0].name if together.hosts else "the first host"
         counts = count_verdicts(list_readings(together))
         print(f"rankwise doctor: {counts}; the whole report stands on {first}", file=sys.stderr)
-    elif args.format == "json":
-        put(json.dumps(to_json(together), indent=1) + "\n")
+        return
+    now = datetime.now(tz=timezone.utc)
+    try:
+        _print(args, together, now)
+    finally:  # whatever becomes of the one, the other is not lost with it
+        if args.html is not None:
+            _write_page(args.html, together, now)
+
+
+def _print(args: argparse.Namespace, together: Together, now: datetime) -> None:
+    if args.format == "json":
+        code = exit_code(together, strict=args.strict)
+        told = record(together, version=__version__, made=f"{now:%Y-%m-%dT%H:%M:%SZ}", exit_code=code)
+        put(json.dumps(told, indent=1) + "\n")
     else:
         color, width = terminal.has_colour(1), terminal.width(1)
         put(text.render(together, color=color, width=width, verbose=args.verbose, quiet=args.quiet) + "\n")
+
+
+def _write_page(path: Path, together: Together, now: datetime) -> None:
+    told = page.render(together, made=now.astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+    try:
+        write_atomic(path, told)
+    except OSError as error:
+        raise LaunchError(
+            f"--html {path}: the page can't be written: {error.strerror or error}",
+            hint="name a file in a folder with room; the report itself stands on standard output",
+        ) from error

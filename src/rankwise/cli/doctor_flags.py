@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
-from rankwise.base.host_list import expand_hosts
+from rankwise.base.host_list import expand_hosts, find_fault
+from rankwise.cli.parser import Given, Parser, read_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and nothing is doubtful); 1 something does; 2 it can't be looked at"
 _DESCRIPTION = """\
@@ -19,10 +25,8 @@ They meet at the address and port at which the job would meet."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser."""
-    parser = argparse.ArgumentParser(
-        prog="rankwise doctor", description=_DESCRIPTION, epilog=EXIT_CODES, allow_abbrev=False
-    )
+    """Return the parser; it raises a UsageError."""
+    parser = Parser(prog="rankwise doctor", description=_DESCRIPTION, epilog=EXIT_CODES, allow_abbrev=False)
     _add_choice(parser)
     _add_job(parser)
     _add_hosts(parser)
@@ -32,7 +36,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--only", metavar="PROBE,...", type=_split, default=(), help="Look only at these: ids or topics."
+        "--only",
+        metavar="PROBE,...",
+        action=Given,
+        type=_split,
+        default=(),
+        help="Look only at these: ids or topics.",
     )
     parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Leave these out.")
     parser.add_argument("--list", action="store_true", help="List all probes, and end.")
@@ -47,11 +56,18 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Ranks on each host (default: one a GPU, or what the environment says).",
     )
-    job.add_argument("--workers", type=int, metavar="N", help="Data-loading workers of each rank.")
-    job.add_argument("--script", type=Path, metavar="FILE", help="The script: is it the same on all hosts?")
+    job.add_argument("--workers", type=_count_or_none, metavar="N", help="Data-loading workers of each rank.")
+    job.add_argument(
+        "--script",
+        action=Given,
+        type=read_path,
+        metavar="FILE",
+        help="The script: is it the same on all hosts?",
+    )
     job.add_argument(
         "--checkpoints",
-        type=Path,
+        action=Given,
+        type=read_path,
         metavar="FOLDER",
         help="Where checkpoints go: room, speed, atomic renaming, shared or not.",
     )
@@ -63,6 +79,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument(
         "--python",
+        action=Given,
         default="",
         metavar="PROGRAM",
         help="The interpreter of the ranks (default: as `rankwise run` chooses it).",
@@ -71,7 +88,13 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("several hosts", _SEVERAL)
-    _add_both(hosts, "--nnodes", type=_count, metavar="N", help="How many.")
+    _add_both(
+        hosts,
+        "--nnodes",
+        type=_nodes,
+        metavar="N",
+        help="How many (default: what the environment says, or 1).",
+    )
     _add_both(
         hosts,
         "--node-rank",
@@ -79,17 +102,26 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="Which one this is, from 0; node 0 holds the meeting.",
     )
-    _add_both(hosts, "--master-addr", default="", metavar="ADDRESS", help="Name or address of node 0.")
+    _add_both(
+        hosts,
+        "--master-addr",
+        action=Given,
+        default="",
+        metavar="ADDRESS",
+        help="Name or address of node 0.",
+    )
     _add_both(hosts, "--master-port", type=_port, metavar="PORT", help="The port there (default 29500).")
     _add_both(
         hosts,
         "--rdzv-endpoint",
+        action=Given,
         default="",
         metavar="HOST:PORT",
         help="Both in one word; the host whose address it is holds the meeting.",
     )
     hosts.add_argument(
         "--hosts",
+        action=Given,
         type=_split_hosts,
         default=(),
         metavar="A,B,...",
@@ -97,12 +129,14 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     )
     hosts.add_argument(
         "--hostfile",
-        type=Path,
+        action=Given,
+        type=read_path,
         metavar="FILE",
         help="The same from a file, a host a line, as Open MPI and DeepSpeed take.",
     )
     hosts.add_argument(
         "--ssh",
+        action=Given,
         default="ssh",
         metavar="COMMAND",
         help="How to reach them: 'ssh -p 2222 -i key' (default: ssh).",
@@ -120,6 +154,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
     hosts.add_argument(
         "--token",
+        action=Given,
         default="",
         metavar="WORD",
         help="The same word on all hosts keeps strangers, and other meetings at this port, out (--hosts makes one).",
@@ -133,7 +168,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument(
         "--html",
-        type=Path,
+        action=Given,
+        type=read_path,
         metavar="FILE",
         help="Write a page too, with the hosts as a heat map; it needs no network.",
     )
@@ -156,7 +192,10 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _split_hosts(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(expand_hosts(",".join(text.split()))))
+    joined = ",".join(re.sub(r"\s*,\s*", ",", text).split())
+    if fault := find_fault(joined):
+        raise argparse.ArgumentTypeError(fault)
+    return tuple(dict.fromkeys(expand_hosts(joined)))
 
 
 def _ranks(text: str) -> int | None:
@@ -168,6 +207,22 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
+
+
+def _count_or_none(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
+def _nodes(text: str) -> int:
+    """Read a number of hosts, in torchrun's form, too: ``4:4`` is 4."""
+    least, colon, most = text.partition(":")
+    if colon and least.isdecimal() and most.isdecimal() and int(least) != int(most):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} leaves open how many hosts are to come: say how many there are now, as in --nnodes {most}"
+        )
+    return _count(least if colon and least == most else text)
 
 
 def _port(text: str) -> int:
@@ -198,7 +253,9 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
         raise UsageError(f"the host file {path} can't be read: {error}", hint="check the path") from error
     words = [line.partition("#")[0].split() for line in lines]
     # Open MPI writes the number of slots behind a colon, and others in a second word.
-    names = (found[0].partition(":")[0] if found[0].count(":") == 1 else found[0] for found in words if found)
+    names = [found[0].partition(":")[0] if found[0].count(":") == 1 else found[0] for found in words if found]
+    if fault := next(filter(None, map(find_fault, names)), ""):
+        raise UsageError(f"the host file {path} can't be read: {fault}", hint="one name or address a line")
     hosts = tuple(dict.fromkeys(host for name in names for host in expand_hosts(name)))
     if not hosts:
         raise UsageError(f"the host file {path} names no host", hint="one name or address a line")
@@ -206,26 +263,61 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
 
 
 def check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """End with exit code 2 where flags contradict each other."""
-    if args.hosts and args.hostfile:
+    """Refuse flags that contradict each other.
+
+    Raises:
+        UsageError: They do.
+    """
+    _check_ssh(args, parser)
+    _check_meeting(args, parser)
+    if args.html is not None and (fault := _find_page_fault(args.html)):
+        parser.error(f"--html {args.html}: {fault}")
+
+
+def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if not args.hosts and args.hostfile is None:
+        return
+    if args.hosts and args.hostfile is not None:
         parser.error("--hosts and --hostfile say the same thing twice: give one of them")
-    if (args.hosts or args.hostfile) and (args.nnodes or args.node_rank is not None):
-        parser.error("--hosts starts the nodes itself: leave out --nnodes and --node-rank")
+    flag = "--hosts" if args.hosts else "--hostfile"
+    if args.nnodes is not None or args.node_rank is not None:
+        parser.error(f"{flag} starts the nodes itself: leave out --nnodes and --node-rank")
+    if args.rdzv_endpoint:
+        parser.error(
+            f"{flag} lets them meet at the first host: leave out --rdzv-endpoint; --master-addr and --master-port say it otherwise"
+        )
+    if sys.platform == "win32":
+        parser.error(
+            f"{flag} needs a system with ssh and POSIX shells: start the command on each host yourself"
+        )
+
+
+def _check_meeting(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.rdzv_endpoint and (args.master_addr or args.master_port):
         parser.error(
             "--rdzv-endpoint and --master-addr/--master-port say the same thing twice: give one of them"
         )
-    if args.node_rank is not None and not args.nnodes:
+    if args.node_rank is not None and args.nnodes is None:
         parser.error("--node-rank without --nnodes: how many hosts are there?")
-    if args.nnodes and args.node_rank is not None and not 0 <= args.node_rank < args.nnodes:
+    if args.nnodes is None:
+        return
+    if args.node_rank is not None and not 0 <= args.node_rank < args.nnodes:
         parser.error(
             f"--node-rank {args.node_rank} with --nnodes {args.nnodes}: nodes are numbered from 0 to {args.nnodes - 1}"
         )
-    if args.nnodes and args.nnodes > 1 and not (args.master_addr or args.rdzv_endpoint):
+    if args.nnodes > 1 and not (args.master_addr or args.rdzv_endpoint):
         parser.error(f"--nnodes {args.nnodes}: say where they meet: --master-addr ADDRESS-OF-NODE-0")
-    if args.html is not None and not args.html.absolute().parent.is_dir():
-        parser.error(f"--html {args.html}: its folder does not exist")
-    if sys.platform == "win32" and (args.hosts or args.hostfile):
-        parser.error(
-            "--hosts needs a system with ssh and POSIX shells: start the command on each host yourself"
-        )
+
+
+def _find_page_fault(path: Path) -> str:
+    """Return why a file can't be written, as a clause; empty if it can, as far as can be seen before."""
+    try:
+        if not path.absolute().parent.is_dir():
+            return "its folder does not exist"
+        if path.is_dir():
+            return f"that is a folder; name a file in it: {path / 'doctor.html'}"
+        if path.exists() and not path.is_file():
+            return "that is no file"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "" if os.access(path.absolute().parent, os.W_OK | os.X_OK) else "its folder can't be written to"

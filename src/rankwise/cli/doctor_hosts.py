@@ -22,6 +22,7 @@ from rankwise.doctor.meeting.whereabouts import (
     Wish,
     find_plan,
     is_batch_script,
+    read_place,
     read_told,
     with_limits,
 )
@@ -51,18 +52,20 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
     if args.end_with_input:
         threading.Thread(target=_end_with_input, daemon=True).start()
     env = environ()
-    wish = Wish(
-        num_hosts=args.nnodes, node_rank=args.node_rank, master_addr=args.master_addr, master_port=args.master_port, endpoint=args.rdzv_endpoint
-    )  # fmt: skip
-    plan = find_plan(wish, env)
+    plan = find_plan(_read_wish(args), env)
     if isinstance(plan, Bystander):
         return None
     if plan is None:
+        host = Host(env=env, job=read_job(args, None, env))
         if is_batch_script(env) and env.get("SLURM_NNODES", "1") != "1":
             say(
                 f"rankwise: only this node is looked at; for all {env['SLURM_NNODES']}: srun --ntasks-per-node 1 rankwise doctor"
             )
-        return look_alone(Host(env=env, job=read_job(args, None, env)), probes), True
+        elif args.rdzv_endpoint and args.nnodes is None:
+            say(
+                "rankwise: only this host is looked at: --rdzv-endpoint without --nnodes, which says how many meet there"
+            )
+        return look_alone(host, probes), True
     plan = limit(args, replace(plan, expected=args.expect or plan.expected), probes)
     host = Host(env=env, job=read_job(args, plan, env))
     try:
@@ -70,6 +73,12 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
     except MeetingError as error:
         return tell_unmet(look_alone(host, probes), error), True
     return together, plan.is_holder is not False and _is_first(together, plan)
+
+
+def _read_wish(args: argparse.Namespace) -> Wish:
+    return Wish(
+        num_hosts=args.nnodes, node_rank=args.node_rank, master_addr=args.master_addr, master_port=args.master_port, endpoint=args.rdzv_endpoint
+    )  # fmt: skip
 
 
 def say(line: str) -> None:
@@ -80,10 +89,10 @@ def say(line: str) -> None:
 def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]) -> JobShape:
     """Return the job of the flags, and of the environment where they say nothing."""
     told = read_told(env)
+    host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_wish(args))
     return JobShape(
         num_ranks=args.nproc_per_node or (told.local_world_size if told else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
-        num_workers=args.workers, master_addr=plan.endpoint_host if plan else args.master_addr,
-        master_port=plan.endpoint_port if plan else args.master_port, is_master=plan.is_holder if plan else None,
+        num_workers=args.workers, master_addr=host, master_port=port, is_master=plan.is_holder if plan else None,
         checkpoints=args.checkpoints, python=args.python, backend=args.backend, script=args.script, is_launch=args.nproc_per_node is not None,
     )  # fmt: skip
 
@@ -107,8 +116,17 @@ def look_alone(host: Host, probes: Sequence[Probe]) -> Together:
 
 
 def tell_unmet(alone: Together, error: MeetingError) -> Together:
-    """Return what is to be seen of a host that did not find the others: that it did not, and why, before all else."""
-    return replace(alone, readings=(error.to_reading().of("meeting", alone.hosts[0].name),))
+    """Return what is to be seen of a host that did not find the others: that it did not, and why, before all else.
+
+    That the master's name has no address is told once: the probe of that address has seen the same.
+    """
+    told, card = error.to_reading().of("meeting", alone.hosts[0].name), alone.hosts[0]
+    others = tuple(
+        one
+        for one in card.readings
+        if not (one.probe == "master-address" and one.class_id == told.class_id == "I3")
+    )
+    return replace(alone, hosts=(replace(card, readings=others),), readings=(told,))
 
 
 def limit(args: argparse.Namespace, plan: Plan, probes: Sequence[Probe]) -> Plan:

@@ -74,8 +74,10 @@ def look_over_ssh(
         }
         left = [host for host in hosts if host not in lost]
         if not left:
+            # Each of them has been said with its reason.
             first = next(iter(lost.values()))
-            raise LaunchError(first.what, hint=first.fix)
+            none = f"none of the {len(lost)} hosts can" if len(lost) > 1 else f"{hosts[0]} can't"
+            raise LaunchError(f"{none} be looked at", hint=first.fix)
         threading.Thread(target=_watch, args=(remotes, is_over), daemon=True).start()
         together = _meet(args, probes, argv, left, None if own is None else left.index(hosts[own]), remotes)
         return _add(together, tuple(lost.values()), remotes.look())

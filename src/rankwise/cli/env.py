@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 _NAMES = {"world_size": "world size", "local_rank": "local rank", "local_world_size": "local world size", "node_rank": "node rank",
           "num_nodes": "nodes", "master_addr": "master address", "master_port": "master port"}  # fmt: skip
+_TO_ALL = "pass MASTER_ADDR and MASTER_PORT on to all"
+_PASS_ON = {
+    "Open MPI": f"{_TO_ALL} (mpirun -x MASTER_ADDR -x MASTER_PORT …)",
+    **dict.fromkeys(
+        ("MPICH", "Intel MPI"), f"{_TO_ALL} (mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 …)"
+    ),
+    "MVAPICH2": f"{_TO_ALL} (mpirun_rsh … MASTER_ADDR=HOST MASTER_PORT=29500 python …)",
+}
 _WORDS = {"fail": "error", "warn": "warning"}
 
 
@@ -92,7 +100,7 @@ def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
         yield paint(head, "bold", color=color)
         yield from _write_values(told)
         if values["master_addr"].value is None and values["world_size"].value != 1:
-            yield "  nothing tells where rank 0 is: pass MASTER_ADDR and MASTER_PORT on to all (Open MPI: -x, MPICH and Intel MPI: -genv)"
+            yield f"  nothing tells where rank 0 is: {_PASS_ON.get(told.source, 'set MASTER_ADDR and MASTER_PORT, the same for all ranks')}"
         if told.place is not None:
             yield ""
             yield f"{told.place.what}: a launcher may be started here as well"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
 from rankwise.cli.columns import align
+from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.cli.prose import page_width, write_page
 from rankwise.doctor import registry
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Show the page of one probe; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rankwise probe",
         description="Explain a probe of `rankwise doctor`: what it looks at, why, and how to mend it.",
     )

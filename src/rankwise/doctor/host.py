@@ -167,8 +167,16 @@ class Host:
             return ""
 
     def has(self, path: str) -> bool:
-        """Tell whether there is such a file or folder."""
-        return self.path(path).exists()
+        """Tell whether there is such a file or folder; one that we may not see is none."""
+        try:
+            return self.path(path).exists()
+        except OSError:
+            return False
+
+    def may_write(self, path: str) -> bool:
+        """Tell whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""
+        can_ask = os.access in os.supports_effective_ids
+        return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=can_ask)
 
     def names(self, path: str) -> list[str]:
         """Return what a folder holds, sorted; nothing if it can't be read."""

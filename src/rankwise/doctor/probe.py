@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rankwise.doctor.host import Host
     from rankwise.doctor.reading import Facts, Reading
 
-Topic = Literal["environment", "software", "gpu", "limits", "storage", "network", "hosts"]
-TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "limits", "storage", "network", "hosts")
+Topic = Literal["environment", "software", "gpu", "resources", "storage", "network", "hosts"]
+TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "resources", "storage", "network", "hosts")
 #: ``instant``: reads some files, a millisecond. ``quick``: asks other programs or the network, some seconds at most. ``slow``: more.
 Speed = Literal["instant", "quick", "slow"]
 

@@ -12,6 +12,7 @@ from rankwise.base.errors import UsageError
 from rankwise.doctor import probes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import ModuleType
 
     from rankwise.doctor.probe import Probe
@@ -34,7 +35,7 @@ def all_probes() -> tuple[Probe, ...]:
     """Return all probes, by topic, then by id.
 
     Raises:
-        ValueError: A probe's id is not that of its module.
+        ValueError: A probe's id is not that of its module, or is a topic, too.
     """
     from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
 
@@ -42,6 +43,8 @@ def all_probes() -> tuple[Probe, ...]:
     for name, module in _modules().items():
         if module.PROBE.id != name:
             raise ValueError(f"the probe in {module.__name__} calls itself {module.PROBE.id!r}")
+        if name in TOPICS:
+            raise ValueError(f"{name} is a probe and a topic: nobody could ask for the probe alone")
         found.append(module.PROBE)
     return tuple(sorted(found, key=lambda one: (TOPICS.index(one.topic), one.id)))
 
@@ -53,12 +56,33 @@ def probe(id: str) -> Probe:  # noqa: A002 - the word for it
         UsageError: There is none; says which one may be meant.
     """
     known = {one.id: one for one in all_probes()}
-    word = id.strip().lower().replace("_", "-")
-    if word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`rankwise doctor --list` lists all of them"
-        raise UsageError(f"there is no probe {id!r}", hint=hint)
+    if (word := _plain(id)) not in known:
+        raise _tell_unknown("probe", id, known)
     return known[word]
+
+
+def choose(word: str) -> tuple[Probe, ...]:
+    """Return the probe of an id, or those of a topic.
+
+    Raises:
+        UsageError: There is none; says which word may be meant.
+    """
+    from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
+
+    found = tuple(one for one in all_probes() if _plain(word) in {one.id, one.topic})
+    if not found:
+        raise _tell_unknown("probe or topic", word, (*(one.id for one in all_probes()), *TOPICS))
+    return found
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("_", "-")
+
+
+def _tell_unknown(noun: str, word: str, known: Iterable[str]) -> UsageError:
+    near = difflib.get_close_matches(_plain(word), list(known), n=1)
+    hint = f"did you mean {near[0]}?" if near else "`rankwise doctor --list` lists all of them"
+    return UsageError(f"there is no {noun} {word!r}", hint=hint)
 
 
 def find(*ids: str) -> tuple[Probe, ...]:

@@ -108,6 +108,8 @@ MEANINGS: tuple[Meaning, ...] = (
              "give a datetime.timedelta, as in timeout=timedelta(minutes=5)"),
     _meaning("own", "I6", r"Unable to find address for: ",
              "set GLOO_SOCKET_IFNAME to one name that `ip link` shows; Gloo knows no '^' exclusions"),
+    _meaning("own", "I22", r"ss1\.ss_family == ss2\.ss_family",
+             "Gloo listens at IPv6 on some hosts and at IPv4 on others: set GLOO_SOCKET_IFNAME to the interface that joins them, on each host"),
     # Launch command.
     _meaning("own", "L1", r"unrecognized arguments: --local[-_]rank",
              "read LOCAL_RANK from the environment instead of parsing --local_rank"),

@@ -56,6 +56,10 @@ def examine_together(host: Host, probes: Sequence[Probe], plan: Plan, say: Calla
         tether = arrive(host, plan, say, own=holding.secret if holding is not None else "")
         try:
             found = _take_part(tether, tasks, plan, say, rivals)
+        except KeyboardInterrupt:
+            # The others would take us for dead.
+            tether.send({"leaves": 1})
+            raise
         finally:
             tether.close()
     finally:

@@ -17,7 +17,7 @@ from rankwise.doctor.meeting.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.meeting.rounds import plan_rounds
 from rankwise.doctor.meeting.table import OwnLostError, Seat, Table, measure_clock, refuse
 from rankwise.doctor.meeting.together import NO_SENSE
-from rankwise.doctor.meeting.wire import Message, encode, text
+from rankwise.doctor.meeting.wire import INTERRUPTED, Message, encode, text
 from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
@@ -97,7 +97,10 @@ class Holding:
             self._arrive()
             self._proceed()
         except _NotWantedError:
-            pass
+            self._break_off(
+                f"{self._host.name}, the host that holds the meeting, is gone: {INTERRUPTED}",
+                "start all hosts again",
+            )
         except OwnLostError as error:
             self._break_off(
                 f"{self._host.name}, the host that holds the meeting, is gone: {error}",

@@ -9,6 +9,7 @@ from rankwise.doctor.meeting.judging_links import find_blocked, judge_links
 from rankwise.doctor.meeting.judging_names import judge_addresses, judge_clocks, judge_names
 from rankwise.doctor.meeting.judging_speed import find_suspects, judge_speed
 from rankwise.doctor.meeting.together import NO_SENSE
+from rankwise.doctor.meeting.wire import INTERRUPTED
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.units import format_rate, format_seconds
 
@@ -104,6 +105,13 @@ def _judge_losses(found: Together) -> Iterator[Reading]:
                     verdict="fail", what=what, hosts=(one.name,),
                     why="the doctors don't speak the same language: what this host found is not in the result, and nothing is known of its links",
                     fix=f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version",
+                )  # fmt: skip
+                continue
+            if one.lost == INTERRUPTED:
+                yield Reading(
+                    verdict="fail", what=what, hosts=(one.name,),
+                    why="somebody pressed Ctrl-C there, or what started it ended: what it had not told yet is not in the result",
+                    fix="# start the doctor on all hosts again",
                 )  # fmt: skip
                 continue
             yield Reading(

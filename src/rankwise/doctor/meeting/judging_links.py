@@ -40,7 +40,7 @@ def find_blocked(found: Together) -> set[str]:
         for blame in find_blames([(one.source, one.target) for one in tried], shut):
             if blame.kind in {"out", "both"}:
                 blocked.add(blame.hosts[0])
-            elif blame.kind == "link" and len(alive) == _FEWEST:
+            elif blame.kind == "link":
                 blocked |= {source for source, _ in blame.bad}
     return blocked
 
@@ -139,22 +139,16 @@ def _tell_shut(
     bad = [links[way] for way in blame.bad]
     if blame.kind == "split":
         return _tell_split(plane, blame, bad, cards)
-    host = blame.hosts[0]
-    hosts: tuple[str, ...] = (host,)
-    fixed: tuple[str, ...] = (host,)
-    if blame.kind == "all":
-        hosts = fixed = blame.hosts
-    elif blame.kind == "link":
-        hosts = blame.hosts
-        fixed = hosts if len(bad) == 2 else hosts[1:]
+    hosts = blame.hosts if blame.kind in {"all", "link"} else blame.hosts[:1]
     why = _WHY[plane]
-    if blame.kind == "link" and len(cards) == _FEWEST and len(bad) == 1:
-        why += (
-            f". With two hosts either side may be it: {hosts[1]} lets nothing in, or {hosts[0]} nothing out"
-        )
+    if blame.kind == "link" and len(bad) == 1 and plane != "nccl":
+        way = f"{hosts[1]} lets nothing in, or {hosts[0]} nothing out"
+        if len(cards) > _FEWEST:
+            way = f"{hosts[1]} lets nothing in from {hosts[0]}, or {hosts[0]} nothing out to {hosts[1]}"
+        why += f". {'Either' if len(cards) > _FEWEST else 'With two hosts either'} side may be it: {way}"
     return Reading(
         verdict="fail", what=_describe_shut(plane, blame, bad, cards), why=why, class_id=_CLASSES[plane], hosts=hosts,
-        fix=_suggest(plane, blame, [cards[name] for name in fixed], list(cards.values())),
+        fix=_suggest(plane, blame, [cards[name] for name in hosts], list(cards.values())),
     )  # fmt: skip
 
 
@@ -171,7 +165,7 @@ def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[
     if blame.kind == "all":
         return f"no host reaches any other one at {ports}: connections {words} ({sample})"
     source, target = blame.hosts
-    way = f"between {source} and {target}, both ways," if len(bad) == 2 else f"from {source} to {target}"
+    way = f"between {source} and {target}, both ways," if len(bad) == 2 else f"from {source} to {target},"
     what = f"connections {way} {ports}, {words} ({sample})"
     return what + ("; both reach other hosts" if len(cards) > _FEWEST else "")
 
@@ -261,26 +255,49 @@ def _describe_outcome(bad: Sequence[Link]) -> str:
 
 
 def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], everyone: Sequence[HostCard]) -> str:
+    if plane == "nccl" and all(find_interface(one, one.gloo_address) for one in fixed):
+        targets = {target for _, target in blame.bad} if blame.kind == "link" else {one.name for one in fixed}
+        return "\n".join(
+            f"# on {one.name}:\nexport NCCL_SOCKET_IFNAME={find_interface(one, one.gloo_address)}  # the one by which Gloo reaches it"
+            for one in fixed
+            if one.name in targets
+        )
+    if blame.kind == "link":
+        return _suggest_for_link(blame, everyone)
     lines = []
     for card in fixed:
         lines.append(f"# on {card.name}:")
-        interface = find_interface(card, card.gloo_address)
-        if plane == "nccl" and interface:
-            lines.append(f"export NCCL_SOCKET_IFNAME={interface}  # the one by which Gloo reaches it")
-            continue
-        others = [one.address for one in everyone if one.name != card.name]
         if blame.kind != "out":
-            lines.append(card.opening or _open_plainly(others))
+            lines.append(_open(card, everyone))
         if blame.kind in {"out", "both"}:
-            lines.append(card.opening_out or _let_out_plainly(others))
-    if blame.kind == "link" and len(everyone) == _FEWEST and len(blame.bad) == 1 and plane != "nccl":
-        source = next(one for one in everyone if one.name == blame.hosts[0])
-        others = [one.address for one in everyone if one.name != source.name]
-        lines += [
-            f"# or, if that does not help, on {source.name}:",
-            source.opening_out or _let_out_plainly(others),
-        ]
+            lines.append(_let_out(card, everyone))
     return "\n".join(lines)
+
+
+def _suggest_for_link(blame: Blame, everyone: Sequence[HostCard]) -> str:
+    """Open what may drop something: where the target comes in, and else where the source goes out."""
+    cards = {one.name: one for one in everyone}
+    ways = [("in", target) for _, target in blame.bad] + [("out", source) for source, _ in blame.bad]
+    told = {(side, name): (_open if side == "in" else _let_out)(cards[name], everyone) for side, name in ways}
+    # A host that has looked at its rules, and found none in the way, says so in a comment.
+    guilty = [way for way in ways if not told[way].startswith("#")]
+    first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
+    lines = [line for way in first for line in (f"# on {way[1]}:", told[way])]
+    rest = [way for way in ways if way not in first and (way in guilty or not guilty)]
+    return "\n".join(
+        [
+            *lines,
+            *(line for way in rest for line in (f"# or, if that does not help, on {way[1]}:", told[way])),
+        ]
+    )
+
+
+def _let_out(card: HostCard, everyone: Sequence[HostCard]) -> str:
+    return card.opening_out or _let_out_plainly([one.address for one in everyone if one.name != card.name])
+
+
+def _open(card: HostCard, everyone: Sequence[HostCard]) -> str:
+    return card.opening or _open_plainly([one.address for one in everyone if one.name != card.name])
 
 
 def _let_out_plainly(others: Sequence[str]) -> str:

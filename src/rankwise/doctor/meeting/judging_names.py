@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.meeting.gathering import short_name
+from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.network.names import is_host_name
 from rankwise.doctor.reading import Reading, ok
 
@@ -96,17 +97,6 @@ def _correct(name: str, address: str, *, is_written: bool) -> str:
     return f"{forget_name(name)}\n{line}" if is_written else line
 
 
-def forget_name(name: str) -> str:
-    """Return the command that takes a name out of ``/etc/hosts``, and leaves the other names of its lines there.
-
-    The old file stays beside it. The new one is written over it, since a container's is a mount that can't be replaced.
-    """
-    escaped = "".join(one if one.isalnum() or one in "-_" else f"[{one}]" for one in name)
-    # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind it.
-    take_out = rf":a;s/^([^#]*[[:space:]]){escaped}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$a"
-    return rf"sudo cp /etc/hosts /etc/hosts.before && sed -E '{take_out}\' /etc/hosts.before | sudo tee /etc/hosts"
-
-
 def judge_addresses(found: Together) -> Iterator[Reading]:
     """Tell of hosts where Gloo would listen at a loopback address."""
     if len(found.hosts) < 2:
@@ -117,10 +107,13 @@ def judge_addresses(found: Together) -> Iterator[Reading]:
         if one.lost or is_told or not one.gloo_address or not is_loopback(one.gloo_address):
             continue
         interface = next((name for name, ip in one.interfaces if ip == one.address), "IFACE")
+        # Either is enough: of what is pasted as a whole, the one is done that changes no file.
+        mending = _correct(one.own_name, one.address, is_written=True).splitlines()
+        for_good = "\n".join(f"# {line.removeprefix('# ')}" for line in mending)
         yield Reading(
             verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is where its own name leads", class_id="I5",
             why="the other hosts look for it at that address of theirs: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
-            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={shlex.quote(interface)}\n# or, for good:\n{_correct(one.own_name, one.address, is_written=True)}",
+            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={shlex.quote(interface)}\n# or, for good:\n{for_good}",
             hosts=(one.name,),
         )  # fmt: skip
 

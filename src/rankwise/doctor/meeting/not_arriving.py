@@ -8,9 +8,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from rankwise.base.deadline import OverdueError
-from rankwise.doctor.meeting.judging_names import forget_name
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.wire import SilentError, StrangerError, explain
+from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.network.names import is_host_name
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
     check = _write_check(name, where, is_written=is_written).lstrip()
     if check:
         # A name that leads elsewhere is likelier than a doctor that was not started, or a firewall: it comes first.
-        hint = f"is {name} the right address, seen from here? (getent hosts {shlex.quote(name)}) If it is, {hint}"
+        hint = f"is {name} the first host, for all hosts, and is that its address, seen from here? (getent hosts {shlex.quote(name)}) If so, {hint}"
         fix = f"{check}\n{fix}"
     else:
         hint += f"; is {name} the right address? (on that host: ip -br addr)"
@@ -105,18 +105,17 @@ def _tell_address(host: Host, name: str) -> tuple[str, bool]:
 
 
 def _write_check(name: str, where: str, *, is_written: bool) -> str:
+    """Return how to see what is wrong with a name. Which of the two it is nobody knows here: nothing is changed by what can be pasted."""
     if not where:
         return ""
-    right = f"getent hosts {shlex.quote(name)}  # is that the address of {name}?"
-    return (
-        "\n"
-        + right
-        + (
-            f" If not, take it out of /etc/hosts:\n{forget_name(name)}"
-            if is_written and is_host_name(name)
-            else ""
-        )
-    )
+    lines = [
+        f"# is {name} the first host? All hosts must be given the same one, by --master-addr, --rdzv-endpoint or MASTER_ADDR",
+        f"getent hosts {shlex.quote(name)}  # is that the address of {name}?",
+    ]
+    if is_written and is_host_name(name):
+        lines[-1] += " If not, take it out of /etc/hosts:"
+        lines += [f"# {line}" for line in forget_name(name).splitlines()]
+    return "\n" + "\n".join(lines)
 
 
 def _first_address(host: Host, name: str) -> str:

@@ -14,6 +14,7 @@ from rankwise.doctor.meeting.wire import (
     BEAT_S,
     CLOSED,
     GREETING,
+    INTERRUPTED,
     VERSION,
     GoneError,
     Message,
@@ -275,6 +276,9 @@ class Table:
             elif text(message, "broke"):
                 why = one_line(text(message, "broke"), 500)
                 self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")
+            elif "leaves" in message:
+                self.lose(seat, INTERRUPTED)
+                return
             elif text(message, "answer"):
                 seat.answers[text(message, "answer")] = message
         if seat.is_here and seat in self.seats:

@@ -76,7 +76,7 @@ class Tether:
         return found
 
     def close(self) -> None:
-        """Close it."""
+        """Close it; what was to be sent is sent before, as far as there is room."""
         self._is_wanted = False
         self._wake()
         self._thread.join(timeout=5)
@@ -119,6 +119,7 @@ class Tether:
             if now_s - beat_s > BEAT_S:
                 beat_s = now_s
                 self._wire.send(encode({"beat": 1}))
+        self._say()
 
     def _say(self) -> None:
         with self._lock:

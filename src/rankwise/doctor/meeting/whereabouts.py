@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
-from rankwise.base.host import is_loopback
+from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.host_list import expand_hosts
 from rankwise.base.identity import read_identity
 from rankwise.doctor.meeting.plan import Plan
@@ -59,19 +59,19 @@ def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
     Raises:
         UsageError: It is not said where several hosts meet, or the place can't be one.
     """
-    told = read_told(env) if not (wish.num_hosts or wish.endpoint) else None
+    told = read_told(env) if not wish.num_hosts else None
     if told is not None and _has_several_hosts(told):
         return _plan_by(told, wish, env)
-    if not (wish.num_hosts or wish.endpoint):
+    if not wish.num_hosts:
         return _plan_by_place(wish, env)
     if wish.num_hosts == 1:
         return None
-    host, port = _read_place(wish)
+    host, port = read_place(wish)
     _refuse_loopback(host)
     is_holder = None if wish.endpoint or wish.node_rank is None else wish.node_rank == 0
     return Plan(
         endpoint_host=host,
-        endpoint_port=port,
+        endpoint_port=port or DEFAULT_PORT,
         num_hosts=wish.num_hosts,
         node_rank=wish.node_rank,
         is_holder=is_holder,
@@ -96,7 +96,8 @@ def _plan_by(told: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bysta
     """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
     if told.local_rank:
         return Bystander(why=f"rank {told.rank}: the first rank of this host takes part ({told.source})")
-    host = wish.master_addr or told.master_addr or ""
+    wished, port = read_place(wish)
+    host = wished or told.master_addr or ""
     if not host:
         raise UsageError(
             f"{told.source} says that there are several hosts, and nobody says where they meet",
@@ -104,8 +105,8 @@ def _plan_by(told: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bysta
         )
     _refuse_loopback(host)
     return Plan(
-        endpoint_host=host, endpoint_port=wish.master_port or told.master_port or DEFAULT_PORT, num_hosts=told.num_nodes,
-        node_rank=told.node_rank, is_holder=told.rank == 0, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+        endpoint_host=host, endpoint_port=port or told.master_port or DEFAULT_PORT, num_hosts=told.num_nodes,
+        node_rank=told.node_rank, is_holder=None if wish.endpoint else told.rank == 0, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
     )  # fmt: skip
 
 
@@ -114,8 +115,9 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
     place = find_place(env)
     if place is None or place.num_nodes is None or place.num_nodes < 2 or is_batch_script(env):
         return None
+    wished, wished_port = read_place(wish)
     host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
-    host = wish.master_addr or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
+    host = wished or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     if not host:
         raise UsageError(
             f"{place.told_by} says that this is one of {place.num_nodes} nodes, and nobody says where they meet",
@@ -131,8 +133,8 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
         "",
     )
     return Plan(
-        endpoint_host=host, endpoint_port=wish.master_port or int(told_port or DEFAULT_PORT), num_hosts=place.num_nodes, node_rank=place.node_rank,
-        is_holder=None if place.node_rank is None else place.node_rank == 0,
+        endpoint_host=host, endpoint_port=wished_port or int(told_port or DEFAULT_PORT), num_hosts=place.num_nodes, node_rank=place.node_rank,
+        is_holder=None if place.node_rank is None or wish.endpoint else place.node_rank == 0,
     )  # fmt: skip
 
 
@@ -141,9 +143,14 @@ def is_batch_script(env: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
 
 
-def _read_place(wish: Wish) -> tuple[str, int]:
+def read_place(wish: Wish) -> tuple[str, int | None]:
+    """Return where the user lets the hosts meet; empty and None where nothing was said.
+
+    Raises:
+        UsageError: The port is none.
+    """
     if not wish.endpoint:
-        return wish.master_addr.strip("[]"), wish.master_port or DEFAULT_PORT
+        return wish.master_addr.strip("[]"), wish.master_port
     host, colon, port = wish.endpoint.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         return wish.endpoint.strip("[]"), DEFAULT_PORT
@@ -156,7 +163,7 @@ def _read_place(wish: Wish) -> tuple[str, int]:
 
 
 def _refuse_loopback(host: str) -> None:
-    if is_loopback(host):
+    if is_loopback(host) or is_unspecified(host):
         raise UsageError(
             f"several hosts can't meet at {host}: that is another host on each of them",
             hint="give an address of node 0 that the others reach",

@@ -23,6 +23,8 @@ GREETING, VERSION = "rankwise-doctor", 1
 BEAT_S, SILENCE_S = 1.0, 6.0
 #: The text of the error where the other side has ended the connection itself.
 CLOSED = "it closed the connection"
+#: Why a host has left that said so itself.
+INTERRUPTED = "its doctor was interrupted there"
 #: So long a line may be: from somebody unknown, and from a host of the meeting.
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 64 << 20
 _READ_BYTES = 1 << 18

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from rankwise.base.host import is_loopback
+from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.network.interfaces import choose_best
 from rankwise.doctor.network.names import is_loopback_address
 
@@ -21,9 +21,10 @@ _ALIKE = 0.6
 
 def find_master(host: Host) -> tuple[str, int | None]:
     """Return the name and the port of the meeting place: the job's, else those of the environment; empty and None if not told."""
+    # Launchers' flags may have an IPv6 address in brackets; what else is wrong with a name, the probe of the address tells.
     text = host.env.get("MASTER_PORT", "").strip()
     port = host.job.master_port or (int(text) if text.isascii() and text.isdecimal() else None)
-    return host.job.master_addr or host.env.get("MASTER_ADDR", "").strip(), port
+    return (host.job.master_addr or host.env.get("MASTER_ADDR", "")).strip().strip("[]"), port
 
 
 def has_several_hosts(host: Host) -> bool:
@@ -34,7 +35,7 @@ def has_several_hosts(host: Host) -> bool:
 def suggest_interface(host: Host, interfaces: Sequence[Interface]) -> Interface | None:
     """Return the interface on which the ranks should meet here, best one in the master's network; None if there is none."""
     name, _ = find_master(host)
-    near = () if not name or is_loopback(name) else host.lookup(name)
+    near = () if not name or is_loopback(name) or is_unspecified(name) else host.lookup(name)
     return choose_best(interfaces, near=[ip for ip in near if not is_loopback_address(ip)])
 
 

@@ -13,12 +13,19 @@ hosts the device or the server's export, and the number of the folder there (ino
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.storage.mounts import find_absolute, find_existing, find_mount
+from rankwise.doctor.storage.mounts import (
+    find_absolute,
+    find_dangling,
+    find_existing,
+    find_mount,
+    is_object_store,
+)
 from rankwise.doctor.storage.trying import try_folder
 
 if TYPE_CHECKING:
@@ -39,12 +46,20 @@ def look(host: Host) -> Iterator[Reading]:
     if host.job.checkpoints is None:
         yield skipped("no folder for checkpoints was named", "nothing to look at")
         return
+    if is_object_store(host.job.checkpoints):
+        address = str(host.job.checkpoints).replace(":/", "://", 1)
+        yield skipped(f"checkpoints go to {address}", "an object store, no folder")
+        return
     wanted = find_absolute(host, host.job.checkpoints)
     if not wanted:
         yield Reading(
             verdict="fail", what=f"{host.job.checkpoints} is meant from the current folder, which has been deleted",
             why="the first checkpoint fails: `No such file or directory`", fix='cd "$PWD"  # or name the folder from / on',
         )  # fmt: skip
+        return
+    dangling = find_dangling(host, wanted)
+    if dangling:
+        yield _tell_dangling(host, dangling)
         return
     folder = find_existing(host, wanted)
     mount = find_mount(host, folder)
@@ -74,6 +89,14 @@ def look(host: Host) -> Iterator[Reading]:
         f"{wanted}{later}{kind}: {trial.size_bytes // _MIB} MiB written at {trial.bytes_per_s / 1e6:.0f} MB/s",
         **facts,
     )
+
+
+def _tell_dangling(host: Host, link: str) -> Reading:
+    return Reading(
+        verdict="fail", what=f"{link} is a link to {host.path(link).readlink()}, and there is nothing",
+        why="nobody can make a folder there: the first checkpoint fails, with `File exists` or `No such file or directory`",
+        fix=f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder",
+    )  # fmt: skip
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -189,7 +189,7 @@ def _check_throttled(host: Host) -> Iterator[Reading]:
 PROBE = Probe(
     id="cores",
     title="cores against ranks, threads and workers",
-    topic="limits",
+    topic="resources",
     speed="instant",
     look=look,
     classes=("X17",),

@@ -13,11 +13,12 @@ the name leads to the address of that interface.
 
 from __future__ import annotations
 
-import re
+import shlex
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.network.gloo import can_bind, find_gloo_address, split_names
+from rankwise.doctor.network.hosts_file import lead_name
 from rankwise.doctor.network.master import has_several_hosts, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.network.nccl import uses_nccl
@@ -42,7 +43,7 @@ def look(host: Host) -> Iterator[Reading]:
     if took_s > _SLOW_S:
         yield Reading(
             verdict="warn", what=f"looking up {host.name} took {took_s:.1f} s", why="each rank asks for it when it starts, and waits as long",
-            fix=f"getent hosts {host.name}  # slow too? then write the name into /etc/hosts, or mend the name server in /etc/resolv.conf",
+            fix=f"getent hosts {shlex.quote(host.name)}  # slow too? then write the name into /etc/hosts, or mend the name server in /etc/resolv.conf",
         )  # fmt: skip
 
 
@@ -72,23 +73,15 @@ def _say(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface]) -> s
 def _mend(host: Host, best: Interface | None) -> str:
     if best is None:
         return "ip -br addr  # no interface here has an address that other hosts could reach"
-    ip = best.reachable[0].ip
+    mending = lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts"))
+    # Either is enough: of what is pasted as a whole, the one is done that changes no file.
     return "\n".join(
-        [f"export GLOO_SOCKET_IFNAME={best.name}  # or mend /etc/hosts:", *_edit_hosts(host, ip)]
+        [
+            f"export GLOO_SOCKET_IFNAME={shlex.quote(best.name)}",
+            "# or, for good:",
+            *(f"# {line.removeprefix('# ')}" for line in mending),
+        ]
     )
-
-
-def _edit_hosts(host: Host, ip: str) -> list[str]:
-    """Return the commands that make the host's name lead to an address."""
-    add, word = f"echo '{ip} {host.name}' | sudo tee -a /etc/hosts", re.escape(host.name)
-    lines = [line.partition("#")[0].split() for line in host.read("/etc/hosts").splitlines()]
-    wrong = [words for words in lines if host.name in words[1:] and words[0] != ip]
-    if not wrong:
-        return [add]
-    if len(wrong) == 1 and "localhost" not in wrong[0]:
-        return [rf"sudo sed -i -E 's/^{re.escape(wrong[0][0])}(\s.*\b{word}\b)/{ip}\1/' /etc/hosts"]
-    starts = "|".join(re.escape(words[0]) for words in wrong)
-    return [rf"sudo sed -i -E '/^({starts})\s/s/\s{word}\b//g' /etc/hosts", add]
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -189,9 +189,12 @@ def _compare_names(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         wanted = {host: str(told[key]) for host, told in facts.items() if told.get(key)}
         without = {host: told for host, told in facts.items() if host not in wanted}
         for value in dict.fromkeys(wanted.values()):
+            # What fits nothing where it is set is wrong there, and is no want of the others.
+            setters = [
+                host for host, one in wanted.items() if one == value and _fits(variable, value, facts[host])
+            ]
             lacking = [host for host, told in without.items() if not _fits(variable, value, told)]
-            if lacking:
-                setters = [host for host, one in wanted.items() if one == value]
+            if lacking and setters:
                 names = {host: next(iter(_by_name(facts[host])), "") for host in lacking}
                 yield Reading(
                     verdict="warn", hosts=tuple(lacking),

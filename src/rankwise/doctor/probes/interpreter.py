@@ -14,6 +14,7 @@ same versions on all hosts, or start from a shared folder.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ def look(host: Host) -> Iterator[Reading]:
     """Tell which interpreter and torch the ranks get, and whether torchrun on PATH belongs to another one."""
     told = host.torch
     yield _tell_torch(told)
+    if not told.has_torch and told.why:
+        return  # the ranks can't run on this interpreter, whatever stands on PATH
     for name in ("torchrun", "rankwise"):
         launcher = find_program(host, name)
         python = _find_interpreter(host, launcher) if launcher else ""
@@ -40,8 +43,17 @@ def look(host: Host) -> Iterator[Reading]:
             yield Reading(
                 verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {told.python}", class_id="L17",
                 why=f"a job that is started with {name} here has the packages of another environment",
-                fix=f'export PATH="{Path(told.python).parent}:$PATH"',
+                fix=_write_fix(host, name, told.python),
             )  # fmt: skip
+
+
+def _write_fix(host: Host, name: str, python: str) -> str:
+    """Return how the ranks' own environment comes first: its folder on PATH, if the program is there; else the module of its interpreter."""
+    folder = Path(python).parent
+    if host.path(f"{folder}/{name}").is_file():
+        return f'export PATH="{folder}:$PATH"'
+    module = {"torchrun": "torch.distributed.run"}.get(name, name)
+    return f"{shlex.quote(python)} -m {module} …  # in the place of {name}"
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

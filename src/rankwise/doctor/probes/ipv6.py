@@ -86,7 +86,7 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     yield Reading(
         verdict="fail", hosts=tuple(hosts), class_id="I22",
         what=f"Gloo takes an address of IPv6 on {', '.join(hosts)}, and of IPv4 on {', '.join(families['IPv4'])}",
-        why="it can't connect the two: every rank fails or hangs at init_process_group",
+        why="it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
         fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in names.items()),
     )  # fmt: skip
 

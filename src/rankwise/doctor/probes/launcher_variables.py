@@ -62,5 +62,5 @@ PROBE = Probe(
     topic="environment",
     speed="instant",
     look=look,
-    classes=("I1", "I4", "I10", "I11", "I12", "I24", "L7", "L16"),
+    classes=("I1", "I3", "I4", "I10", "I11", "I12", "I24", "L7", "L16"),
 )

@@ -170,7 +170,7 @@ def _warn_of_others(host: Host) -> str:
 PROBE = Probe(
     id="leftovers",
     title="processes and files of earlier jobs",
-    topic="limits",
+    topic="resources",
     speed="quick",
     look=look,
     classes=("R5", "I9", "X16"),

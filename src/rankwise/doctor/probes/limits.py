@@ -19,6 +19,8 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import find_process_room
+from rankwise.doctor.limits.keepers import say_more_processes
+from rankwise.doctor.limits.ulimits import Limit, has_capability, raise_limit, read_limits
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 
@@ -45,95 +47,89 @@ def look(host: Host) -> Iterator[Reading]:
         *_check_files(host, limits),
         *_check_processes(host, limits),
         *_check_memory(host, limits),
-        *_check_kills(limits),
+        *_check_kills(host, limits),
     ]
     yield from found
     if not found:
         files, processes = (
-            _say(limits.get("Max open files", math.inf)),
-            _say(limits.get("Max processes", math.inf)),
+            _say(limits.get("Max open files", Limit()).soft),
+            _say(limits.get("Max processes", Limit()).soft),
         )
         yield ok(
-            f"{files} open files, {processes} processes, {_say(limits.get('Max locked memory', math.inf))} bytes of locked memory"
+            f"{files} open files, {processes} processes, {_say(limits.get('Max locked memory', Limit()).soft)} bytes of locked memory"
         )
 
 
-def read_limits(text: str) -> dict[str, float]:
-    """Read /proc/self/limits: the soft limits by name, infinity for none."""
-    found = {}
-    for line in text.splitlines():
-        cells = re.split(r"\s{2,}", line.strip())
-        if len(cells) > 2 and (cells[1].isdigit() or cells[1] == "unlimited"):
-            found[cells[0]] = float(cells[1]) if cells[1].isdigit() else math.inf
-    return found
-
-
-def _check_files(host: Host, limits: dict[str, float]) -> Iterator[Reading]:
-    files = limits.get("Max open files", math.inf)
+def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
+    files = limits.get("Max open files", Limit()).soft
     workers = host.job.num_workers or 0
     if files < _FEW_FILES or (files <= _FEW_FILES and workers >= _MANY_WORKERS):
         beside = f", and {workers} workers of each rank" if workers else ""
         yield Reading(
             verdict="warn", what=f"a process may open {_say(files)} files{beside}",
             why="data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
-            fix='ulimit -n "$(ulimit -Hn)"',
+            fix=raise_limit(host, limits, "Max open files", least=_FEW_FILES + 1),
         )  # fmt: skip
 
 
-def _check_processes(host: Host, limits: dict[str, float]) -> Iterator[Reading]:
+def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     need = (host.job.num_ranks or 1) * (_RANK_THREADS + _WORKER_THREADS * (host.job.num_workers or 0))
     limit, left = find_process_room(host)
     why = "`can't start new thread`, `Resource temporarily unavailable`, or `pthread_create failed`"
     if left < need:
         yield Reading(
             verdict="fail" if left < need / 3 else "warn", what=f"this container or session allows {_say(limit)} processes and threads, {_say(left)} "
-            f"more than now; the ranks take about {need}", why=why, fix="docker run --pids-limit=-1 …  # or TasksMax= of systemd, podPidsLimit of Kubernetes",
+            f"more than now; the ranks take about {need}", why=why, fix=say_more_processes(host),
         )  # fmt: skip
-    allowed = limits.get("Max processes", math.inf)
+    allowed = limits.get("Max processes", Limit()).soft
     if allowed < need and not _is_root(host):
         yield Reading(
             verdict="warn", what=f"your user may run {_say(allowed)} processes and threads; the ranks take about {need}", why=why,
-            fix='ulimit -u "$(ulimit -Hu)"',
+            fix=raise_limit(host, limits, "Max processes", least=need),
         )  # fmt: skip
 
 
-def _check_memory(host: Host, limits: dict[str, float]) -> Iterator[Reading]:
-    locked = limits.get("Max locked memory", math.inf)
+def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
+    locked = limits.get("Max locked memory", Limit()).soft
     has_card = any(name.startswith("uverbs") for name in host.names("/dev/infiniband"))
-    if has_card and locked < _GIB and host.job.backend != "gloo" and not _may_lock(host):
+    if has_card and locked < _GIB and host.job.backend != "gloo" and not has_capability(host, _CAP_IPC_LOCK):
         is_sure = host.job.backend == "nccl" and host.job.num_nodes > 1
         yield Reading(
             verdict="fail" if is_sure else "warn", what=f"a process may lock {_say(locked)} bytes of memory, and this host has an InfiniBand card",
             why="NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
-            fix="ulimit -l unlimited\n# in a container: docker run --ulimit memlock=-1:-1 …",
+            fix=raise_limit(host, limits, "Max locked memory", least=_GIB),
         )  # fmt: skip
-    space = limits.get("Max address space", math.inf)
+    space = limits.get("Max address space", Limit()).soft
     if not math.isinf(space):
         yield Reading(
             verdict="warn", what=f"a process may use {space / _GIB:.0f} GiB of addresses",
             why="CUDA reserves more addresses than the host has memory, and torch maps large files: `Cannot allocate memory` with memory free",
-            fix="ulimit -v unlimited",
+            fix=raise_limit(host, limits, "Max address space"),
         )  # fmt: skip
 
 
-def _check_kills(limits: dict[str, float]) -> Iterator[Reading]:
-    time, size = limits.get("Max cpu time", math.inf), limits.get("Max file size", math.inf)
+def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
+    time, size = limits.get("Max cpu time", Limit()).soft, limits.get("Max file size", Limit()).soft
     if not math.isinf(time):
         yield Reading(
             verdict="warn", what=f"a process may use {time / 60:.0f} min of processor time, as on a login node",
             why="the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, and no word of Python", class_id="R3",
-            fix="ulimit -t unlimited  # or start the job through the batch system",
+            fix=_raise_time(host, limits),
         )  # fmt: skip
     if not math.isinf(size):
         yield Reading(
             verdict="warn", what=f"a process may write files of {size / (1 << 20):.0f} MiB",
-            why="a larger checkpoint ends in `File too large`, or in SIGXFSZ", fix="ulimit -f unlimited",
+            why="a larger checkpoint ends in `File too large`, or in SIGXFSZ", fix=raise_limit(host, limits, "Max file size"),
         )  # fmt: skip
 
 
-def _may_lock(host: Host) -> bool:
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", host.read("/proc/self/status"), re.MULTILINE)
-    return bool(found and int(found[1], 16) >> _CAP_IPC_LOCK & 1)
+def _raise_time(host: Host, limits: dict[str, Limit]) -> str:
+    way, other = (
+        raise_limit(host, limits, "Max cpu time"),
+        "# on a login node: start the job through the batch system",
+    )
+    # A limit that can't be raised in the shell is mostly the rule of the place.
+    return f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; else:\n{way}"
 
 
 def _is_root(host: Host) -> bool:
@@ -146,5 +142,5 @@ def _say(limit: float) -> str:
 
 
 PROBE = Probe(
-    id="limits", title="limits of a process", topic="limits", speed="instant", look=look, classes=("R3",)
+    id="limits", title="limits of a process", topic="resources", speed="instant", look=look, classes=("R3",)
 )

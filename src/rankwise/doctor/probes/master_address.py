@@ -16,11 +16,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rankwise.base.host import is_loopback
+from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.variables.addresses import find_slip, write_remedy
 from rankwise.doctor.variables.masking import mask_value
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 
 def look(host: Host) -> Iterator[Reading]:
     """Tell where the master's address leads from here."""
+    slip = _find_slip(host)
+    if slip is not None:
+        yield slip
+        return
     name, _ = find_master(host)
     if not name:
         yield ok("no address of a master is given")
         return
-    if is_loopback(name):
+    if is_loopback(name) or is_unspecified(name):
         yield _judge_localhost(host, name)
         return
     ips = host.lookup(name)
@@ -53,6 +58,20 @@ def look(host: Host) -> Iterator[Reading]:
         yield from _judge_endpoint(host, name, ips, own)
 
 
+def _find_slip(host: Host) -> Reading | None:
+    """Tell of a port, blanks and the like around the name: no name server knows such a name."""
+    job = host.job
+    # A launcher sets MASTER_ADDR anew, whatever it says now.
+    given = job.master_addr or ("" if job.is_launch else host.env.get("MASTER_ADDR", ""))
+    slip = find_slip(given)
+    if slip is None or (job.master_addr and slip.has_brackets_only):
+        return None
+    return Reading(
+        verdict="fail", what=f"the master's address {slip.what}", class_id="I3",
+        why="ranks can't find the store: `The client socket has timed out`, and no word of the name", fix=write_remedy(slip, find_master(host)[1]),
+    )  # fmt: skip
+
+
 def _judge_localhost(host: Host, name: str) -> Reading:
     if not has_several_hosts(host):
         return ok(f"the master is {name}, this host")
@@ -60,9 +79,11 @@ def _judge_localhost(host: Host, name: str) -> Reading:
     if host.job.is_master and "KUBERNETES_SERVICE_HOST" in host.env:
         return ok(f"the master is {name}, this pod")
     best = suggest_interface(host, host.interfaces()) if host.job.is_master else None
+    # To listen on all addresses is what the first host does anyway; the others may be told where it is.
+    is_open = is_unspecified(name) and host.job.is_master is True
     return Reading(
-        verdict="fail", what=f"the master's address is {name}, and {host.job.num_nodes} hosts are to meet there", class_id="I4",
-        why="that is another host on each of them: every node waits for the rest",
+        verdict="warn" if is_open else "fail", what=f"the master's address is {name}, and {host.job.num_nodes} hosts are to meet there", class_id="I4",
+        why="that is another host on each of them: every node waits for the rest" + (", unless those are told an address of this one" if is_open else ""),
         fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "export MASTER_ADDR=…  # an address of the first host that the others reach",
     )  # fmt: skip
 

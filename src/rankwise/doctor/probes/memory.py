@@ -16,6 +16,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
+from rankwise.doctor.limits.keepers import say_more_memory
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 from rankwise.doctor.units import say_count
@@ -29,6 +30,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 #: A rank that has only imported torch takes this much.
 _RANK_BYTES = 300 * _MIB
 _TIGHT_BYTES, _TIGHT_SHARE = _GIB, 0.05
+_WHO_HAS_IT = "ps aux --sort=-rss | head  # who has it"
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -42,14 +44,11 @@ def look(host: Host) -> Iterator[Reading]:
         return
     limit, room = find_memory_room(host)
     size, left = min(float(told["MemTotal"]), limit), min(float(told["MemAvailable"]), max(0.0, room))
-    where = (
-        ""
-        if math.isinf(limit) or room > told["MemAvailable"]
-        else f" (the limit of this container or session is {_say(limit)})"
-    )
+    is_limited = not math.isinf(limit) and room <= told["MemAvailable"]
+    where = f" (the limit of this container or session is {_say(limit)})" if is_limited else ""
     what = f"{_say(left)} of {_say(size)} of memory are free{where}"
     found = [
-        *_check_room(host, what, size, left),
+        *_check_room(host, what, size, left, is_limited=is_limited),
         *_check_kills(host),
         *_check_swap(told),
         *_check_promises(host, told),
@@ -59,17 +58,20 @@ def look(host: Host) -> Iterator[Reading]:
         yield ok(what, free=int(left), size=int(size))
 
 
-def _check_room(host: Host, what: str, size: float, left: float) -> Iterator[Reading]:
+def _check_room(host: Host, what: str, size: float, left: float, *, is_limited: bool) -> Iterator[Reading]:
     ranks = host.job.num_ranks or 1
-    if left < ranks * _RANK_BYTES:
+    need = ranks * _RANK_BYTES
+    if left < need:
+        # Where all of it would be too little, nobody else has it.
+        more = say_more_memory(host) if is_limited else "# fewer ranks, or a host with more memory"
         yield Reading(
-            verdict="fail", what=f"{what}; {ranks} ranks take {_say(ranks * _RANK_BYTES)} for torch alone", class_id="R3",
-            why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix="ps aux --sort=-rss | head  # who has it",
+            verdict="fail", what=f"{what}; {say_count(ranks, 'rank')} take{'s' * (ranks == 1)} {_say(need)} for torch alone", class_id="R3",
+            why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix=more if size < need else _WHO_HAS_IT,
         )  # fmt: skip
     elif left < _TIGHT_BYTES and left < _TIGHT_SHARE * size:
         yield Reading(
             verdict="warn", what=what, why="a rank that needs more is killed with SIGKILL (exit code -9)", class_id="R3",
-            fix="ps aux --sort=-rss | head  # who has it",
+            fix=_WHO_HAS_IT,
         )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def _check_kills(host: Host) -> Iterator[Reading]:
         yield Reading(
             verdict="warn", what=f"the kernel has killed {say_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
             why="a rank or a data-loading worker that is killed so ends with SIGKILL (exit code -9), without a word",
-            fix="# fewer ranks or workers, or more memory: sbatch --mem=…, docker run --memory=…, resources.limits.memory of Kubernetes",
+            fix=say_more_memory(host),
         )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ def _check_swap(told: dict[str, int]) -> Iterator[Reading]:
     if used > _GIB and told["MemAvailable"] < 0.1 * told["MemTotal"]:
         yield Reading(
             verdict="warn", what=f"{_say(used)} have gone to swap, and {_say(told['MemAvailable'])} of memory are free",
-            why="a rank whose memory is on disk is many times slower, and all wait for it", fix="ps aux --sort=-rss | head  # who has it",
+            why="a rank whose memory is on disk is many times slower, and all wait for it", fix=_WHO_HAS_IT,
         )  # fmt: skip
 
 
@@ -108,5 +110,10 @@ def _say(size: float) -> str:
 
 
 PROBE = Probe(
-    id="memory", title="memory left for the job", topic="limits", speed="instant", look=look, classes=("R3",)
+    id="memory",
+    title="memory left for the job",
+    topic="resources",
+    speed="instant",
+    look=look,
+    classes=("R3",),
 )

@@ -49,7 +49,8 @@ def look(host: Host) -> Iterator[Reading]:
     whole = hashlib.sha256(
         "".join(f"{name} {one}\n" for name, one in sorted(digests.items())).encode()
     ).hexdigest()[:12]
-    yield ok(f"{host.job.script}: {len(digests)} files, checksum {whole}", whole=whole, files=sums)
+    count = f"{len(digests)} file{'s' * (len(digests) != 1)}"
+    yield ok(f"{host.job.script}: {count}, checksum {whole}", whole=whole, files=sums)
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -69,7 +70,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     if not differing:
         return
     name, groups = differing[0]
-    more = f", and {len(differing) - 1} more files" if len(differing) > 1 else ""
+    more = f", and {len(differing) - 1} more file{'s' * (len(differing) > 2)}" if len(differing) > 1 else ""
     yield Reading(
         verdict="fail", what=f"{name} differs: {say_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
         why="ranks with other code do other collectives or build another model: they hang, or train on without a word",

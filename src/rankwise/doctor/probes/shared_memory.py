@@ -4,54 +4,173 @@
 buffers of ranks on one host there. Where it is full, a worker or a rank is killed by SIGBUS (exit code -7), without an exception.
 Docker gives a container 64 MiB.
 
-**How it is looked at.** The size of the file system, and what is free in it.
+**How it is looked at.** The size of the file system, what is free in it, and whether your user may write to it. Where it is full, the sizes of
+its files are summed up; nothing is written.
 
-**What to do.** Give the container more: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes an `emptyDir` with `medium: Memory` at
-`/dev/shm`. Files that dead processes have left can be removed.
+**What to do.** Where files fill it, remove those that dead processes have left. Where it is small, give it more: `docker run --shm-size=16g` or
+`--ipc=host`; in Kubernetes an `emptyDir` with `medium: Memory` at `/dev/shm`; elsewhere `mount -o remount,size=16g /dev/shm`.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.limits.keepers import find_container
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.storage.mounts import find_mount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rankwise.doctor.host import Host
 
+_SHM = "/dev/shm"
 _MIB = 1 << 20
 #: A rank of NCCL takes some 10 MiB for each peer on its host, a worker twice a batch; below this jobs die.
 _TIGHT_BYTES, _FULL_BYTES = 1024 * _MIB, 64 * _MIB
+#: Emptied, it still would be next to full.
+_TINY_BYTES = 2 * _FULL_BYTES
+#: The probe runs before each start: of more files the rest is not looked at.
+_MOST_FILES, _MOST_NAMES = 5000, 3
+#: What a launcher of rankwise keeps there, and removes itself.
+_OWN = "rankwise-"
+_WHO_HAS_IT = r"find /proc/[0-9]*/fd /proc/[0-9]*/map_files -lname '/dev/shm/*' -printf '%h %l\n' 2>/dev/null | sort -u  # who has what open there"
 
 
 def look(host: Host) -> Iterator[Reading]:
     """Tell the size of /dev/shm and what is free in it."""
-    usage = host.usage("/dev/shm")
+    usage = host.usage(_SHM)
     if usage is None:
         yield skipped("there is no /dev/shm", "this system passes shared memory in another way")
+        return
+    if host.has(_SHM) and not host.may_write(_SHM):
+        yield _tell_closed(host)
         return
     size, free = usage
     told = f"/dev/shm has {size // _MIB} MiB, {free // _MIB} MiB of it free"
     if free < _FULL_BYTES:
-        is_small = size < _TIGHT_BYTES
-        yield Reading(
-            verdict="fail" if not is_small or free < size // 2 else "warn", what=told, class_id="X16",
-            why="data-loading workers, and NCCL between ranks of one host, die there with SIGBUS (exit code -7)",
-            fix="docker run --shm-size=16g …  # or --ipc=host" if is_small else "ls -lt /dev/shm  # and remove what dead processes have left",
-            facts={"size": size, "free": free},
-        )  # fmt: skip
+        yield _tell_full(host, told, size, free)
     elif size < _TIGHT_BYTES:
         yield Reading(
             verdict="warn", what=told, class_id="X16", why="workers that hand over large batches fill it, and die with SIGBUS (exit code -7)",
-            fix="docker run --shm-size=16g …  # or --ipc=host", facts={"size": size, "free": free},
+            fix=_say_more(host), facts={"size": size, "free": free},
         )  # fmt: skip
     else:
         yield ok(told, size=size, free=free)
 
 
+def _tell_closed(host: Host) -> Reading:
+    mount = find_mount(host, _SHM)
+    is_read_only = mount is not None and mount.point == _SHM and mount.is_read_only
+    says = "Read-only file system" if is_read_only else "Permission denied"
+    mend = "sudo mount -o remount,rw /dev/shm" if is_read_only else "sudo chmod 1777 /dev/shm"
+    if find_container(host):
+        mend += "  # or start the container without a volume of its own at /dev/shm"
+    return Reading(
+        verdict="fail", what="/dev/shm is mounted read-only" if is_read_only else "/dev/shm can't be written to by your user", class_id="X16", fix=mend,
+        why=f"data-loading workers, locks of multiprocessing, and NCCL between ranks of one host end with `{says}`",
+    )  # fmt: skip
+
+
+def _tell_full(host: Host, told: str, size: int, free: int) -> Reading:
+    is_used_up = free < size // 2
+    more = _say_more(host) if size < _TIGHT_BYTES else ""
+    if not is_used_up:
+        what, fix = told, [more]
+    else:
+        held, clear = _say_held(host, size - free)
+        what = f"{told}; {held}" if held else told
+        fix = (
+            [more, *clear]
+            if size < _TINY_BYTES
+            else [*clear, f"# or more room: {more.removeprefix('# ')}" if more else ""]
+        )
+    return Reading(
+        verdict="fail" if is_used_up else "warn", what=what, class_id="X16", fix="\n".join(line for line in fix if line),
+        why="data-loading workers, and NCCL between ranks of one host, die there with SIGBUS (exit code -7)", facts={"size": size, "free": free},
+    )  # fmt: skip
+
+
+def _say_held(host: Host, used: int) -> tuple[str, list[str]]:
+    """Say what fills it, and how it can be emptied."""
+    sizes, is_all = _measure(host)
+    by_size = sorted(sizes, key=lambda name: -sizes[name])
+    large = [name for name in by_size[:_MOST_NAMES] if sizes[name] >= used // 10]
+    told = [f"{ascii(name)[1:-1]} takes {sizes[name] // _MIB} MiB" for name in large]
+    nameless = used - sum(sizes.values())
+    if is_all and nameless > used // 2:
+        # torch's workers remove the names of their files at once.
+        told.append(
+            f"{nameless // _MIB} MiB are in files without a name, which go with the processes that have them open"
+        )
+    sudo = "" if getattr(os, "geteuid", lambda: 0)() == 0 else "sudo "
+    return ", ".join(told), [*_list_commands(host, large), sudo + _WHO_HAS_IT, *_list_removals(host, large)]
+
+
+def _list_commands(host: Host, large: Sequence[str]) -> Iterator[str]:
+    if any(_is_folder(host, name) for name in large):
+        yield "du -ah /dev/shm | sort -h | tail  # the largest"
+    elif large:
+        yield "ls -lhS /dev/shm | head  # the largest, and whose they are"
+
+
+def _list_removals(host: Host, large: Sequence[str]) -> Iterator[str]:
+    """Say what can be removed, as remarks: whether anybody needs it is not known here."""
+    own = [name for name in large if name.startswith(_OWN)]
+    # Another name could be more than a name to a shell.
+    plain = [name for name in large if name not in own and re.fullmatch(r"\w[\w.+=@-]*", name, re.ASCII)]
+    if plain:
+        flag = "-r " if any(_is_folder(host, name) for name in plain) else ""
+        yield f"# what nobody has open or needs can go: rm {flag}{' '.join(f'{_SHM}/{name}' for name in plain)}"
+    if own:
+        yield "# what is called rankwise-… belongs to a running job, and goes with its launcher, or with the next one's start"
+
+
+def _is_folder(host: Host, name: str) -> bool:
+    return host.path(f"{_SHM}/{name}").is_dir()
+
+
+def _measure(host: Host) -> tuple[dict[str, int], bool]:
+    """Return the bytes of files and folders there by name, and whether everything has been seen."""
+    top = host.path(_SHM)
+    sizes: dict[str, int] = {}
+    unread: list[OSError] = []
+    seen = 0
+    for folder, _, files in os.walk(top, onerror=unread.append):
+        inside = Path(folder).relative_to(top).parts
+        for file in files:
+            if seen >= _MOST_FILES:
+                return sizes, False
+            seen += 1
+            try:
+                told = Path(folder, file).lstat()
+            except OSError:
+                continue
+            name = inside[0] if inside else file
+            # A file of two names is counted twice: that is rare, and the order stays.
+            sizes[name] = sizes.get(name, 0) + getattr(told, "st_blocks", 0) * 512
+    return sizes, not unread
+
+
+def _say_more(host: Host) -> str:
+    """Return how it gets more room."""
+    container = find_container(host)
+    if container == "kubernetes":
+        return "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory, sizeLimit: 16Gi}"
+    if container:
+        return f"{container} run --shm-size=16g …  # or --ipc=host"
+    return "sudo mount -o remount,size=16g /dev/shm  # in a container: docker run --shm-size=16g …"
+
+
 PROBE = Probe(
-    id="shared-memory", title="room in /dev/shm", topic="limits", speed="instant", look=look, classes=("X16",)
+    id="shared-memory",
+    title="room in /dev/shm",
+    topic="resources",
+    speed="instant",
+    look=look,
+    classes=("X16",),
 )

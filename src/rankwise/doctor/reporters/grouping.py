@@ -42,19 +42,29 @@ def group(readings: Iterable[Reading]) -> list[Line]:
 
     Where many hosts say the same with other numbers (a process id, what is free), the first one's is told for all of them.
     """
-    joined: dict[tuple[str, str, str, str], list[Reading]] = {}
-    for one in readings:
-        joined.setdefault((one.probe, one.verdict, one.what, one.fix), []).append(one)
     lines: dict[tuple[str, ...], list[Line]] = {}
-    for (probe, verdict, what, fix), found in joined.items():
-        line = Line(reading=found[0], hosts=tuple(dict.fromkeys(host for one in found for host in one.hosts)))
-        lines.setdefault((probe, verdict, _NUMBER.sub("0", what), _NUMBER.sub("0", fix)), []).append(line)
+    for line in join_same(readings):
+        one = line.reading
+        key = (one.probe, one.verdict, _NUMBER.sub("0", one.what), _NUMBER.sub("0", one.fix))
+        lines.setdefault(key, []).append(line)
     told = [
         one
         for group in lines.values()
         for one in (_join_alike(group) if len(group) >= _MANY_ALIKE else group)
     ]
     return sorted(told, key=lambda line: _ORDER.index(line.reading.verdict))
+
+
+def join_same(readings: Iterable[Reading]) -> list[Line]:
+    """Join readings that say the very same of several hosts; the worst first, else in the order of the readings."""
+    joined: dict[tuple[str, str, str, str], list[Reading]] = {}
+    for one in readings:
+        joined.setdefault((one.probe, one.verdict, one.what, one.fix), []).append(one)
+    lines = [
+        Line(reading=found[0], hosts=tuple(dict.fromkeys(host for one in found for host in one.hosts)))
+        for found in joined.values()
+    ]
+    return sorted(lines, key=lambda line: _ORDER.index(line.reading.verdict))
 
 
 def _join_alike(lines: Sequence[Line]) -> list[Line]:
@@ -76,14 +86,34 @@ def say_hosts(line: Line, all_hosts: Sequence[str]) -> str:
 
 def judge_host(host: HostCard, together: Together) -> Verdict:
     """Return how a host is, by its own readings and by those of several hosts that are about some of them; what was skipped counts for nothing."""
-    about = [
-        one for one in together.readings if host.name in one.hosts and len(one.hosts) < len(together.hosts)
-    ]
+    about = _list_shared(host, together)
     return (
         "fail"
         if host.lost
         else find_worst(one for one in (*host.readings, *about) if one.verdict != "skipped")
     )
+
+
+def count_host(host: HostCard, together: Together) -> str:
+    """Return the counts by which a host is judged: ``18 ok, 10 skipped, 1 fail with others``; why it was lost, if it was."""
+    shared = [one for one in _list_shared(host, together) if one.verdict in {"warn", "fail"}]
+    told = (count_verdicts(host.readings), f"{count_verdicts(shared)} with others" if shared else "")
+    return host.lost or ", ".join(part for part in told if part)
+
+
+def _list_shared(host: HostCard, together: Together) -> list[Reading]:
+    """Return what was found by comparing hosts, and is about some of them, with this one."""
+    return [
+        one for one in together.readings if host.name in one.hosts and len(one.hosts) < len(together.hosts)
+    ]
+
+
+def judge(together: Together) -> Verdict:
+    """Return how it all is: what was skipped counts only where nothing else was seen, and who did not come is a failure."""
+    if together.missing:
+        return "fail"
+    readings = list_readings(together)
+    return find_worst([one for one in readings if one.verdict != "skipped"] or readings)
 
 
 def join_skipped(lines: Iterable[Line]) -> list[Line]:

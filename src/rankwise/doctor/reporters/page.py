@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.reporters.grouping import (
+    count_host,
     count_verdicts,
     group,
     judge_host,
@@ -105,7 +106,7 @@ def _render_hosts(together: Together) -> Iterator[str]:
         clock = "" if host.clock_ahead_s is None else f"{host.clock_ahead_s:+.3f} s"
         worst = judge_host(host, together)
         state = f'<span class="tag {worst}">{escape("lost" if host.lost else _NAMES[worst])}</span>'
-        told = host.lost or count_verdicts(host.readings)
+        told = count_host(host, together)
         cells = "".join(
             f"<td>{cell}</td>"
             for cell in (escape(host.name), escape(host.address), clock, state, escape(told))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.reading import find_worst
 from rankwise.doctor.reporters.grouping import (
+    count_host,
     count_verdicts,
     group,
     join_skipped,
@@ -122,7 +123,7 @@ class _Text:
             clock = "" if host.clock_ahead_s is None else f"clock {host.clock_ahead_s:+.3f} s"
             worst = judge_host(host, self._all)
             state = self._paint(_STYLES[worst], "lost" if host.lost else _SHOWN[worst])
-            told = host.lost or count_verdicts(host.readings)
+            told = count_host(host, self._all)
             yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {told}".rstrip()
         for name in self._all.missing:
             yield f"  {name:<{width}}  {self._paint('1;31', 'did not come')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, final
@@ -116,8 +117,17 @@ def find_current(host: Host) -> str:
     return "" if told.endswith(" (deleted)") and not host.has(told) else told
 
 
+def is_object_store(folder: Path) -> bool:
+    """Tell whether a folder is none, but the address of something else: ``s3://bucket/x``. As a path it has lost a slash."""
+    return re.match(r"(?!file:)[a-z][a-z0-9+.-]+:/", str(folder), re.IGNORECASE) is not None
+
+
 def find_absolute(host: Host, folder: Path) -> str:
-    """Return a folder from the root on; empty if it is meant from the current one, and that has been deleted."""
+    """Return a folder from the root on; empty if it is none, or is meant from the current one, and that has been deleted."""
+    if is_object_store(folder):
+        return ""
+    if str(folder).lower().startswith("file:/"):
+        folder = Path(str(folder)[len("file:") :])
     if folder.is_absolute():
         return str(folder)
     current = find_current(host)
@@ -130,6 +140,17 @@ def find_existing(host: Host, folder: str) -> str:
     while not host.has(str(path)) and path != path.parent:
         path = path.parent
     return str(path)
+
+
+def find_dangling(host: Host, folder: str) -> str:
+    """Return the link on a folder's path that leads to nothing; empty without one. Nobody can make a folder there."""
+    path = Path(folder)
+    while not host.has(str(path)) and path != path.parent:
+        with suppress(OSError):  # a folder above that we may not look into
+            if host.path(str(path)).is_symlink():
+                return str(path)
+        path = path.parent
+    return ""
 
 
 def _unescape(text: str) -> str:

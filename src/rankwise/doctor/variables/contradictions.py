@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
-from rankwise.base.host import is_loopback
+from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import Identity, read_all, read_identity
 from rankwise.base.identity_launchers import (
     read_flux,
@@ -21,8 +21,11 @@ from rankwise.base.identity_launchers import (
     read_torch,
 )
 from rankwise.doctor.reading import Reading
+from rankwise.doctor.variables.addresses import find_slip, write_remedy
+from rankwise.doctor.variables.half_sets import find_half_set
 from rankwise.doctor.variables.launches import check_switches, count_devices, may_use_gpus
 from rankwise.doctor.variables.masking import make_mask
+from rankwise.doctor.variables.numbers import check_numbers
 from rankwise.doctor.variables.places import find_place, number
 
 if TYPE_CHECKING:
@@ -48,8 +51,8 @@ def find_contradictions(
         A reading for each contradiction, without secrets: ``fail`` if the job breaks or hangs, ``warn`` if it may.
     """
     checks = (
-        _check_readable, _check_rank, _check_against_step, _check_leftover_local_rank, _check_loopback, _check_ports, _check_pair, _check_nodes,
-        _check_tasks, _check_skypilot, check_switches,
+        _check_readable, _check_rank, _check_against_step, _check_numbers, _check_leftover_local_rank, _check_address, _check_loopback, _check_ports,
+        _check_pair, _check_place, _check_half, _check_nodes, _check_tasks, _check_skypilot, check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
     if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
@@ -152,8 +155,16 @@ def _is_stale(env: Mapping[str, str]) -> bool:
     if number(env, "RANK") not in {None, 0}:
         return False
     world = number(env, "WORLD_SIZE")
-    is_own_world = world is not None and world > 1 and is_loopback(env.get("MASTER_ADDR", ""))
+    is_own_world = world is not None and world > 1 and _is_this_host(env.get("MASTER_ADDR", ""))
     return world == 1 or (number(env, "LOCAL_RANK") is None and not is_own_world)
+
+
+def _is_this_host(addr: str) -> bool:
+    return is_loopback(addr) or is_unspecified(addr)
+
+
+def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
+    yield from check_numbers(env, _outer(env))
 
 
 def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
@@ -170,10 +181,22 @@ def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
     )  # fmt: skip
 
 
+def _check_address(env: Mapping[str, str]) -> Iterator[Reading]:
+    slip = find_slip(env.get("MASTER_ADDR", ""))
+    if slip is None:
+        return
+    place = find_place(env)
+    is_rank = _winner(env) is not None and (place is None or place.is_rank_too)
+    yield Reading(
+        verdict="fail" if is_rank else "warn", what=f"MASTER_ADDR={slip.what}", class_id="I3",
+        why="no host has such a name: `The client socket has timed out`, and no word of the name", fix=write_remedy(slip, number(env, "MASTER_PORT")),
+    )  # fmt: skip
+
+
 def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
     addr = env.get("MASTER_ADDR", "")
     # Nodes that met there through torchrun are on this host, all of them.
-    if not addr or not is_loopback(addr) or "TORCHELASTIC_RUN_ID" in env:
+    if not addr or find_slip(addr) is not None or not _is_this_host(addr) or "TORCHELASTIC_RUN_ID" in env:
         return
     try:
         own = read_torch(env)
@@ -192,9 +215,11 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
             if it.num_nodes
             else f"{it.told['local_world_size']} of {it.told['world_size']}"
         )
+        # On the first node it does no harm by itself: the others may be told another address.
+        is_first = is_unspecified(addr) and it.node_rank == 0
         yield Reading(
-            verdict="warn" if it.source == "RANK and WORLD_SIZE" else "fail", what=f"MASTER_ADDR={addr}, and the job has several nodes ({how})", class_id="I4",
-            why="on each node it is that node: the ranks of all nodes but one wait for a store that is not there", fix="unset MASTER_ADDR  # or give it an address of node 0 that the others reach",
+            verdict="warn" if it.source == "RANK and WORLD_SIZE" or is_first else "fail", what=f"MASTER_ADDR={addr}, and the job has several nodes ({how})", class_id="I4",
+            why="on each node it is that node: the ranks of all nodes but one wait for a store that is not there", fix="export MASTER_ADDR=HOST  # an address of node 0 that the others reach" if it.source == "RANK and WORLD_SIZE" else "unset MASTER_ADDR  # or give it an address of node 0 that the others reach",
         )  # fmt: skip
         return
 
@@ -231,6 +256,31 @@ def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
         verdict="fail", what=f"{has}={env[has]} is set, and {lacks} is not", why=f"ValueError: environment variable {lacks} expected, but not set",
         fix=f"export {lacks}={example}",
     )  # fmt: skip
+
+
+def _check_place(env: Mapping[str, str]) -> Iterator[Reading]:
+    """RANK and WORLD_SIZE by themselves: a script may know the place, as nothing else does."""
+    it = _winner(env)
+    if (
+        it is None
+        or it.source != "RANK and WORLD_SIZE"
+        or not 1 < it.world_size > it.rank
+        or it.master_addr
+        or it.master_port is not None
+    ):
+        return
+    if find_place(env) is None and len(list(read_all(env))) == 1:
+        yield Reading(
+            verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, and neither MASTER_ADDR nor MASTER_PORT is",
+            why="ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself says where to meet (init_method=…)",
+            fix="export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all",
+        )  # fmt: skip
+
+
+def _check_half(env: Mapping[str, str]) -> Iterator[Reading]:
+    half = find_half_set(env)
+    if half is not None:
+        yield half
 
 
 def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import find_first_host
 from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_tf_config
-from rankwise.base.identity_facts import Identity, derive_port
+from rankwise.base.identity_facts import Identity, derive_port, expand_tasks
 from rankwise.base.identity_launchers import is_slurm_step, read_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _PET_SIGNS = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
-_DEFAULT_PORT = 29500
+#: Where torch.distributed meets if nobody says otherwise.
+DEFAULT_PORT = 29500
 #: The step in which Slurm runs the shell of `salloc`.
 _INTERACTIVE = "4294967290"
+#: What a job gives each task, and srun takes over; newer versions of Slurm end if CPUs or GPUs are asked for beside the last two.
+_OF_A_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
 
 
 @final
@@ -112,7 +115,7 @@ def _read_pod(env: Mapping[str, str]) -> Place | None:
     told = "a pod of an indexed job" if is_index else "a pod with RANK and WORLD_SIZE"
     return Place(
         told_by="Kubernetes", what=told, node_rank=node, num_nodes=nodes,
-        command=_write(str(nodes or "NODES"), node, env.get("MASTER_ADDR") or "POD0", str(number(env, "MASTER_PORT") or _DEFAULT_PORT), "auto"),
+        command=write_static(str(nodes or "NODES"), str(node), env.get("MASTER_ADDR") or "POD0", str(number(env, "MASTER_PORT") or DEFAULT_PORT), "auto"),
         note="" if nodes else "no variable says how many pods there are: put the job's completions in the place of NODES",
     )  # fmt: skip
 
@@ -164,13 +167,44 @@ def _read_allocation(env: Mapping[str, str]) -> Place | None:
     if nodes == 1:
         return Place(told_by="Slurm", what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
     first = find_first_host(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")) or "NODE0"
-    # srun does not take over --cpus-per-task from sbatch since 22.05.
-    cpus = f" --cpus-per-task={env['SLURM_CPUS_PER_TASK']}" if number(env, "SLURM_CPUS_PER_TASK") else ""
+    srun, wants = _write_srun(env, nodes)
     inner = _write_c10d(nodes, first, derive_port(env["SLURM_JOB_ID"]), env)
     return Place(
-        told_by="Slurm", what=what, num_nodes=nodes, command=f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{cpus} {inner}",
+        told_by="Slurm", what=what, num_nodes=nodes, command=f"{srun} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{wants} {inner}",
         note="one task a node: each starts a launcher, which starts the node's ranks",
     )  # fmt: skip
+
+
+def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
+    """Return how srun is called, and what it is to be asked for, so that one task has all that the job has on a node.
+
+    Since 22.05 srun does not take --cpus-per-task over from sbatch; asked for none, it gives a task the whole node. The GPUs of a task it
+    takes over even where the variable is unset, unless they are counted otherwise; more of them a task than the job's it refuses.
+    """
+    tasks, cpus, gpus = (
+        _list_tasks(env, nodes),
+        number(env, "SLURM_CPUS_PER_TASK"),
+        number(env, "SLURM_GPUS_ON_NODE"),
+    )
+    wants, is_even = "", len(set(tasks)) == 1
+    if cpus and is_even:
+        on_node = expand_tasks(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        wants = f" --cpus-per-task={max(cpus, min([cpus * tasks[0], *on_node]))}"
+    by_task = [name for name in _OF_A_TASK if env.get(name)]
+    if max(tasks) < 2 or not by_task:
+        return "srun", wants
+    each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    if is_even and gpus:
+        wants += f" --gpus-per-node={gpus}"
+    elif each.isdecimal() and len(tasks) == nodes:
+        wants += f" --gpus={int(each) * sum(tasks)}"
+    return " ".join(["env", *(f"-u {name}" for name in by_task), "srun"]), wants
+
+
+def _list_tasks(env: Mapping[str, str], nodes: int) -> list[int]:
+    """Return how many tasks the job was to have on each node, as far as it is told."""
+    each = number(env, "SLURM_NTASKS_PER_NODE") or max(1, (number(env, "SLURM_NTASKS") or 1) // nodes)
+    return expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")) or [each]
 
 
 def _try(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str, str]) -> Identity | None:
@@ -185,18 +219,21 @@ def _from_identity(it: Identity | None, what: str, ranks: str) -> Place | None:
         return None
     if it.num_nodes < 2:
         return None
-    command = _write(str(it.num_nodes), it.node_rank, it.master_addr or "NODE0", str(it.master_port or _DEFAULT_PORT), ranks)  # fmt: skip
+    command = write_static(str(it.num_nodes), str(it.node_rank), it.master_addr or "NODE0", str(it.master_port or DEFAULT_PORT), ranks)  # fmt: skip
     return Place(told_by=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)  # fmt: skip
 
 
-def _write(nodes: str, node: int, addr: str, port: str, ranks: str) -> str:
+def write_static(nodes: str, node: str, addr: str, port: str, ranks: str) -> str:
+    """Return the command that starts a launcher on one of several nodes, of which each knows its number."""
     return f"rankwise run --nnodes {nodes} --node-rank {node} --nproc-per-node {ranks} --master-addr {addr} --master-port {port} train.py"
 
 
 def _write_c10d(nodes: int, addr: str, port: int | None, env: Mapping[str, str]) -> str:
     job = env.get("SLURM_JOB_ID", "JOB")
-    gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE")
+    # Each node counts its own where they differ.
+    is_even = len(set(expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")))) < 2
+    gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE") if is_even else "auto"
     return (
-        f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port or _DEFAULT_PORT} "
+        f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port or DEFAULT_PORT} "
         f"--rdzv-id {job} train.py"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.identity import Identity, read_all, read_identity
+from rankwise.doctor.variables.half_sets import find_exported_node, find_half_set
 from rankwise.doctor.variables.masking import mask_text, mask_value
 from rankwise.doctor.variables.places import find_place
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.variables.places import Place
 
-#: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``: what is said can't be right.
+#: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``: what is said can't be right, or is half of it.
 Role = Literal["rank", "node", "alone", "unclear"]
 VALUES = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_addr", "master_port")  # fmt: skip
 _LAUNCHERS = {
@@ -69,6 +70,7 @@ class Understood:
     Attributes:
         role: What it is.
         launcher: Who has started it, in words; empty if nothing tells.
+        source: Whose variables told, as in Identity; empty if nothing tells.
         values: Who it is, or would be if a script were started here without a launcher; empty if nothing tells.
         place: Where a launcher is to be started.
         others: What other sources say, which are farther away.
@@ -78,6 +80,7 @@ class Understood:
 
     role: Role
     launcher: str = ""
+    source: str = ""
     values: tuple[Value, ...] = ()
     place: Place | None = None
     others: tuple[Source, ...] = ()
@@ -87,9 +90,7 @@ class Understood:
 
 def understand(env: Mapping[str, str]) -> Understood:
     """Return what an environment says of the process that has it."""
-    place = find_place(env)
-    if place is not None:
-        place = replace(place, command=mask_text(place.command))
+    place = _mask(find_place(env))
     try:
         it = read_identity(env)
     except UsageError as error:
@@ -99,11 +100,21 @@ def understand(env: Mapping[str, str]) -> Understood:
         )
     others = tuple(_say(one) for one in read_all(env) if it is None or _source(one) != it.source)
     if it is None:
+        half = find_half_set(env)
+        if half is not None:
+            return Understood(
+                role="unclear", others=others, problem=mask_text(half.what), hint=mask_text(half.fix)
+            )
+        place = place or _mask(find_exported_node(env))
         return Understood(role="alone" if place is None else "node", place=place, others=others)
     is_rank = place is None or place.is_rank_too
     return Understood(
-        role="rank" if is_rank else "node", launcher=_name_launcher(it, env), values=tuple(_values(it)), place=place, others=others,
+        role="rank" if is_rank else "node", launcher=_name_launcher(it, env), source=it.source, values=tuple(_values(it)), place=place, others=others,
     )  # fmt: skip
+
+
+def _mask(place: Place | None) -> Place | None:
+    return place and replace(place, command=mask_text(place.command))
 
 
 def _values(it: Identity) -> list[Value]:

@@ -1,0 +1,96 @@
+"""The limits of a process (``ulimit``), and how each is raised: in the shell up to the hard limit, and beyond by whoever set that."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from rankwise.doctor.limits.keepers import find_keeper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.doctor.host import Host
+
+_CAP_SYS_RESOURCE = 24
+#: By the name in /proc/self/limits: the shell's option, and the name for PAM, Docker and, in capitals, systemd.
+_NAMES = {
+    "Max open files": ("n", "nofile"),
+    "Max processes": ("u", "nproc"),
+    "Max locked memory": ("l", "memlock"),
+    "Max address space": ("v", "as"),
+    "Max cpu time": ("t", "cpu"),
+    "Max file size": ("f", "fsize"),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit; infinity for none.
+
+    Attributes:
+        soft: What counts.
+        hard: Up to where anybody may raise it.
+    """
+
+    soft: float = math.inf
+    hard: float = math.inf
+
+
+def read_limits(text: str) -> dict[str, Limit]:
+    """Read /proc/self/limits: the limits by name."""
+    found = {}
+    for line in text.splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) > 2 and all(cell.isdigit() or cell == "unlimited" for cell in cells[1:3]):
+            found[cells[0]] = Limit(*(float(cell.replace("unlimited", "inf")) for cell in cells[1:3]))
+    return found
+
+
+def raise_limit(host: Host, limits: Mapping[str, Limit], name: str, *, least: float = math.inf) -> str:
+    """Return what raises a limit, to be typed.
+
+    Args:
+        host: The host.
+        limits: Its limits.
+        name: Which, as /proc/self/limits calls it.
+        least: What is needed; without, that there is none.
+    """
+    option, word = _NAMES[name]
+    hard = limits.get(name, Limit()).hard
+    if math.isinf(hard) and word != "nofile":
+        return f"ulimit -{option} unlimited"
+    if hard >= least:
+        return f'ulimit -{option} "$(ulimit -H{option})"'
+    # Open files can't be unlimited; the kernel's own bound is above this number on any system.
+    most = "65536" if word == "nofile" else "unlimited"
+    if has_capability(host, _CAP_SYS_RESOURCE):
+        return f"ulimit -{option} {most}  # root may go beyond the hard limit"
+    return _raise_beyond(host, option, word, most)
+
+
+def _raise_beyond(host: Host, option: str, word: str, most: str) -> str:
+    """Return what raises a hard limit, which only whoever has set it can do."""
+    keeper = find_keeper(host)
+    unit = f"Limit{word.upper()}={most.replace('unlimited', 'infinity')}"
+    beyond = f"# ulimit -{option} can't go beyond the hard limit"
+    if keeper == "kubernetes" or (keeper in {"docker", "podman"} and word == "as"):
+        return f"{beyond}, which is that of the container's runtime: {unit} of its service (containerd, docker) on the node"
+    if keeper in {"docker", "podman"}:
+        most = most.replace("unlimited", "-1")
+        return f"{keeper} run --ulimit {word}={most}:{most} …"
+    if keeper == "slurm":
+        return f"{beyond}, which is that of Slurm: {unit} of slurmd's service on the nodes, and ulimit -{option} in the shell that calls sbatch"
+    return (
+        f'echo "$(id -un) - {word} {most}" | sudo tee -a /etc/security/limits.conf'
+        f"  # and log in again; of a service: {unit}; of a container: docker run --ulimit"
+    )
+
+
+def has_capability(host: Host, number: int) -> bool:
+    """Tell whether this process may do what root may, as far as one capability goes."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", host.read("/proc/self/status"), re.MULTILINE)
+    return bool(found and int(found[1], 16) >> number & 1)

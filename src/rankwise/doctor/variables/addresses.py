@@ -1,0 +1,80 @@
+"""What stands in MASTER_ADDR beside the name of a host: a port, a scheme, blanks or brackets. No rank finds a host by it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import final
+
+#: ``tcp://node0:29500``, and each part of it by itself. A bare address of IPv6 has colons of its own, and is none of these.
+_FORM = re.compile(r"([A-Za-z][\w+.-]*://)?(?:\[([\w:.%]+)\]|([\w.][\w.-]*))(?::(\d+))?/?")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slip:
+    """A text that is more than a host's name.
+
+    Attributes:
+        what: The text, and what is wrong with it.
+        host: The host that is meant; empty if that can't be told.
+        port: The port that stands in the text; None if there is none.
+        has_brackets_only: Whether only the brackets of an IPv6 address are too many: launchers' flags may have them.
+    """
+
+    what: str
+    host: str
+    port: int | None = None
+    has_brackets_only: bool = False
+
+
+def find_slip(text: str) -> Slip | None:
+    """Return what a text is beside the name or address of a host; None if nothing."""
+    bare = text.strip()
+    if bare != text:
+        shown = repr(text)  # nobody sees a blank at an end
+        meant = find_slip(bare) if bare else None
+        host, port = (meant.host, meant.port) if meant else (bare, None)
+        return Slip(what=f"{shown} has blanks around it", host=host if is_plain(host) else "", port=port)
+    found = _FORM.fullmatch(text)
+    if found is None:
+        return Slip(what=f"{text} begins like a URL", host="") if "://" in text else None
+    scheme, inner, name, digits = found.groups()
+    if not scheme and not inner and not digits:
+        return None
+    if scheme:
+        what = f"begins with {scheme}, as no host's name does"
+    elif digits:
+        what = f"has a port in it, {digits}"
+    else:
+        what = "has brackets, which belong to HOST:PORT only"
+    return Slip(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=not scheme and not digits)  # fmt: skip
+
+
+def write_remedy(slip: Slip, port: int | None) -> str:
+    """Return the command that sets MASTER_ADDR right, and MASTER_PORT where the port stood in the address alone.
+
+    Args:
+        slip: What was found.
+        port: What MASTER_PORT is already; None if it is not set.
+    """
+    if not slip.host:
+        return "export MASTER_ADDR=…  # the name or an address of the first host"
+    command = f"export MASTER_ADDR={slip.host}"
+    if slip.port is None:
+        return command
+    if port is None:
+        return f"{command} MASTER_PORT={slip.port}  # a port belongs into MASTER_PORT"
+    if port == slip.port:
+        return f"{command}  # its port stands in MASTER_PORT"
+    return f"{command}  # MASTER_PORT is {port}; if {slip.port} is meant: export MASTER_PORT={slip.port}"
+
+
+def is_plain(host: str) -> bool:
+    """Tell whether a text has only signs that names and addresses have, and may stand in a command."""
+    return re.fullmatch(r"[\w.:][\w.:%-]*", host) is not None
+
+
+def _read_port(digits: str | None) -> int | None:
+    port = int(digits) if digits and len(digits) < 6 else 0
+    return port if 0 < port < 65536 else None

@@ -1,0 +1,160 @@
+"""The probe of /dev/shm: told sizes, real files, and real mounts where root may make them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fake_hosts import look, make_host
+from rankwise.doctor.host import Host
+from rankwise.doctor.probes import shared_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+needs_root = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root can mount a file system"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "verdict"),
+    [
+        (64 << 20, 64 << 20, "warn"),
+        (64 << 20, 1 << 20, "fail"),
+        (16 << 30, 1 << 20, "fail"),
+        (512 << 20, 400 << 20, "warn"),
+        (16 << 30, 8 << 30, "ok"),
+    ],
+)
+def test_room_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, verdict: str
+) -> None:
+    """Docker's 64 MiB are a warning while they are free, and a failure when they are full."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (size, free))
+    (told,) = look(shared_memory.PROBE, make_host(tmp_path))
+    assert told.verdict == verdict
+
+
+def _fill(root: Path, sizes_mib: dict[str, int]) -> None:
+    for name, size in sizes_mib.items():
+        path = root / "dev/shm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1 << 20) * size)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told", "removals"),
+    [
+        ({"torch_77_1": 40, "small": 1}, "torch_77_1 takes 40 MiB", ["rm /dev/shm/torch_77_1"]),
+        ({"set/a": 25, "set/b/c": 25, "x": 30}, "set takes 50 MiB, x takes 30 MiB", ["rm -r /dev/shm/set /dev/shm/x"]),
+        ({"rankwise-memory-0-7-ab/rank0": 30}, "rankwise-memory-0-7-ab takes 30 MiB", ["belongs to a running job"]),
+        ({"a\nrm b": 40}, "a\\nrm b takes 40 MiB", []),
+        ({"small": 1}, "MiB are in files without a name, which go with the processes that have them open", []),
+    ],
+    ids=["a file", "folders", "rankwise's own", "a name that is a command", "without a name"],
+)  # fmt: skip
+def test_what_fills_shared_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], told: str, removals: list[str]
+) -> None:
+    """A full /dev/shm is not taken for a small one: the largest are named, and pasting the whole removes nothing."""
+    size = 200 if not removals and "small" in sizes else sum(sizes.values()) + 2
+    monkeypatch.setattr(Host, "usage", lambda *_: (size << 20, 1 << 20))
+    monkeypatch.setattr(shared_memory, "_TINY_BYTES", 0)
+    _fill(tmp_path, sizes)
+    (found,) = look(shared_memory.PROBE, make_host(tmp_path))
+    assert (found.verdict, found.class_id) == ("fail", "X16")
+    assert found.what.startswith(f"/dev/shm has {size} MiB, 1 MiB of it free; ")
+    assert found.what.endswith(told)
+    *lines, more = found.fix.splitlines()
+    assert more.startswith("# or more room: sudo mount -o remount,size=16g /dev/shm")
+    remarks = [line for line in lines if line.startswith("# ")]
+    assert len(remarks) == len(removals)
+    assert all(end in line for end, line in zip(removals, remarks, strict=True))
+    commands = [line for line in lines if line not in remarks]
+    assert all(line.removeprefix("sudo ").startswith(("ls -lhS /dev/shm", "du -ah /dev/shm", "find /proc/")) for line in commands)  # fmt: skip
+    assert "find" in commands[-1]
+
+
+@pytest.mark.parametrize(
+    ("files", "env", "fix"),
+    [
+        ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"),
+        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory"),
+        ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("free", [64 << 20, 1 << 20])
+def test_more_shared_memory_by_where_it_is_small(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    files: dict[str, str],
+    env: dict[str, str],
+    fix: str,
+) -> None:
+    """Docker's 64 MiB are too little full or not; a plain host knows no `docker run`."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (64 << 20, free))
+    (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files, env=env))
+    assert told.fix.startswith(fix)
+
+
+def _look_at_mount(mount: str, *, uid: int = 0) -> list[dict[str, str]]:
+    program = (
+        "import json, os; from rankwise.doctor.probes.shared_memory import PROBE; from rankwise.doctor.host import Host; "
+        f"os.seteuid({uid}); "
+        "print(json.dumps([one.to_json() for one in PROBE.look(Host(env={}))]))"
+    )
+    ran = subprocess.run(
+        ["unshare", "-m", "bash", "-c", f'{mount} "$0" -c "$1"', sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    if ran.returncode and "ermi" in ran.stderr and "Traceback" not in ran.stderr:
+        pytest.skip(f"nothing can be mounted here: {ran.stderr.strip()}")
+    assert ran.returncode == 0, ran.stderr
+    found: list[dict[str, str]] = json.loads(ran.stdout)
+    return found
+
+
+@needs_root
+def test_real_shared_memory_that_nobody_can_write_to() -> None:
+    """A read-only /dev/shm and one without rights are failures; one with room for all is none."""
+    (told,) = _look_at_mount("mount -t tmpfs -o ro,size=2g t /dev/shm &&")
+    assert (told["verdict"], told["what"]) == ("fail", "/dev/shm is mounted read-only")
+    assert told["fix"].startswith("sudo mount -o remount,rw /dev/shm")
+    (told,) = _look_at_mount("mount -t tmpfs -o size=2g,mode=1777 t /dev/shm &&")
+    assert told["verdict"] == "ok"
+
+
+@needs_root
+def test_real_shared_memory_that_another_user_can_not_write_to() -> None:
+    """By the rights of who asks: root may where another user may not."""
+    mount = "mount -t tmpfs -o size=2g,mode=755 t /dev/shm &&"
+    (told,) = _look_at_mount(mount)
+    assert told["verdict"] == "ok"
+    (told,) = _look_at_mount(mount, uid=65534)
+    assert (told["verdict"], told["what"]) == ("fail", "/dev/shm can't be written to by your user")
+    assert told["fix"].startswith("sudo chmod 1777 /dev/shm")
+
+
+@needs_root
+def test_real_shared_memory_that_is_held_without_names() -> None:
+    """Workers of torch remove the names of their files: the room is gone, and the printed command names the process."""
+    (told,) = _look_at_mount(
+        "mount -t tmpfs -o size=200m t /dev/shm && exec 9<>/dev/shm/x && head -c 190M /dev/zero >&9; rm /dev/shm/x;"
+    )
+    assert (
+        told["what"]
+        == "/dev/shm has 200 MiB, 10 MiB of it free; 190 MiB are in files without a name, which go with the processes that have them open"
+    )
+    command = told["fix"].splitlines()[0]
+    ran = subprocess.run(
+        ["unshare", "-m", "bash", "-c", 'mount -t tmpfs t /dev/shm && exec 9<>/dev/shm/x && rm /dev/shm/x && echo "pid $$" && eval "$0"', command],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    pid = ran.stdout.split()[1]
+    assert f"/proc/{pid}/fd /dev/shm/x (deleted)" in ran.stdout.splitlines()
