@@ -339,6 +339,18 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     assert "getent" not in explain_failure(host, by_address, TimeoutError()).hint
 
 
+def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None:
+    """I3: a name with a port in it has no address, and nobody is told to write it into /etc/hosts."""
+    plan = Plan(endpoint_host="host0:123", endpoint_port=29500, arrival_timeout_s=8)
+    told = explain_failure(Host(root=tmp_path, env={}), plan, socket.gaierror())
+    assert (told.class_id, told.message) == (
+        "I3",
+        "host0:123 has a port in it, 123: there the hosts are to meet, and no name server knows it",
+    )
+    assert told.hint == "give host0 as the address, and 123 as the port"
+    assert told.fix.startswith("export MASTER_ADDR=host0 MASTER_PORT=123")
+
+
 def test_a_meeting_that_failed_is_a_reading() -> None:
     """What the user is to see beside this host's own readings: a failure of ``meeting``, with commands, or the hint as a comment."""
     told = MeetingError("it broke", hint="mend it", class_id="I9").to_reading()

@@ -190,6 +190,13 @@ def test_localhost_as_meeting_place_of_several_nodes() -> None:
     assert _one("--nnodes 2 --rdzv-endpoint 127.0.0.1:1 train.py").severity == "warning"
 
 
+def test_all_addresses_of_a_host_are_no_meeting_place_for_others() -> None:
+    """I4: node 0 can listen at 0.0.0.0, and another node would look for it on itself."""
+    assert _check("--nnodes 2 --node-rank 0 --master-addr 0.0.0.0 train.py") == []
+    finding = _one("--nnodes 2 --node-rank 1 --master-addr 0.0.0.0 train.py")
+    assert (finding.id, finding.severity) == ("I4", "warning")
+
+
 def test_a_variable_chooses_the_meeting_place_too() -> None:
     """PET_MASTER_ADDR=127.0.0.1 is a choice, as on the command line: a warning, no refusal."""
     argv = ["--nnodes", "2", "train.py"]

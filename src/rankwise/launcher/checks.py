@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.findings import Finding
-from rankwise.base.host import count_gpus, is_loopback
+from rankwise.base.host import count_gpus, is_loopback, is_unspecified
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -194,7 +194,9 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
             yield Finding(id="I11", severity="error",
                           what=f"--node-rank {spec.node_rank} with --nnodes {spec.max_nodes}: nodes are numbered from 0",
                           fix=f"0 to {spec.max_nodes - 1}, another on each node")  # fmt: skip
-        if spec.master_addr and is_loopback(spec.master_addr):
+        # All of a host's addresses: node 0 can listen there, and the others would look for it on themselves.
+        addr = spec.master_addr or ""
+        if is_loopback(addr) or (is_unspecified(addr) and spec.node_rank != 0):
             given = not _chosen(spec, argv).isdisjoint({"--master-addr", "--rdzv-endpoint"})
             yield Finding(
                 id="I4",

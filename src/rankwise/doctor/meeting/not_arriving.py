@@ -12,6 +12,7 @@ from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.wire import SilentError, StrangerError, explain
 from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.network.names import is_host_name
+from rankwise.doctor.variables.addresses import find_slip, write_remedy
 
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host
@@ -77,6 +78,13 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
 
 
 def _tell_no_address(name: str, waited: str) -> MeetingError:
+    slip = find_slip(name)
+    if slip is not None:
+        port = f", and {slip.port} as the port" if slip.port else ""
+        return MeetingError(
+            f"{slip.what}: there the hosts are to meet, and no name server knows it", class_id="I3", hint=f"give {slip.host or 'the name of the first host'} as the address{port}",
+            fix=write_remedy(slip, None),
+        )  # fmt: skip
     if not is_host_name(name):
         return MeetingError(
             f"{name}, where the hosts are to meet, is no host name", class_id="I3", hint="give the name or an address of the first host",
