@@ -55,9 +55,7 @@ def test_what_is_no_host_name_comes_into_no_command(name: str, tmp_path: Path) -
     assert judged.fix == "# on h1:\nexport MASTER_ADDR=…"
 
 
-@pytest.mark.parametrize(
-    "name", ["node0", "node-0.cluster_a", "fd00::1", "fe80::1%eth0", "[fd00::1]", "münchen"]
-)
+@pytest.mark.parametrize("name", ["node0", "node-0.cluster_a", "fd00::1", "fe80::1%eth0", "münchen"])
 def test_a_host_name_stays_in_its_command(name: str, tmp_path: Path) -> None:
     """A name without an address is asked for, and a shell reads it as one word."""
     for fix in (

@@ -16,6 +16,14 @@ from rankwise import __version__
 from rankwise.cli.doctor_flags import build_parser, read_hostfile
 from rankwise.cli.main import main
 from rankwise.doctor import registry
+from rankwise.doctor.host import Host
+
+
+@pytest.fixture(autouse=True)
+def _has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the probe of /dev/shm, which many tests take for one that is well, be so in a container, too."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (64 << 30, 32 << 30))
+    monkeypatch.setattr(Host, "may_write", lambda *_: True)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,7 @@ def test_flags_that_make_no_sense_are_refused(
     ("flag", "said"),
     [
         ("--hosts", "--hosts names no host"), ("--only", "--only names no probe"),
-        *((flag, f"an empty word stands behind {flag}") for flag in (
+        *((flag, f"an empty value (is a variable of the job script not set?): {flag}") for flag in (
             "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--html", "--python", "--ssh", "--token",
         )),
     ],

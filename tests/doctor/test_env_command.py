@@ -10,6 +10,7 @@ import pytest
 
 from field_environments import FOLDER, load
 from rankwise.cli.env import main
+from rankwise.doctor.variables.understanding import understand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,8 @@ def test_nobody_says_anything(show: Callable[..., tuple[int, str]]) -> None:
         ({"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "rankwise run --nnodes 2 --node-rank 1 --nproc-per-node auto --master-addr a --master-port 1 train.py"),
         ({"NODE_RANK": "0", "NUM_NODES": "2", "MASTER_ADDR": "a:1"}, "rankwise run --nnodes 2 --node-rank 0 --nproc-per-node auto --master-addr a --master-port 1 train.py"),
         ({"NODE_RANK": "1", "MASTER_ADDR": "0.0.0.0"}, "rankwise run --nnodes NODES --node-rank 1 --nproc-per-node auto --master-addr NODE0 --master-port 29500 train.py"),
+        ({"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"}, "rankwise run --nnodes NODES --node-rank 0 --nproc-per-node auto --master-addr 10.0.0.1 --master-port 29500 train.py"),
+        ({"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}, "rankwise run --nnodes NODES --node-rank 1 --nproc-per-node auto --master-addr 10.0.0.1 --master-port 29500 train.py"),
         ({"NNODES": "2", "MASTER_ADDR": "a;b"}, "rankwise run --nnodes 2 --node-rank NODE --nproc-per-node auto --master-addr NODE0 --master-port 29500 train.py"),
     ],
 )  # fmt: skip
@@ -79,6 +82,63 @@ def test_a_node_by_hand(show: Callable[..., tuple[int, str]], env: dict[str, str
     assert code == 0
     assert text.startswith("no rank, but a place to start a launcher: one of several nodes, by ")
     assert text.splitlines()[1] == f"  {command}"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NODE_RANK": "0"},
+        {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
+        {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "NNODES": "1"},
+        {"MASTER_ADDR": "10.0.0.1"},
+    ],
+)
+def test_what_lies_around_makes_no_node(show: Callable[..., tuple[int, str]], env: dict[str, str]) -> None:
+    """Node 0 without a place where others come to is alone, as is a node that is the only one."""
+    assert show(env)[1].startswith("this process is alone")
+
+
+_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "RANK": "1", "WORLD_SIZE": "2"}
+_STEP = load(FOLDER / "srun_where_a_launcher_starts.json").ranks[1]
+_SKYPILOT = load(FOLDER / "skypilot.json").ranks[1]
+
+
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        ({**_POD, "MASTER_ADDR": "m0:23456"}, "--master-addr m0 --master-port 23456"),
+        ({**_POD, "MASTER_ADDR": "m0:23456", "MASTER_PORT": "4000"}, "--master-addr m0 --master-port 4000"),
+        ({**_POD, "MASTER_ADDR": "m0;rm", "MASTER_PORT": "99999"}, "--master-addr POD0 --master-port 29500"),
+        ({**_POD, "MASTER_ADDR": "localhost"}, "--master-addr POD0 --master-port 29500"),
+        ({**_POD, "MASTER_ADDR": "localhost", "RANK": "0"}, "--master-addr localhost --master-port 29500"),
+        ({**_STEP, "MASTER_ADDR": "0.0.0.0"}, "--rdzv-endpoint node01:"),
+        ({**_STEP, "MASTER_ADDR": "m0:23456"}, "--rdzv-endpoint m0:23456 "),
+        ({**_STEP, "MASTER_ADDR": "$(x)", "SLURM_STEP_NODELIST": "$(x)"}, "--rdzv-endpoint NODE0:"),
+        ({**_SKYPILOT, "MASTER_ADDR": "127.0.0.1"}, f"--master-addr {_SKYPILOT['SKYPILOT_NODE_IPS'].split()[0]} --master-port "),
+        ({**_SKYPILOT, "MASTER_ADDR": "tcp://m0:1"}, "--master-addr m0 --master-port 1 "),
+    ],
+)  # fmt: skip
+def test_no_slip_comes_into_a_command(
+    show: Callable[..., tuple[int, str]], env: dict[str, str], place: str
+) -> None:
+    """A slip is set right, an address that means another host on each node is left out, and what the cluster says or a blank stands there."""
+    assert place in show_json(show, env)["place"]["command"]
+
+
+def test_counts_that_are_none_come_into_no_command() -> None:
+    """Less than one node is not told, and a list longer than any job's does not fill the memory."""
+    job = load(FOLDER / "sbatch_script.json").ranks[0]
+    place = understand({**job, "SLURM_JOB_NUM_NODES": "-2", "SLURM_NNODES": "-2"}).place
+    assert place is not None
+    assert "srun" not in place.command
+    for text in ("1(x999999999999)", "1(x999999999),1(x999999999)", "²", "1(x²)"):
+        place = understand({**job, "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_CPUS_PER_NODE": text, "SLURM_TASKS_PER_NODE": text}).place  # fmt: skip
+        assert place is not None
+        assert "srun --nodes=2 --ntasks=2" in place.command
+    place = understand({**job, "SLURM_JOB_NODELIST": "n[1-999999999999]"}).place
+    assert place is not None
+    assert "--rdzv-endpoint n1:" in place.command
+    assert understand({"NODE_RANK": "--2", "NNODES": "9" * 5000}).role == "alone"
 
 
 @pytest.mark.parametrize("env", [{"LOCAL_RANK": "3"}, {"PMIX_RANK": "2", "PMIX_NAMESPACE": "ns"}])

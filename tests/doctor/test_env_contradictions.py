@@ -97,7 +97,14 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({**_STEP, "MASTER_ADDR": "::"}, "fail", "I4", ["MASTER_ADDR=::", "SLURM_STEP_NUM_NODES=2"]),
         ({**_STEP, "SLURM_NODEID": "0", "MASTER_ADDR": "::"}, "warn", "I4", ["MASTER_ADDR=::"]),
         ({**_NODE_1, "RANK": "3"}, "warn", "I10", ["RANK=3", "LOCAL_RANK=2", "GROUP_RANK=1"]),
-        ({**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}, "warn", "I10", ["RANK=5 and LOCAL_RANK=1", "WORLD_SIZE=8"]),
+        ({**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}, "warn", "I10", ["RANK=5 and LOCAL_RANK=1", "WORLD_SIZE=8"]),
+        ({**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "0"}, "warn", "I10", ["RANK=5 and LOCAL_RANK=1", "WORLD_SIZE=8"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1:12345"}, "fail", "I3", ["MASTER_ADDR=n1:12345 has a port in it"]),
+        ({**_HAND, "MASTER_ADDR": "n1,n2"}, "fail", "I3", ["MASTER_ADDR=n1,n2 is no host name"]),
+        ({**_HAND, "MASTER_ADDR": "n1 n2"}, "fail", "I3", ["MASTER_ADDR='n1 n2' is no host name"]),
+        ({**_HAND, "MASTER_ADDR": "n[1-2]"}, "fail", "I3", ["MASTER_ADDR=n[1-2] is no host name"]),
+        ({**_HAND, "MASTER_ADDR": "n1/"}, "fail", "I3", ["MASTER_ADDR=n1/ ends with /"]),
+        ({"LOCAL_RANK": "0", "PALS_LOCAL_RANKID": "0", "PALS_RANKID": "4"}, "warn", "", ["LOCAL_RANK=0 is set, as PALS_LOCAL_RANKID=0 says too"]),
         ({"LOCAL_RANK": "3"}, "warn", "", ["LOCAL_RANK=3 is set, and neither RANK nor WORLD_SIZE is"]),
         ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "ns"}, "warn", "", ["PMIX_RANK=2", "how many processes"]),
         ({"NODE_RANK": "2", "NNODES": "2"}, "warn", "I11", ["NODE_RANK=2", "0 to 1"]),
@@ -136,6 +143,11 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
         {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
         {**_HAND, "MASTER_ADDR": "fd00::1:29500"},
         {**_HAND, "MASTER_ADDR": "fe80::1%eth0"},
+        {**_HAND, "MASTER_ADDR": "fe80::1%br+0@1"},
+        {**_HAND, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"},
+        {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"},
+        {"NODE_RANK": "0"},
+        {**load(FOLDER / "sbatch_script.json").ranks[0], "PET_NNODES": "2", "SLURM_NNODES": "-2", "SLURM_JOB_NUM_NODES": "-2"},
         {**_HAND, "MASTER_ADDR": "0.0.0.0", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
         _NODE_1,
         {**_NODE_1, "RANK": "5"},
@@ -182,12 +194,38 @@ def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, 
         (" fd00::1", "", "export MASTER_ADDR=fd00::1"),
         ("tcp://a;rm:1", "", "export MASTER_ADDR=…  # the name or an address of the first host"),
         (" ", "", "export MASTER_ADDR=…  # the name or an address of the first host"),
+        ("n1,n2", "1", "export MASTER_ADDR=…  # the name or an address of the first host"),
+        ("n1/", "1", "export MASTER_ADDR=n1"),
     ],
 )
 def test_an_address_is_cleared_of_what_is_none(addr: str, port: str, fix: str) -> None:
     """What stands beside the host's name is taken away, and its port goes where ports belong, unless one is there already."""
     told = find_contradictions({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addr, "MASTER_PORT": port})
     assert next(one for one in told if one.class_id == "I3").fix == fix
+
+
+def test_a_port_that_is_none_is_asked_for_by_itself() -> None:
+    """One fix sets both right where the port stands in the address; where that is no port, the second finding says what lacks."""
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1:99999"}
+    assert [one.fix for one in find_contradictions(env)] == [
+        "export MASTER_ADDR=n1",
+        "export MASTER_PORT=29500",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "fix"),
+    [
+        ({"PALS_LOCAL_RANKID": "0", "PALS_RANKID": "4"}, "export RANK=$PALS_RANKID WORLD_SIZE=N"),
+        ({"HOROVOD_LOCAL_RANK": "0", "HOROVOD_RANK": "4"}, "export RANK=$HOROVOD_RANK WORLD_SIZE=N"),
+        ({"OURS_LOCAL_RANK": "0"}, "export RANK=R WORLD_SIZE=N"),
+        ({"PALS_LOCAL_RANKID": "1", "PALS_RANKID": "5"}, "unset LOCAL_RANK"),
+        ({"LOCAL_RANK_ID": "0"}, "unset LOCAL_RANK"),
+    ],
+)
+def test_a_local_rank_that_a_launcher_confirms_stays(others: dict[str, str], fix: str) -> None:
+    """It is told to be unset only where no other launcher's variable says the same."""
+    assert only(find_contradictions({"LOCAL_RANK": "0", **others})).fix.startswith(fix)
 
 
 def test_what_another_launcher_may_have_ordered_is_said_so() -> None:

@@ -90,3 +90,21 @@ def test_half_of_ipv6_is_told_once(*, looked: bool) -> None:
     (told,) = bad(found)
     assert (told.class_id, told.hosts) == ("I22", ("h1",))
     assert told.fix == "export GLOO_SOCKET_IFNAME=eth0  # on h0\nexport GLOO_SOCKET_IFNAME=eth0  # on h2"
+
+
+def test_an_address_of_one_cable_needs_another_interface() -> None:
+    """Where h0 listens at a link-local address no route can help: it is to take another interface."""
+    cards = [make_card(n, ("eth0", f"10.0.0.{n + 1}"), gloo=f"10.0.0.{n + 1}") for n in range(3)]
+    cards[0] = replace(cards[0], address="fe80::2%eth0", gloo_address="fe80::2%eth0")
+    (told,) = bad(make_set(cards, {(1, 0)}))
+    assert "ip route" not in told.fix
+    assert "export GLOO_SOCKET_IFNAME=" in told.fix
+    assert told.class_id == ""
+
+
+def test_ranks_that_do_not_reach_the_store_are_told_so() -> None:
+    """I2: no route to the master's address: the words are the store's, not Gloo's."""
+    cards = [make_card(n, ("eth0", f"10.{n}.0.1"), gloo=f"10.{n}.0.1") for n in range(2)]
+    (told,) = bad(make_set(cards, {(1, 0)}, "master"))
+    assert told.class_id == "I2"
+    assert "The client socket has timed out" in told.why

@@ -92,7 +92,26 @@ def test_open_files_and_many_workers(tmp_path: Path) -> None:
     """1024 open files are few for ranks with many workers."""
     host = make_host(tmp_path, files={"/proc/self/limits": LIMITS}, job=JobShape(num_workers=16))
     (told,) = look(limits.PROBE, host)
-    assert (told.verdict, told.fix) == ("warn", 'ulimit -n "$(ulimit -Hn)"')
+    assert (told.verdict, told.fix) == ("warn", "ulimit -Sn 65536")
+
+
+@pytest.mark.parametrize(
+    ("hard", "fix"),
+    [
+        ("1073741816", "ulimit -Sn 65536"),
+        ("unlimited", "ulimit -Sn 65536"),
+        ("4096", 'ulimit -n "$(ulimit -Hn)"'),
+    ],
+)
+def test_open_files_are_not_raised_without_measure(tmp_path: Path, hard: str, fix: str) -> None:
+    """Programs that close all files that may be open are busy for minutes with a limit of a billion."""
+    files = {
+        "/proc/self/limits": LIMITS.replace(
+            "1024                 1048576 ", f"256                  {hard:<20} "
+        )
+    }
+    (told,) = look(limits.PROBE, make_host(tmp_path, files=files))
+    assert told.fix == fix
 
 
 NO_CAPS, NO_MORE = "CapEff:\t0000000000000000", "CapEff:\t0000000001000000"
@@ -106,9 +125,12 @@ NO_CAPS, NO_MORE = "CapEff:\t0000000000000000", "CapEff:\t0000000001000000"
         ({"/run/.containerenv": ""}, {}, "podman run --ulimit nofile=65536:65536 …"),
         ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# ulimit -n can't go beyond the hard limit, which is that of the container's runtime: LimitNOFILE=65536"),
         ({}, {"SLURM_JOB_ID": "7"}, "# ulimit -n can't go beyond the hard limit, which is that of Slurm: LimitNOFILE=65536 of slurmd's service"),
+        ({"/.singularity.d/runscript": ""}, {}, "# ulimit -n can't go beyond the hard limit, which is that of the host outside"),
         ({"/proc/self/status": STATUS.replace(NO_CAPS, NO_MORE)}, {}, "ulimit -n 65536  # root"),
+        ({"/proc/self/status": STATUS.replace(NO_CAPS, NO_MORE), "/proc/self/uid_map": "         0          0 4294967295\n"}, {}, "ulimit -n 65536  # root"),
+        ({"/proc/self/status": STATUS.replace(NO_CAPS, NO_MORE), "/proc/self/uid_map": "         0       1000          1\n"}, {}, 'echo "$(id -un) - nofile'),
     ],
-    ids=["plain", "docker", "podman", "kubernetes", "slurm", "root"],
+    ids=["plain", "docker", "podman", "kubernetes", "slurm", "apptainer", "root", "root of all users", "root of a user namespace"],
 )  # fmt: skip
 def test_a_hard_limit_is_raised_by_whoever_set_it(
     tmp_path: Path, files: dict[str, str], env: dict[str, str], says: str
@@ -130,7 +152,7 @@ def test_a_hard_limit_is_raised_by_whoever_set_it(
         ("Max address space", "8589934592", "8589934592", 'echo "$(id -un) - as unlimited" | sudo tee -a'),
         ("Max file size", "1048576", "unlimited", "ulimit -f unlimited"),
         ("Max cpu time", "600", "unlimited", "ulimit -t unlimited\n# on a login node: start the job through the batch system"),
-        ("Max cpu time", "600", "900", "# on a login node: start the job through the batch system; else:\necho"),
+        ("Max cpu time", "600", "900", "# on a login node: start the job through the batch system; elsewhere, raise the limit\necho"),
     ],
 )  # fmt: skip
 def test_other_limits_and_their_hard_ones(tmp_path: Path, name: str, soft: str, hard: str, fix: str) -> None:
@@ -169,6 +191,28 @@ def test_locked_memory_with_infiniband(tmp_path: Path, backend: str, nodes: int,
             limits.PROBE, make_host(tmp_path / "b", files=may, job=JobShape(backend=backend, num_nodes=nodes))
         )
     ] == ["ok"]
+    inside = may | {"/proc/self/uid_map": "0 100000 65536\n"}
+    host = make_host(tmp_path / "c", files=inside, job=JobShape(backend=backend, num_nodes=nodes))
+    assert [one.verdict for one in look(limits.PROBE, host)] == [verdict]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are read from /proc")
+def test_root_of_a_real_user_namespace_is_held_to_the_hard_limit() -> None:
+    """`ulimit -n` beyond it is refused there, and is not what is proposed."""
+    script = 'ulimit -n 256; ulimit -n 257 2>&1; exec "$0" -c "$1"'
+    program = (
+        "from rankwise.doctor.host import Host; from rankwise.doctor.probes.limits import PROBE; "
+        "print([one.fix for one in PROBE.look(Host(env={})) if 'open 256' in one.what])"
+    )
+    ran = subprocess.run(
+        ["unshare", "-r", "bash", "-c", script, sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    if ran.returncode and "ermi" in ran.stderr:
+        pytest.skip(f"no user namespace can be made here: {ran.stderr.strip()}")
+    assert "not permitted" in ran.stdout
+    assert "ulimit -n 65536  # root" not in ran.stdout
+    assert "open files" in ran.stdout.splitlines()[0]
+    assert "nofile" in ran.stdout.splitlines()[-1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are read from /proc")
@@ -354,6 +398,21 @@ def test_a_limit_of_memory_that_is_too_small_by_itself(
     (told,) = look(memory.PROBE, make_host(tmp_path, files=files, env=env, job=JobShape(num_ranks=4)))
     assert told.verdict == "fail"
     assert told.fix.startswith(fix)
+
+
+def test_a_small_limit_on_a_host_that_is_nearly_full(tmp_path: Path) -> None:
+    """What is told as free is the host's, of the host's; and the limit, too small by itself, is raised where it was set."""
+    files = V2 | {
+        "/proc/meminfo": "MemTotal: 65536000 kB\nMemAvailable: 307200 kB\n",
+        "/sys/fs/cgroup/job/memory.max": str(700 << 20),
+        "/sys/fs/cgroup/job/memory.current": "0",
+        "/.dockerenv": "",
+    }
+    (told,) = look(memory.PROBE, make_host(tmp_path, files=files, job=JobShape(num_ranks=4)))
+    assert told.what.startswith(
+        "300 MiB of 62.5 GiB of memory are free (the limit of this container or session is 700 MiB); 4 ranks take"
+    )
+    assert told.fix.startswith("docker run --memory=…")
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,9 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
     )
     assert told.hint == "give host0 as the address, and 123 as the port"
     assert told.fix.startswith("export MASTER_ADDR=host0 MASTER_PORT=123")
+    brackets = Plan(endpoint_host="[fd00::1]", endpoint_port=29500, arrival_timeout_s=8)
+    told = explain_failure(Host(root=tmp_path, env={}), brackets, socket.gaierror())
+    assert told.fix == "export MASTER_ADDR=fd00::1"
 
 
 def test_a_meeting_that_failed_is_a_reading() -> None:

@@ -128,13 +128,14 @@ def test_a_run_prints_none(tmp_path: Path) -> None:
         (["run", f"--nnodes={_URL}", "t.py"], "--nnodes 'https://***@h/x'"),
         (["run", f"--nnodes={_TOKEN}", "t.py"], "--nnodes '***'"),
         (["checkpoint", "inspect", "runs/KEY=model"], "runs/KEY=model"),
+        (["checkpoint", "inspect", f"{_BARE}/KEY=model"], "***@host0/KEY=model"),
         (["rule", "key=model"], "key=model"),
     ],
 )  # fmt: skip
 def test_errors_hide_secrets_and_keep_other_words(
     arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is a secret by its form is in no error of `rankwise run`; what only sounds so is the user's own word, and can be typed again."""
+    """What is a secret by its form is in no error of any command; what only sounds so is the user's own word, and can be typed again."""
     assert main(arguments) != 0
     told = capsys.readouterr().err
     assert shown in told

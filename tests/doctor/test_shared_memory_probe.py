@@ -30,12 +30,13 @@ needs_root = pytest.mark.skipif(
         (16 << 30, 1 << 20, "fail"),
         (512 << 20, 400 << 20, "warn"),
         (16 << 30, 8 << 30, "ok"),
+        (0, 0, "ok"),
     ],
 )
 def test_room_in_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, verdict: str
 ) -> None:
-    """Docker's 64 MiB are a warning while they are free, and a failure when they are full."""
+    """Docker's 64 MiB are a warning while they are free, and a failure when they are full; a file system without a limit tells no size."""
     monkeypatch.setattr(Host, "usage", lambda *_: (size, free))
     (told,) = look(shared_memory.PROBE, make_host(tmp_path))
     assert told.verdict == verdict
@@ -87,6 +88,7 @@ def test_what_fills_shared_memory_is_named(
         ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"),
         ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory"),
         ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
+        ({"/.singularity.d/actions/run": ""}, {}, "# /dev/shm mostly is the host's, outside of the container; there: sudo mount"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "# /dev/shm mostly"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("free", [64 << 20, 1 << 20])
@@ -102,6 +104,90 @@ def test_more_shared_memory_by_where_it_is_small(
     monkeypatch.setattr(Host, "usage", lambda *_: (64 << 20, free))
     (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files, env=env))
     assert told.fix.startswith(fix)
+
+
+def _tell_memory(gib: float) -> str:
+    return f"MemTotal: {int(gib * (1 << 20))} kB\n"
+
+
+_GROUP = {
+    "/proc/self/cgroup": "0::/job\n",
+    "/sys/fs/cgroup/job/memory.max": str(2 << 30),
+    "/sys/fs/cgroup/job/memory.current": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "files", "verdict", "fix"),
+    [
+        (490, 400, {"/proc/meminfo": _tell_memory(0.96)}, "ok", ""), (490, 1, {"/proc/meminfo": _tell_memory(0.96)}, "fail", "find /proc"),
+        (64, 64, {"/proc/meminfo": _tell_memory(1)}, "warn", "sudo mount -o remount,size=512m /dev/shm"),
+        (64, 64, {"/proc/meminfo": _tell_memory(7), "/.dockerenv": ""}, "warn", "docker run --shm-size=3g …"),
+        (64, 64, {"/proc/meminfo": _tell_memory(500), "/.dockerenv": "", **_GROUP}, "warn", "docker run --shm-size=1g …"),
+        (64, 64, {"/proc/meminfo": _tell_memory(1), "/var/run/secrets/kubernetes.io/x": ""}, "warn", "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory, sizeLimit: 512Mi}"),
+        (500, 400, {"/proc/meminfo": _tell_memory(500)}, "warn", "sudo mount -o remount,size=16g /dev/shm"),
+    ],
+    ids=["a small host as it comes", "full", "small", "container", "container with a limit", "pod", "large"],
+)  # fmt: skip
+def test_no_more_shared_memory_than_there_is_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    free: int,
+    files: dict[str, str],
+    verdict: str,
+    fix: str,
+) -> None:
+    """At most half of the memory is proposed; a small host that gives that already is as it should be."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (size << 20, free << 20))
+    (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files))
+    assert told.verdict == verdict
+    assert told.fix.removeprefix("sudo ").startswith(fix.removeprefix("sudo "))
+    assert ("size" in told.fix) == (verdict == "warn")
+
+
+def test_a_closed_one_in_apptainer_is_opened_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of its containers nobody is root: the way out is a remark on the host, and no command."""
+    monkeypatch.setattr(Host, "usage", lambda *_: (16 << 30, 8 << 30))
+    monkeypatch.setattr(Host, "may_write", lambda *_: False)
+    files = {"/dev/shm/x": "", "/.singularity.d/runscript": ""}
+    (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files))
+    assert told.verdict == "fail"
+    assert (
+        told.fix
+        == "# /dev/shm mostly is the host's, outside of the container; there: sudo chmod 1777 /dev/shm"
+    )
+
+
+def test_rights_are_asked_in_the_way_that_old_runtimes_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer call by effective ids, which they refuse, is made only where those are not the real ones."""
+    asked: list[bool] = []
+
+    def access(_path: object, _mode: int, *, effective_ids: bool = False) -> bool:
+        asked.append(effective_ids)
+        return True
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(os, "supports_effective_ids", {access})
+    assert make_host(tmp_path).may_write("/")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert make_host(tmp_path).may_write("/")
+    assert asked == [False, True]
+
+
+def test_a_sound_one_costs_a_launcher_no_imports(tmp_path: Path) -> None:
+    """It is asked before each start: what only a bad one needs is not imported."""
+    program = (
+        "import sys; from rankwise.doctor.host import Host; Host.usage = lambda *_: (16 << 30, 8 << 30); Host.may_write = lambda *_: True; "
+        "from rankwise.doctor.probes.shared_memory import PROBE; print([one.verdict for one in PROBE.look(Host(env={}))], "
+        "[name for name in sys.modules if name.startswith('rankwise.doctor.limits.')])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.strip() == "['ok'] []"
 
 
 def _look_at_mount(mount: str, *, uid: int = 0) -> list[dict[str, str]]:

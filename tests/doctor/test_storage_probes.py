@@ -219,6 +219,7 @@ def test_a_link_that_leads_to_nothing(tmp_path: Path, below: str) -> None:
     host = Host(job=JobShape(checkpoints=link / below))
     (told,) = look(checkpoint_folder.PROBE, host)
     assert (told.verdict, told.what) == ("fail", f"{link} is a link to {place}, and there is nothing")
+    assert str(link) not in " ".join(one.what for one in look(disk_space.PROBE, host))
     place.mkdir()
     assert "fail" not in [one.verdict for one in look(checkpoint_folder.PROBE, host)]
 
@@ -232,6 +233,23 @@ def test_a_folder_that_nobody_else_may_look_into(tmp_path: Path) -> None:
     )
     (told,) = [one for one in found if one["probe"] == "checkpoint-folder"]
     assert (told["verdict"], told["what"]) == ("fail", "nothing can be written in /mnt/a: Permission denied")
+
+
+@needs_root
+@pytest.mark.parametrize("below", ["", "/run1"])
+def test_a_link_to_where_nobody_else_may_look(below: str) -> None:
+    """What is in another user's closed folder may be there: it is told as closed, and not as nothing."""
+    found = look_in_namespace(
+        "mount -t tmpfs -o mode=755 t /mnt && mkdir -m 700 /mnt/a && mkdir /mnt/a/ck && ln -s /mnt/a/ck /mnt/link",
+        f"checkpoints=(registry.find('disk-space', 'checkpoint-folder'), os.seteuid(65534), pathlib.Path('/mnt/link{below}'))[-1]",
+    )
+    (told,) = [one for one in found if one["probe"] == "checkpoint-folder"]
+    assert (told["verdict"], told["what"]) == (
+        "fail",
+        "/mnt/link is a link to /mnt/a/ck, which can't be looked at: Permission denied",
+    )
+    assert told["fix"].startswith("namei -l /mnt/link")
+    assert "/mnt/link" not in " ".join(one["what"] for one in found if one["probe"] == "disk-space")
 
 
 @needs_root

@@ -87,6 +87,8 @@ def test_a_batch_script_is_alone() -> None:
     ("wish", "env", "message"),
     [
         (Wish(num_hosts=2, master_addr="localhost"), {}, "can't meet at localhost"),
+        (Wish(num_hosts=2, node_rank=1, master_addr="0.0.0.0"), {}, "can't meet at 0.0.0.0"),
+        (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "0.0.0.0"}, "can't meet at 0.0.0.0"),
         (Wish(num_hosts=2, endpoint="node0:none"), {}, "'none' is no port"),
         (Wish(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nobody says where they meet"),
     ],
@@ -95,6 +97,22 @@ def test_a_place_that_is_none_is_refused(wish: Wish, env: dict[str, str], messag
     """The error says what was said, before anybody waits."""
     with pytest.raises(UsageError, match=message):
         find_plan(wish, env)
+
+
+@pytest.mark.parametrize(
+    ("wish", "env"),
+    [
+        (Wish(num_hosts=2, node_rank=0, master_addr="0.0.0.0"), {}),
+        (Wish(), {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}),
+        (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "0.0.0.0"}),
+    ],
+)  # fmt: skip
+def test_the_first_host_may_listen_at_all_of_its_addresses(wish: Wish, env: dict[str, str]) -> None:
+    """Some clusters tell node 0 so, and the others its name: the meeting is held there."""
+    plan = find_plan(wish, env)
+    assert plan is not None
+    assert not isinstance(plan, Bystander)
+    assert (plan.endpoint_host, plan.is_holder) == ("0.0.0.0", True)
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,16 @@ def test_hosts_of_ipv6_alone(tmp_path: Path) -> None:
         assert bad(examine(hosts)) == []
 
 
-def test_a_host_that_lacks_ipv6_is_no_firewalls_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lack", ["no address", "switched off"])
+def test_a_host_that_lacks_ipv6_is_no_firewalls_fault(tmp_path: Path, lack: str) -> None:
     """I22: names have both addresses, and one host has IPv4 only: one thing is told, and what is to be typed where mends it."""
     both = NAMES + make_hosts_file(3)
     with open_hosts([both] * 3, tmp_path) as hosts:
         go_ipv6(hosts, keeps_ipv4=True)
-        hosts[1].call("ip", "-6", "addr", "flush", "dev", "cable")
+        if lack == "no address":
+            hosts[1].call("ip", "-6", "addr", "flush", "dev", "cable")
+        else:
+            hosts[1].call("sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6")
         told = only(examine(hosts, probes=["ipv6"]))
         assert (told["probe"], told["class"], told["hosts"]) == ("ipv6", "I22", ["host0", "host2"])
         told = only(examine(hosts))

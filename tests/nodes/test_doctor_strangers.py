@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodes.hosts import Host, make_hosts_file, open_hosts
-from nodes.test_doctor_hosts import bad, meet, only
+from nodes.test_doctor_hosts import Meeting, bad, meet, only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +125,26 @@ def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> Non
     assert "host0 (10.77.0.1) and host2 (10.77.0.3) both say they are node 0" in ends[2]["error"]
     assert ends[0] == ends[1]
     assert (only(ends[0])["class"], ends[0]["missing"]) == ("I10", [])
+
+
+def test_who_waits_at_a_holder_that_is_sent_away_hears_why(tmp_path: Path) -> None:
+    """I10: host1 came to host2, which is no node 0: it is told of the two, and not that anybody interrupted anything."""
+    own = {
+        0: {"is_holder": True}, 1: {"endpoint_host": "host2", "is_holder": False}, 2: {"node_rank": 0, "is_holder": True},
+    }  # fmt: skip
+    with (
+        open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
+        meet(hosts, own=own, arrival_timeout_s=6, members=[2, 1]) as meeting,
+    ):
+        meeting.wait_line(1, "waiting for")
+        late = Meeting(hosts, own=own, arrival_timeout_s=6, members=[0])
+        try:
+            told = meeting.finish(1)
+        finally:
+            late.close()
+    assert "host2, the host that holds the meeting, is gone: host0 " in told["error"]
+    assert "both say they are node 0" in told["error"]
+    assert "interrupted" not in told["error"]
 
 
 def test_a_master_that_is_another_hosts_address_is_told_with_its_line(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         for part in inside.split(","):
             first, dash, last = part.partition("-")
             numbers = (
-                range(int(first), int(last) + 1) if dash and first.isdecimal() and last.isdecimal() else ()
+                range(int(first), min(int(last), int(first) + _MOST_HOSTS) + 1)
+                if dash and first.isdecimal() and last.isdecimal()
+                else ()
             )
             middles = [f"{number:0{len(first)}d}" for number in numbers] or [part]
             found += [

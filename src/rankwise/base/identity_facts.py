@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Below the range from which kernels hand out ports by themselves (Linux: 32768 and up).
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
+#: More than any job has: a list of them is nonsense, and must not fill the memory.
+_MOST_NODES, _MOST_DIGITS = 1 << 20, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,9 @@ def expand_tasks(per_node: str) -> list[int]:
     for part in per_node.split(",") if per_node else []:
         number, _, times = part.partition("(x")
         repeat = times.rstrip(")") or "1"
-        if not (number.isdigit() and repeat.isdigit()):
+        if not (number.isdecimal() and repeat.isdecimal()) or max(len(number), len(repeat)) > _MOST_DIGITS:
+            return []
+        if len(found) + int(repeat) > _MOST_NODES:
             return []
         found += [int(number)] * int(repeat)
     return found

@@ -56,7 +56,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Ranks on each host (default: one a GPU, or what the environment says).",
     )
-    job.add_argument("--workers", type=_count_or_none, metavar="N", help="Data-loading workers of each rank.")
+    job.add_argument(
+        "--workers", type=_count_from_zero, metavar="N", help="Data-loading workers of each rank."
+    )
     job.add_argument(
         "--script",
         action=Given,
@@ -209,7 +211,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _count_or_none(text: str) -> int:
+def _count_from_zero(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
     return int(text)

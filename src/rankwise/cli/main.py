@@ -113,13 +113,10 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _mask(command: str, text: str) -> str:
-    """Return an error's text without secrets, if the command quotes the environment: in the others `key=` is the user's own word."""
-    if command not in {"run", "env", "doctor"}:
-        return text
+    """Return an error's text without secrets. Where a command does not quote the environment, `key=` is the user's own word."""
     from rankwise.doctor.variables import masking  # noqa: PLC0415 - most commands go well
 
-    # What `run` says of its flags has pairs that are no secret: KEY=VALUE.
-    return masking.mask_credentials(text) if command == "run" else masking.mask_text(text)
+    return (masking.mask_text if command in {"env", "doctor"} else masking.mask_credentials)(text)
 
 
 def main(argv: Sequence[str]) -> int:

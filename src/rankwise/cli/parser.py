@@ -35,7 +35,11 @@ class Given(argparse.Action):
         """Store it, or refuse it."""
         if not values or (isinstance(values, str) and not values.strip()):
             flag, noun = option_string or self.dest, {"only": "probe", "hosts": "host"}.get(self.dest)
-            parser.error(f"{flag} names no {noun}" if noun else f"an empty word stands behind {flag}")
+            parser.error(
+                f"{flag} names no {noun}: is a variable of the job script empty?"
+                if noun
+                else f"an empty value (is a variable of the job script not set?): {flag}"
+            )
         setattr(namespace, self.dest, values)
 
 

@@ -121,6 +121,9 @@ def tell(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
 
 
 def _tell_fix(one: Reading) -> str:
-    commands = [line for line in one.fix.splitlines() if line.strip() and not line.startswith("#")]
-    first = commands[0] if commands else one.fix.lstrip("# ")
-    return f" -> {first}" if first else ""
+    lines = [line for line in one.fix.splitlines() if line.strip()]
+    # A remark that ends so leads to the command below it; another one is itself what is to be done first.
+    first = next(
+        (line for line in lines if not (line.startswith("#") and line.endswith((":", "?")))), one.fix
+    )
+    return f" -> {first.lstrip('# ')}" if first else ""

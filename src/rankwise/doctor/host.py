@@ -5,6 +5,7 @@ A test gives a folder in the place of ``/``, an environment, and answers of prog
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from rankwise.doctor.torch_facts import TorchFacts
 
 _MOST_BYTES = 1 << 20
+#: With these there surely is no such file; others may only mean that we can't look.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +176,21 @@ class Host:
         except OSError:
             return False
 
+    def find_error(self, path: str) -> str:
+        """Return why a file or folder can't be looked at, in the system's words; empty if it can be, or if there surely is none."""
+        try:
+            self.path(path).stat()
+        except OSError as error:
+            return "" if error.errno in _MISSING else error.strerror or str(error)
+        return ""
+
     def may_write(self, path: str) -> bool:
         """Tell whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""
-        can_ask = os.access in os.supports_effective_ids
-        return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=can_ask)
+        # Asking by effective ids is a newer call, which old runtimes of containers refuse to everybody.
+        is_other = os.access in os.supports_effective_ids and (
+            (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
+        )
+        return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=is_other)
 
     def names(self, path: str) -> list[str]:
         """Return what a folder holds, sorted; nothing if it can't be read."""

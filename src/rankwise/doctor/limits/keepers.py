@@ -9,21 +9,27 @@ if TYPE_CHECKING:
     from rankwise.doctor.host import Host
 
 #: Empty: a plain host, or a container that does not tell.
-Container: TypeAlias = Literal["kubernetes", "docker", "podman", ""]
-Keeper: TypeAlias = Literal["kubernetes", "docker", "podman", "slurm", "systemd", ""]
+Container: TypeAlias = Literal["kubernetes", "apptainer", "docker", "podman", ""]
+Keeper: TypeAlias = Literal["kubernetes", "apptainer", "docker", "podman", "slurm", "systemd", ""]
+_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 
 
 def find_container(host: Host) -> Container:
     """Return what kind of container this is, as far as it tells."""
     if "KUBERNETES_SERVICE_HOST" in host.env or host.has("/var/run/secrets/kubernetes.io"):
         return "kubernetes"
+    if any(name in host.env for name in _APPTAINER) or host.has("/.singularity.d"):
+        return "apptainer"
     if host.has("/run/.containerenv"):
         return "podman"
     return "docker" if host.has("/.dockerenv") else ""
 
 
 def find_keeper(host: Host) -> Keeper:
-    """Return who holds this process to its limits; of a job of Slurm it is Slurm, whatever container it is in."""
+    """Return who holds this process to its limits; of a job of Slurm it is Slurm, whatever container it is in.
+
+    Apptainer sets none itself: those of the host outside count, where they are raised, too.
+    """
     if "SLURM_JOB_ID" in host.env:
         return "slurm"
     inside = find_container(host)

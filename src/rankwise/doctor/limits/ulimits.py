@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rankwise.doctor.host import Host
 
 _CAP_SYS_RESOURCE = 24
+_MANY_FILES = 65536
 #: By the name in /proc/self/limits: the shell's option, and the name for PAM, Docker and, in capitals, systemd.
 _NAMES = {
     "Max open files": ("n", "nofile"),
@@ -63,10 +64,13 @@ def raise_limit(host: Host, limits: Mapping[str, Limit], name: str, *, least: fl
     hard = limits.get(name, Limit()).hard
     if math.isinf(hard) and word != "nofile":
         return f"ulimit -{option} unlimited"
+    if word == "nofile" and hard >= _MANY_FILES:
+        # Programs that close all files that could be open would be busy for minutes with a hard limit of a billion.
+        return f"ulimit -Sn {_MANY_FILES}"
     if hard >= least:
         return f'ulimit -{option} "$(ulimit -H{option})"'
     # Open files can't be unlimited; the kernel's own bound is above this number on any system.
-    most = "65536" if word == "nofile" else "unlimited"
+    most = str(_MANY_FILES) if word == "nofile" else "unlimited"
     if has_capability(host, _CAP_SYS_RESOURCE):
         return f"ulimit -{option} {most}  # root may go beyond the hard limit"
     return _raise_beyond(host, option, word, most)
@@ -79,6 +83,8 @@ def _raise_beyond(host: Host, option: str, word: str, most: str) -> str:
     beyond = f"# ulimit -{option} can't go beyond the hard limit"
     if keeper == "kubernetes" or (keeper in {"docker", "podman"} and word == "as"):
         return f"{beyond}, which is that of the container's runtime: {unit} of its service (containerd, docker) on the node"
+    if keeper == "apptainer":
+        return f"{beyond}, which is that of the host outside: raise it there, before the container starts ({unit} of a service, or /etc/security/limits.conf)"
     if keeper in {"docker", "podman"}:
         most = most.replace("unlimited", "-1")
         return f"{keeper} run --ulimit {word}={most}:{most} …"
@@ -93,4 +99,10 @@ def _raise_beyond(host: Host, option: str, word: str, most: str) -> str:
 def has_capability(host: Host, number: int) -> bool:
     """Tell whether this process may do what root may, as far as one capability goes."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", host.read("/proc/self/status"), re.MULTILINE)
-    return bool(found and int(found[1], 16) >> number & 1)
+    return bool(found and int(found[1], 16) >> number & 1) and is_among_all_users(host)
+
+
+def is_among_all_users(host: Host) -> bool:
+    """Tell whether this process sees the users of the whole host: root of a user namespace is nobody where the kernel's limits count."""
+    # A kernel without such namespaces has no such file.
+    return host.read("/proc/self/uid_map").split() in ([], ["0", "0", "4294967295"])

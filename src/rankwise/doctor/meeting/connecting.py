@@ -131,6 +131,12 @@ def try_all(
         trial.close()
 
 
+def _has_no_route(error: OSError, target: Target) -> bool:
+    # Where IPv6 is switched off, there is no address of our own to connect from. With IPv4 it is the ports that have run out.
+    is_off = error.errno == errno.EADDRNOTAVAIL and ":" in target.address
+    return is_off or error.errno in _NO_ROUTE
+
+
 @final
 class _Trial:
     def __init__(
@@ -178,7 +184,7 @@ class _Trial:
             begin_connect(sock, target.address, target.port)
         except OSError as error:
             sock.close()
-            outcome: Outcome = "no route" if error.errno in _NO_ROUTE else judge_error(error)
+            outcome: Outcome = "no route" if _has_no_route(error, target) else judge_error(error)
             self._results[index] = Tried(target=target, outcome=outcome, detail=error.strerror or str(error))
             return
         self._open[sock.fileno()] = _Attempt(

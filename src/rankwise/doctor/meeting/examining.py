@@ -12,7 +12,7 @@ from rankwise.doctor.meeting.holding import Holding
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.rivals import Rivals
 from rankwise.doctor.meeting.tasks import Tasks
-from rankwise.doctor.meeting.wire import GoneError, text
+from rankwise.doctor.meeting.wire import INTERRUPTED, GoneError, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +49,7 @@ def examine_together(host: Host, probes: Sequence[Probe], plan: Plan, say: Calla
     tasks = Tasks(host, probes, plan)
     found: Together | None = None
     rivals = Rivals(host, plan, holding.secret if holding is not None else "")
+    why = ""
     try:
         if holding is not None:
             holding.start()
@@ -56,16 +57,22 @@ def examine_together(host: Host, probes: Sequence[Probe], plan: Plan, say: Calla
         tether = arrive(host, plan, say, own=holding.secret if holding is not None else "")
         try:
             found = _take_part(tether, tasks, plan, say, rivals)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, MeetingError) as error:
             # The others would take us for dead.
-            tether.send({"leaves": 1})
+            tether.send({"leaves": error.message if isinstance(error, MeetingError) else INTERRUPTED})
             raise
         finally:
             tether.close()
+    except KeyboardInterrupt:
+        why = INTERRUPTED
+        raise
+    except MeetingError as error:
+        why = error.message
+        raise
     finally:
         rivals.close()
         if holding is not None:
-            holding.close(is_over=found is not None)
+            holding.close(is_over=found is not None, why=why)
         tasks.close()
     return found
 

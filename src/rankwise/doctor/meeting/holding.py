@@ -17,7 +17,7 @@ from rankwise.doctor.meeting.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.meeting.rounds import plan_rounds
 from rankwise.doctor.meeting.table import OwnLostError, Seat, Table, measure_clock, refuse
 from rankwise.doctor.meeting.together import NO_SENSE
-from rankwise.doctor.meeting.wire import INTERRUPTED, Message, encode, text
+from rankwise.doctor.meeting.wire import Message, encode, text
 from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
@@ -75,20 +75,21 @@ class Holding:
         self._is_reducing = False
         self._numbered: list[Seat] = []
         self._found = Gathered()
-        self._is_wanted = True
+        self._is_wanted, self._why = True, ""
         self._thread = Thread(target=self._run, name="rankwise-meeting", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def close(self, *, is_over: bool) -> None:
+    def close(self, *, is_over: bool, why: str = "") -> None:
         """End it.
 
         Args:
             is_over: Whether we have the result: then the others get theirs before this returns. Else they see that the holder is gone.
+            why: Why it is gone, for the others.
         """
-        self._is_wanted = is_over
+        self._why, self._is_wanted = why, is_over
         self._thread.join(timeout=_END_S if is_over else 10)
         self._is_wanted = False
 
@@ -97,22 +98,23 @@ class Holding:
             self._arrive()
             self._proceed()
         except _NotWantedError:
-            self._break_off(
-                f"{self._host.name}, the host that holds the meeting, is gone: {INTERRUPTED}",
-                "start all hosts again",
-            )
+            if self._why:
+                self._break_off_for(self._why)
         except OwnLostError as error:
-            self._break_off(
-                f"{self._host.name}, the host that holds the meeting, is gone: {error}",
-                "start all hosts again",
-            )
+            self._break_off_for(str(error))
         except Exception as error:  # noqa: BLE001 - all hosts wait for us: they must be told
             why = f"the meeting broke: {type(error).__name__}: {error}"
             self._break_off(why, "this is a mistake of rankwise's own, please report it")
         finally:
             self._table.close()
 
+    def _break_off_for(self, why: str) -> None:
+        self._break_off(
+            f"{self._host.name}, the host that holds the meeting, is gone: {why}", "start all hosts again"
+        )
+
     def _break_off(self, why: str, hint: str) -> None:
+        self._is_wanted = True  # until all have heard of it
         with suppress(OwnLostError, _NotWantedError):
             self._table.end()
             self._table.tell_all(refuse(why, hint))

@@ -17,7 +17,12 @@ _LISTENERS: dict[Plane, tuple[str, str]] = {
     "gloo": ("Gloo", "GLOO_SOCKET_IFNAME"),
     "nccl": ("NCCL", "NCCL_SOCKET_IFNAME"),
 }
-_WHY = "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'"
+_WHY: dict[Plane, str] = {
+    "gloo": "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'",
+    "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
+    "master": "its ranks never reach the store: 'The client socket has timed out … while trying to connect'",
+}
+_CLASSES: dict[Plane, str] = {"gloo": "", "nccl": "I7", "master": "I2"}
 
 
 def judge_routes(plane: Plane, lost: Sequence[Link], cards: dict[str, HostCard]) -> Iterator[Reading]:
@@ -51,7 +56,7 @@ def _tell_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Re
     sources = list_hosts([one.source for one in links])
     where = f"at {address}" + (f" ({interface})" if interface else "")
     return Reading(
-        verdict="fail", hosts=(target.name,), class_id="I7" if plane == "nccl" else "", why=_WHY,
+        verdict="fail", hosts=(target.name,), class_id=_CLASSES[plane], why=_WHY[plane],
         what=f"{library} listens {where} on {target.name}, and {sources} {'has' if len(links) == 1 else 'have'} no route to it ({links[0].detail}); "
         f"the meeting reached {target.name} at {target.address}",
         fix=f"# on {target.name}:\nexport {variable}={find_interface(target, target.address) or '…'}",
@@ -61,8 +66,13 @@ def _tell_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Re
 def _tell_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
     targets = list_hosts([f"{one.target} ({one.address})" for one in links])
     lines = _prefer_ipv4(plane, links, cards)
+    address = links[0].address
+    if not lines and _is_own_only(address):
+        lines = [
+            f"# {address} is good for one cable only; on {links[0].target}, take an interface that has another address (ip -br addr):",
+            f"export {_LISTENERS.get(plane, _LISTENERS['gloo'])[1]}=…",
+        ]
     if not lines:
-        address = links[0].address
         net = ipaddress.ip_network(f"{address}/{64 if ':' in address else 24}", strict=False)
         lines = [
             f"# on {source}: which way should it be?",
@@ -70,7 +80,7 @@ def _tell_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dict[
             f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY",
         ]
     return Reading(
-        verdict="fail", hosts=(source,), class_id="I22" if _lacks_ipv6(links[0], cards) else "", why=_WHY,
+        verdict="fail", hosts=(source,), class_id="I22" if _lacks_ipv6(links[0], cards) else _CLASSES[plane], why=_WHY[plane],
         what=f"{source} has no route to {targets}: {links[0].detail}", fix="\n".join(lines),
     )  # fmt: skip
 
@@ -93,7 +103,11 @@ def _prefer_ipv4(plane: Plane, links: Sequence[Link], cards: dict[str, HostCard]
 
 def _lacks_ipv6(link: Link, cards: dict[str, HostCard]) -> bool:
     own = [ip for _, ip in cards[link.source].interfaces]
-    return ":" in link.address and not any(":" in ip and not _is_own_only(ip) for ip in own)
+    return (
+        ":" in link.address
+        and not _is_own_only(link.address)
+        and not any(":" in ip and not _is_own_only(ip) for ip in own)
+    )
 
 
 def _is_own_only(ip: str) -> bool:

@@ -79,10 +79,10 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
 
 def _tell_no_address(name: str, waited: str) -> MeetingError:
     slip = find_slip(name)
-    if slip is not None:
+    if slip is not None and slip.host:
         port = f", and {slip.port} as the port" if slip.port else ""
         return MeetingError(
-            f"{slip.what}: there the hosts are to meet, and no name server knows it", class_id="I3", hint=f"give {slip.host or 'the name of the first host'} as the address{port}",
+            f"{slip.what}: there the hosts are to meet, and no name server knows it", class_id="I3", hint=f"give {slip.host} as the address{port}",
             fix=write_remedy(slip, None),
         )  # fmt: skip
     if not is_host_name(name):

@@ -14,7 +14,6 @@ from rankwise.doctor.meeting.wire import (
     BEAT_S,
     CLOSED,
     GREETING,
-    INTERRUPTED,
     VERSION,
     GoneError,
     Message,
@@ -276,8 +275,8 @@ class Table:
             elif text(message, "broke"):
                 why = one_line(text(message, "broke"), 500)
                 self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")
-            elif "leaves" in message:
-                self.lose(seat, INTERRUPTED)
+            elif text(message, "leaves"):
+                self.lose(seat, one_line(text(message, "leaves"), 500))
                 return
             elif text(message, "answer"):
                 seat.answers[text(message, "answer")] = message

@@ -67,8 +67,8 @@ def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
     if wish.num_hosts == 1:
         return None
     host, port = read_place(wish)
-    _refuse_loopback(host)
     is_holder = None if wish.endpoint or wish.node_rank is None else wish.node_rank == 0
+    _refuse_loopback(host, is_holder=is_holder)
     return Plan(
         endpoint_host=host,
         endpoint_port=port or DEFAULT_PORT,
@@ -103,10 +103,11 @@ def _plan_by(told: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bysta
             f"{told.source} says that there are several hosts, and nobody says where they meet",
             hint="--master-addr ADDRESS-OF-THE-FIRST-HOST",
         )
-    _refuse_loopback(host)
+    is_holder = None if wish.endpoint else told.rank == 0
+    _refuse_loopback(host, is_holder=is_holder)
     return Plan(
         endpoint_host=host, endpoint_port=port or told.master_port or DEFAULT_PORT, num_hosts=told.num_nodes,
-        node_rank=told.node_rank, is_holder=None if wish.endpoint else told.rank == 0, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+        node_rank=told.node_rank, is_holder=is_holder, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
     )  # fmt: skip
 
 
@@ -123,7 +124,8 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
             f"{place.told_by} says that this is one of {place.num_nodes} nodes, and nobody says where they meet",
             hint="--master-addr ADDRESS-OF-NODE-0",
         )
-    _refuse_loopback(host)
+    is_holder = None if place.node_rank is None or wish.endpoint else place.node_rank == 0
+    _refuse_loopback(host, is_holder=is_holder)
     told_port = next(
         (
             text
@@ -134,7 +136,7 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
     )
     return Plan(
         endpoint_host=host, endpoint_port=wished_port or int(told_port or DEFAULT_PORT), num_hosts=place.num_nodes, node_rank=place.node_rank,
-        is_holder=None if place.node_rank is None or wish.endpoint else place.node_rank == 0,
+        is_holder=is_holder,
     )  # fmt: skip
 
 
@@ -162,8 +164,9 @@ def read_place(wish: Wish) -> tuple[str, int | None]:
     return host.strip("[]"), int(port)
 
 
-def _refuse_loopback(host: str) -> None:
-    if is_loopback(host) or is_unspecified(host):
+def _refuse_loopback(host: str, *, is_holder: bool | None) -> None:
+    # At all of its addresses the first host can listen, and the others may be told one of them.
+    if is_loopback(host) or (is_unspecified(host) and not is_holder):
         raise UsageError(
             f"several hosts can't meet at {host}: that is another host on each of them",
             hint="give an address of node 0 that the others reach",

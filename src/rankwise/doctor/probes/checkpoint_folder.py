@@ -92,8 +92,14 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _tell_dangling(host: Host, link: str) -> Reading:
+    target, error = host.path(link).readlink(), host.find_error(link)
+    if error:
+        return Reading(
+            verdict="fail", what=f"{link} is a link to {target}, which can't be looked at: {error}",
+            why=f"the first checkpoint fails, long after the start: `{error}`", fix=f"namei -l {shlex.quote(link)}  # or use another folder",
+        )  # fmt: skip
     return Reading(
-        verdict="fail", what=f"{link} is a link to {host.path(link).readlink()}, and there is nothing",
+        verdict="fail", what=f"{link} is a link to {target}, and there is nothing",
         why="nobody can make a folder there: the first checkpoint fails, with `File exists` or `No such file or directory`",
         fix=f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder",
     )  # fmt: skip

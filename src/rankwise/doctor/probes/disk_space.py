@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.storage.mounts import find_absolute, find_current, find_existing, find_mount, read_mounts
+from rankwise.doctor.storage.mounts import (
+    find_absolute,
+    find_current,
+    find_dangling,
+    find_existing,
+    find_mount,
+    read_mounts,
+)
 from rankwise.doctor.units import say_count
 
 if TYPE_CHECKING:
@@ -74,7 +81,8 @@ def _list_places(host: Host, current: str) -> list[_Place]:
             _Place(title="the current folder", folder=current, full_bytes=16 * _MIB, tight_bytes=_GIB // 2, must_write=False)
         )  # fmt: skip
     folder = find_absolute(host, host.job.checkpoints) if host.job.checkpoints is not None else ""
-    if folder:
+    # A link to nowhere is on no disk: the probe of that folder tells of it.
+    if folder and not find_dangling(host, folder):
         title = "the folder of the checkpoints"
         places.insert(0, _Place(title=title, folder=folder, full_bytes=256 * _MIB, tight_bytes=2 * _GIB))
     return places

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import find_process_room
 from rankwise.doctor.limits.keepers import say_more_processes
-from rankwise.doctor.limits.ulimits import Limit, has_capability, raise_limit, read_limits
+from rankwise.doctor.limits.ulimits import Limit, has_capability, is_among_all_users, raise_limit, read_limits
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 
@@ -129,10 +129,12 @@ def _raise_time(host: Host, limits: dict[str, Limit]) -> str:
         "# on a login node: start the job through the batch system",
     )
     # A limit that can't be raised in the shell is mostly the rule of the place.
-    return f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; else:\n{way}"
+    return f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}"
 
 
 def _is_root(host: Host) -> bool:
+    if not is_among_all_users(host):
+        return False
     found = re.search(r"^Uid:\s*\d+\s+(\d+)", host.read("/proc/self/status"), re.MULTILINE)
     return found[1] == "0" if found else not getattr(os, "geteuid", lambda: 1)()
 

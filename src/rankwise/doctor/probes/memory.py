@@ -45,10 +45,13 @@ def look(host: Host) -> Iterator[Reading]:
     limit, room = find_memory_room(host)
     size, left = min(float(told["MemTotal"]), limit), min(float(told["MemAvailable"]), max(0.0, room))
     is_limited = not math.isinf(limit) and room <= told["MemAvailable"]
-    where = f" (the limit of this container or session is {_say(limit)})" if is_limited else ""
-    what = f"{_say(left)} of {_say(size)} of memory are free{where}"
+    is_capped = limit < told["MemTotal"]
+    # Of a small container on a full host, it is the host's memory that is short.
+    whole = size if is_limited else float(told["MemTotal"])
+    where = f" (the limit of this container or session is {_say(limit)})" if is_limited or is_capped else ""
+    what = f"{_say(left)} of {_say(whole)} of memory are free{where}"
     found = [
-        *_check_room(host, what, size, left, is_limited=is_limited),
+        *_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole),
         *_check_kills(host),
         *_check_swap(told),
         *_check_promises(host, told),
@@ -58,17 +61,19 @@ def look(host: Host) -> Iterator[Reading]:
         yield ok(what, free=int(left), size=int(size))
 
 
-def _check_room(host: Host, what: str, size: float, left: float, *, is_limited: bool) -> Iterator[Reading]:
+def _check_room(
+    host: Host, what: str, size: float, left: float, *, is_capped: bool, is_tight: bool
+) -> Iterator[Reading]:
     ranks = host.job.num_ranks or 1
     need = ranks * _RANK_BYTES
     if left < need:
         # Where all of it would be too little, nobody else has it.
-        more = say_more_memory(host) if is_limited else "# fewer ranks, or a host with more memory"
+        more = say_more_memory(host) if is_capped else "# fewer ranks, or a host with more memory"
         yield Reading(
             verdict="fail", what=f"{what}; {say_count(ranks, 'rank')} take{'s' * (ranks == 1)} {_say(need)} for torch alone", class_id="R3",
             why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix=more if size < need else _WHO_HAS_IT,
         )  # fmt: skip
-    elif left < _TIGHT_BYTES and left < _TIGHT_SHARE * size:
+    elif left < _TIGHT_BYTES and is_tight:
         yield Reading(
             verdict="warn", what=what, why="a rank that needs more is killed with SIGKILL (exit code -9)", class_id="R3",
             fix=_WHO_HAS_IT,

@@ -9,16 +9,17 @@ its files are summed up; nothing is written.
 
 **What to do.** Where files fill it, remove those that dead processes have left. Where it is small, give it more: `docker run --shm-size=16g` or
 `--ipc=host`; in Kubernetes an `emptyDir` with `medium: Memory` at `/dev/shm`; elsewhere `mount -o remount,size=16g /dev/shm`.
+Never more than half of the memory that there is: beyond, the kernel kills processes instead (SIGKILL).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.limits.keepers import find_container
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 from rankwise.doctor.storage.mounts import find_mount
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.doctor.host import Host
+    from rankwise.doctor.limits.keepers import Container
 
 _SHM = "/dev/shm"
 _MIB = 1 << 20
@@ -34,10 +36,14 @@ _MIB = 1 << 20
 _TIGHT_BYTES, _FULL_BYTES = 1024 * _MIB, 64 * _MIB
 #: Emptied, it still would be next to full.
 _TINY_BYTES = 2 * _FULL_BYTES
+#: What is enough for any job, where the memory is there.
+_AMPLE_BYTES = 16 * 1024 * _MIB
 #: The probe runs before each start: of more files the rest is not looked at.
 _MOST_FILES, _MOST_NAMES = 5000, 3
 #: What a launcher of rankwise keeps there, and removes itself.
 _OWN = "rankwise-"
+#: Apptainer and Singularity mostly bind it from the host.
+_OUTSIDE = "/dev/shm mostly is the host's, outside of the container; there"
 _WHO_HAS_IT = r"find /proc/[0-9]*/fd /proc/[0-9]*/map_files -lname '/dev/shm/*' -printf '%h %l\n' 2>/dev/null | sort -u  # who has what open there"
 
 
@@ -51,13 +57,17 @@ def look(host: Host) -> Iterator[Reading]:
         yield _tell_closed(host)
         return
     size, free = usage
+    if not size:
+        yield ok("/dev/shm has no limit of its own", size=size, free=free)
+        return
     told = f"/dev/shm has {size // _MIB} MiB, {free // _MIB} MiB of it free"
-    if free < _FULL_BYTES:
-        yield _tell_full(host, told, size, free)
-    elif size < _TIGHT_BYTES:
+    more = _say_more(host, size) if size < _TIGHT_BYTES else ""
+    if free < _FULL_BYTES and (more or free < size // 2):
+        yield _tell_full(host, told, size, free, more)
+    elif more:
         yield Reading(
             verdict="warn", what=told, class_id="X16", why="workers that hand over large batches fill it, and die with SIGBUS (exit code -7)",
-            fix=_say_more(host), facts={"size": size, "free": free},
+            fix=more, facts={"size": size, "free": free},
         )  # fmt: skip
     else:
         yield ok(told, size=size, free=free)
@@ -68,7 +78,10 @@ def _tell_closed(host: Host) -> Reading:
     is_read_only = mount is not None and mount.point == _SHM and mount.is_read_only
     says = "Read-only file system" if is_read_only else "Permission denied"
     mend = "sudo mount -o remount,rw /dev/shm" if is_read_only else "sudo chmod 1777 /dev/shm"
-    if find_container(host):
+    container = _find_container(host)
+    if container == "apptainer":
+        mend = f"# {_OUTSIDE}: {mend}"
+    elif container:
         mend += "  # or start the container without a volume of its own at /dev/shm"
     return Reading(
         verdict="fail", what="/dev/shm is mounted read-only" if is_read_only else "/dev/shm can't be written to by your user", class_id="X16", fix=mend,
@@ -76,9 +89,8 @@ def _tell_closed(host: Host) -> Reading:
     )  # fmt: skip
 
 
-def _tell_full(host: Host, told: str, size: int, free: int) -> Reading:
+def _tell_full(host: Host, told: str, size: int, free: int, more: str) -> Reading:
     is_used_up = free < size // 2
-    more = _say_more(host) if size < _TIGHT_BYTES else ""
     if not is_used_up:
         what, fix = told, [more]
     else:
@@ -156,14 +168,32 @@ def _measure(host: Host) -> tuple[dict[str, int], bool]:
     return sizes, not unread
 
 
-def _say_more(host: Host) -> str:
-    """Return how it gets more room."""
-    container = find_container(host)
+def _say_more(host: Host, size: int) -> str:
+    """Return how it gets more room than it has; empty where there is no memory for more."""
+    from rankwise.doctor.limits.cgroups import find_memory_room  # noqa: PLC0415 - asked before each start, where mostly all is well
+
+    found = re.search(r"^MemTotal:\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    memory = min(int(found[1]) * 1024 if found else math.inf, find_memory_room(host)[0])
+    # Files of more than the memory would have the kernel kill processes. Half of it is what a plain host gives from the start, or next to that.
+    most = int(min(_AMPLE_BYTES, memory / 2))
+    if most <= size * 1.1:
+        return ""
+    number, unit = (most >> 30, "g") if most >= 1 << 30 else (most // _MIB, "m")
+    container = _find_container(host)
     if container == "kubernetes":
-        return "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory, sizeLimit: 16Gi}"
+        return f"# a volume at /dev/shm in the pod's spec: emptyDir: {{medium: Memory, sizeLimit: {number}{unit.upper()}i}}"
+    grow = f"sudo mount -o remount,size={number}{unit} /dev/shm"
+    if container == "apptainer":
+        return f"# {_OUTSIDE}: {grow}"
     if container:
-        return f"{container} run --shm-size=16g …  # or --ipc=host"
-    return "sudo mount -o remount,size=16g /dev/shm  # in a container: docker run --shm-size=16g …"
+        return f"{container} run --shm-size={number}{unit} …  # or --ipc=host"
+    return f"{grow}  # in a container: docker run --shm-size={number}{unit} …"
+
+
+def _find_container(host: Host) -> Container:
+    from rankwise.doctor.limits.keepers import find_container  # noqa: PLC0415 - asked before each start, where mostly all is well
+
+    return find_container(host)
 
 
 PROBE = Probe(

@@ -143,7 +143,7 @@ def find_existing(host: Host, folder: str) -> str:
 
 
 def find_dangling(host: Host, folder: str) -> str:
-    """Return the link on a folder's path that leads to nothing; empty without one. Nobody can make a folder there."""
+    """Return the link on a folder's path that leads to nothing, or to where we may not look; empty without one. We can't make a folder there."""
     path = Path(folder)
     while not host.has(str(path)) and path != path.parent:
         with suppress(OSError):  # a folder above that we may not look into

@@ -1,4 +1,4 @@
-"""What stands in MASTER_ADDR beside the name of a host: a port, a scheme, blanks or brackets. No rank finds a host by it."""
+"""What stands in MASTER_ADDR beside the name of a host: a port, a scheme, blanks, brackets, other hosts. No rank finds a host by it."""
 
 from __future__ import annotations
 
@@ -38,17 +38,29 @@ def find_slip(text: str) -> Slip | None:
         return Slip(what=f"{shown} has blanks around it", host=host if is_plain(host) else "", port=port)
     found = _FORM.fullmatch(text)
     if found is None:
-        return Slip(what=f"{text} begins like a URL", host="") if "://" in text else None
+        return _find_strange_signs(text)
     scheme, inner, name, digits = found.groups()
-    if not scheme and not inner and not digits:
+    if not scheme and not inner and not digits and not text.endswith("/"):
         return None
     if scheme:
         what = f"begins with {scheme}, as no host's name does"
     elif digits:
         what = f"has a port in it, {digits}"
+    elif not inner:
+        what = "ends with /, as no host's name does"
     else:
         what = "has brackets, which belong to HOST:PORT only"
-    return Slip(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=not scheme and not digits)  # fmt: skip
+    return Slip(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=bool(inner) and not scheme and not digits)  # fmt: skip
+
+
+def _find_strange_signs(text: str) -> Slip | None:
+    if "://" in text:
+        return Slip(what=f"{text} begins like a URL", host="")
+    # What follows % is the name of an interface, which has signs of its own.
+    if not text or is_plain(text) or (is_plain(text.partition("%")[0]) and re.fullmatch(r"[^\s/]+", text)):
+        return None
+    shown = text if text.isprintable() and " " not in text else repr(text)
+    return Slip(what=f"{shown} is no host name", host="")
 
 
 def write_remedy(slip: Slip, port: int | None) -> str:

@@ -26,7 +26,7 @@ from rankwise.doctor.variables.half_sets import find_half_set
 from rankwise.doctor.variables.launches import check_switches, count_devices, may_use_gpus
 from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.numbers import check_numbers
-from rankwise.doctor.variables.places import find_place, number
+from rankwise.doctor.variables.places import count, find_place, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -248,6 +248,9 @@ def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if bool(it.master_addr) == (it.master_port is not None):
         return
+    slip = find_slip(it.master_addr or "")
+    if slip is not None and slip.port is not None:
+        return  # the port stands in the address, and what sets that right sets both
     has, lacks = ("MASTER_ADDR", "MASTER_PORT") if it.master_addr else ("MASTER_PORT", "MASTER_ADDR")
     if not env.get(has):
         return  # it was derived: scripts with their own address are none of our business
@@ -287,8 +290,8 @@ def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
     """PET_NNODES, which torchrun takes for --nnodes, against the nodes that Slurm has given."""
     low, _, high = env.get("PET_NNODES", "").partition(":")
     most = high or low
-    in_step = number(env, "SLURM_STEP_NUM_NODES") if "TORCHELASTIC_RUN_ID" not in env else None
-    have = in_step or number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    in_step = count(env, "SLURM_STEP_NUM_NODES") if "TORCHELASTIC_RUN_ID" not in env else None
+    have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     name = "SLURM_STEP_NUM_NODES" if in_step else "SLURM_NNODES"
     if have is None or not low.isdecimal() or not most.isdecimal():
         return

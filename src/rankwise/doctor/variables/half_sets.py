@@ -5,16 +5,18 @@ Nobody reads them as a rank, and yet such a process is not alone.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import read_all
 from rankwise.doctor.reading import Reading
-from rankwise.doctor.variables.addresses import find_slip, is_plain
-from rankwise.doctor.variables.places import DEFAULT_PORT, Place, find_place, number, write_static
+from rankwise.doctor.variables.places import Place, find_meeting, find_place, number, write_static
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name of their own before it.
+_OTHER_LOCAL_RANK = re.compile(r"([A-Z][A-Z0-9_]*?)_LOCAL_?(?:RANK|RANKID|ID)")
 
 
 def find_half_set(env: Mapping[str, str]) -> Reading | None:
@@ -36,13 +38,33 @@ def find_half_set(env: Mapping[str, str]) -> Reading | None:
             why="a process manager that speaks PMIx has started this one, perhaps among others: each takes itself for the only one",
             fix="export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
         )  # fmt: skip
-    if local is not None and local >= 0:
+    return _tell_local(env, local) if local is not None and local >= 0 else None
+
+
+def _tell_local(env: Mapping[str, str], local: int) -> Reading:
+    found = _find_other(env, local)
+    if found is None:
         return Reading(
             verdict="warn", what=f"LOCAL_RANK={local} is set, and neither RANK nor WORLD_SIZE is",
             why="libraries take the process for one of several (accelerate: `environment variable RANK expected, but not set`), "
             f"and scripts take GPU {local}",
             fix="unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …",
         )  # fmt: skip
+    name, rank = found
+    return Reading(
+        verdict="warn", what=f"LOCAL_RANK={local} is set, as {name}={local} says too, and neither RANK nor WORLD_SIZE is",
+        why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE takes it for the only one",
+        fix=f"export RANK={rank} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
+    )  # fmt: skip
+
+
+def _find_other(env: Mapping[str, str], local: int) -> tuple[str, str] | None:
+    """Return the variable by which another launcher tells the same local rank, and what stands for the rank in a shell; None if none does."""
+    for name in sorted(env):
+        found = _OTHER_LOCAL_RANK.fullmatch(name)
+        if found is not None and number(env, name) == local:
+            ranks = (f"{found[1]}_{end}" for end in ("RANKID", "RANK", "PROCID"))
+            return name, next((f"${one}" for one in ranks if number(env, one) is not None), "R")
     return None
 
 
@@ -52,29 +74,22 @@ def find_exported_node(env: Mapping[str, str]) -> Place | None:
     Nobody but such scripts knows these names, so only who asks for a command gets one: no probe waits for other hosts by them.
     """
     node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
-    if not (nodes is None or nodes > 1) or not ((nodes or 0) > 1 or (node or 0) > 0):
+    # What lies around by itself says nothing; node 0 of several is told where the others come, as they are.
+    is_met = node == 0 and nodes is None and bool(env.get("MASTER_ADDR")) and find_meeting(env)[0] != "NODE0"
+    if not (nodes is None or nodes > 1) or not ((nodes or 0) > 1 or (node or 0) > 0 or is_met):
         return None
     if node is not None and not 0 <= node < (nodes or node + 1):
         return None
     count = "NNODES" if number(env, "NNODES") is not None else "NUM_NODES"
     names = [name for name, value in (("NODE_RANK", node), (count, nodes)) if value is not None]
+    names += ["MASTER_ADDR"] if is_met else []
     lacking = (
         "" if nodes else "no variable says how many nodes there are: put their number in the place of NODES"
     )
     if node is None:
         lacking = "no variable says which node this is: put its number, counted from 0, in the place of NODE"
-    addr, port = _read_place(env)
+    addr, port = find_meeting(env)
     return Place(
         told_by=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), "NODE" if node is None else str(node), addr, str(port), "auto"), note=lacking,
     )  # fmt: skip
-
-
-def _read_place(env: Mapping[str, str]) -> tuple[str, int]:
-    """Return where the nodes are to meet; NODE0 stands for an address that is to be filled in."""
-    addr, port = env.get("MASTER_ADDR", ""), number(env, "MASTER_PORT")
-    slip = find_slip(addr)
-    if slip is not None:
-        addr, port = slip.host, port or slip.port
-    is_told = is_plain(addr) and not is_loopback(addr) and not is_unspecified(addr)
-    return addr if is_told else "NODE0", port or DEFAULT_PORT

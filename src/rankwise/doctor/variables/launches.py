@@ -15,7 +15,7 @@ from rankwise.base.identity_launchers import (
 )
 from rankwise.doctor.reading import Reading
 from rankwise.doctor.variables.masking import make_mask
-from rankwise.doctor.variables.places import number
+from rankwise.doctor.variables.places import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -105,8 +105,8 @@ def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
 
 
 def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
-    in_step = number(env, "SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_TASKS" in env else None
-    have = in_step or number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    in_step = count(env, "SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_TASKS" in env else None
+    have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     # More launchers than nodes are possible: a task each.
     tasks = number(env, "SLURM_STEP_NUM_TASKS") or 1
     if (

@@ -34,7 +34,8 @@ def check_numbers(env: Mapping[str, str], outer: Identity | None) -> Iterator[Re
         return
     node, nodes = number(env, "GROUP_RANK"), number(env, "GROUP_WORLD_SIZE")
     if ranks == world:
-        if rank != local:
+        # Scripts of one's own may order the ranks of a host as they like; torchrun counts them one way.
+        if rank != local and ("TORCHELASTIC_RUN_ID" in env or node is not None):
             yield Reading(
                 verdict="warn", what=f"RANK={rank} and LOCAL_RANK={local}, and all ranks are on this host (LOCAL_WORLD_SIZE={ranks}, WORLD_SIZE={world})",
                 why=_WHY, fix=_REMEDY, class_id="I10",

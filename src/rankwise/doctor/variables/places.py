@@ -6,14 +6,18 @@ a rank only if it is meant to be the only one on its node; most often it starts 
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
+from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.host_list import find_first_host
 from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_tf_config
 from rankwise.base.identity_facts import Identity, derive_port, expand_tasks
 from rankwise.base.identity_launchers import is_slurm_step, read_slurm
+from rankwise.doctor.variables.addresses import find_slip, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,13 +73,48 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
     """Return the first of some variables that is a number; None if none is."""
     for name in names:
         text = env.get(name, "").strip()
-        if text.lstrip("-").isdecimal():
+        if re.fullmatch(r"-?\d{1,18}", text):
             return int(text)
     return None
 
 
+def count(env: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of some variables that is a number of things, 1 or more; None if none is."""
+    return next((told for name in names if (told := number(env, name)) is not None and told > 0), None)
+
+
+def find_meeting(
+    env: Mapping[str, str], derived: Identity | None = None, *, blank: str = "NODE0", is_first: bool = False
+) -> tuple[str, int]:
+    """Return where nodes are to meet, as it may stand in a command for several nodes.
+
+    Args:
+        env: The environment.
+        derived: What the cluster says, read without MASTER_ADDR, which may be a slip or mean this host only.
+        blank: What stands for an address that is to be filled in.
+        is_first: Whether the command is for the node that the others meet at: it may be told that it is itself.
+
+    Returns:
+        The address, and the port.
+    """
+    told, ports = env.get("MASTER_ADDR", ""), [number(env, "MASTER_PORT")]
+    slip = find_slip(told)
+    if slip is not None:
+        told = slip.host
+        ports.append(slip.port)
+    there = (derived.master_addr if derived else "") or ""
+    names = (one for one in (told, there) if is_plain(one) and not is_unspecified(one))
+    addr = next((one for one in names if is_first or not is_loopback(one)), blank)
+    ports.append(derived.master_port if derived else None)
+    return addr, next((port for port in ports if port is not None and 0 < port < 65536), DEFAULT_PORT)
+
+
+def _forget_address(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name != "MASTER_ADDR"}
+
+
 def _count_gpus(env: Mapping[str, str], *names: str) -> str:
-    told = number(env, *names)
+    told = count(env, *names)
     return str(told) if told else "auto"
 
 
@@ -83,10 +122,11 @@ def _read_pet(env: Mapping[str, str]) -> Place | None:
     """Kubeflow sets torchrun's flags as variables: PyTorchJob (v1), TrainJob (v2)."""
     if not any(env.get(name) for name in _PET_SIGNS):
         return None
-    nodes, node = env.get("PET_NNODES", ""), number(env, "PET_NODE_RANK")
+    nodes, node = count(env, "PET_NNODES"), number(env, "PET_NODE_RANK")
     flags = []
     if env.get("PET_N_PROC_PER_NODE") and not env.get("PET_NPROC_PER_NODE"):
-        flags.append(f"--nproc-per-node {env['PET_N_PROC_PER_NODE']}")  # what PyTorchJob set before 1.6
+        # What PyTorchJob set before 1.6.
+        flags.append(f"--nproc-per-node {shlex.quote(env['PET_N_PROC_PER_NODE'])}")
     rank = number(env, "RANK")
     if node is None and rank is not None and not env.get("PET_RDZV_ENDPOINT"):
         flags.append(f"--node-rank {rank}")
@@ -94,7 +134,7 @@ def _read_pet(env: Mapping[str, str]) -> Place | None:
     is_pod = _is_pod(env)
     return Place(
         told_by="Kubeflow" if is_pod else "PET_* variables", what="a pod in which Kubeflow has set torchrun's flags" if is_pod else "torchrun's flags are set as variables",
-        node_rank=node, num_nodes=int(nodes) if nodes.isdecimal() else None,
+        node_rank=node, num_nodes=nodes,
         command=" ".join(["rankwise run", *flags, "train.py"]), is_rank_too=_try(read_slurm, env) is not None, note="the PET_* variables stand in for the other flags" + ("; RANK counts pods here" if is_pod and rank is not None else ""),
     )  # fmt: skip
 
@@ -106,44 +146,46 @@ def _is_pod(env: Mapping[str, str]) -> bool:
 def _read_pod(env: Mapping[str, str]) -> Place | None:
     """An indexed job, a JobSet, or an old PyTorchJob, which counts its pods in RANK and WORLD_SIZE."""
     node = number(env, "RANK", "JOB_COMPLETION_INDEX")
-    if not _is_pod(env) or node is None or env.get("LOCAL_RANK"):
+    if not _is_pod(env) or node is None or node < 0 or env.get("LOCAL_RANK"):
         return None
-    nodes = number(env, "WORLD_SIZE")
+    nodes = count(env, "WORLD_SIZE")
     if nodes == 1 or (nodes is None and "JOB_COMPLETION_INDEX" not in env):
         return None
     is_index = "JOB_COMPLETION_INDEX" in env
     told = "a pod of an indexed job" if is_index else "a pod with RANK and WORLD_SIZE"
+    # In Kubernetes the first pod is told `localhost`, and only the others get the name.
+    addr, port = find_meeting(env, blank="POD0", is_first=node == 0)
     return Place(
         told_by="Kubernetes", what=told, node_rank=node, num_nodes=nodes,
-        command=write_static(str(nodes or "NODES"), str(node), env.get("MASTER_ADDR") or "POD0", str(number(env, "MASTER_PORT") or DEFAULT_PORT), "auto"),
+        command=write_static(str(nodes or "NODES"), str(node), addr, str(port), "auto"),
         note="" if nodes else "no variable says how many pods there are: put the job's completions in the place of NODES",
     )  # fmt: skip
 
 
 def _read_step(env: Mapping[str, str]) -> Place | None:
     """A step of Slurm with one task on each of several nodes: as good for ranks as for launchers."""
-    it = _try(read_slurm, env)
+    it = _try(read_slurm, _forget_address(env))
     if it is None or it.num_nodes is None or it.num_nodes < 2 or it.world_size != it.num_nodes:
         return None
     return Place(
         told_by="Slurm", what="srun has started one task on each node", node_rank=it.node_rank, num_nodes=it.num_nodes,
-        command=_write_c10d(it.num_nodes, it.master_addr or "NODE0", it.master_port, env), is_rank_too=True,
+        command=_write_c10d(it.num_nodes, *find_meeting(env, it), env), is_rank_too=True,
     )  # fmt: skip
 
 
 def _read_tf_config(env: Mapping[str, str]) -> Place | None:
-    return _from_identity(_try(read_tf_config, env), "TF_CONFIG lists one process a host", "auto")
+    return _from_identity(env, read_tf_config, "TF_CONFIG lists one process a host", "auto")
 
 
 def _read_sagemaker(env: Mapping[str, str]) -> Place | None:
     gpus = _count_gpus(env, "SM_NUM_GPUS")
-    several = _from_identity(_try(read_sagemaker, env), "a host of a SageMaker job", gpus)
+    several = _from_identity(env, read_sagemaker, "a host of a SageMaker job", gpus)
     return several or _alone("SageMaker", "the only host of a SageMaker job", gpus, "SM_HOSTS", env)
 
 
 def _read_skypilot(env: Mapping[str, str]) -> Place | None:
     gpus = _count_gpus(env, "SKYPILOT_NUM_GPUS_PER_NODE")
-    several = _from_identity(_try(read_skypilot, env), "a node of a SkyPilot task", gpus)
+    several = _from_identity(env, read_skypilot, "a node of a SkyPilot task", gpus)
     return several or _alone("SkyPilot", "the only node of a SkyPilot task", gpus, "SKYPILOT_NODE_RANK", env)
 
 
@@ -157,18 +199,19 @@ def _read_allocation(env: Mapping[str, str]) -> Place | None:
     """The batch script of Slurm, a shell of `salloc`, or a single task."""
     if not env.get("SLURM_JOB_ID"):
         return None
-    nodes = number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    nodes = count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
     gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE")
     if is_slurm_step(env) and env.get("SLURM_STEP_ID") != _INTERACTIVE:
-        if (number(env, "SLURM_STEP_NUM_TASKS") or 1) > 1:
+        if (count(env, "SLURM_STEP_NUM_TASKS") or 1) > 1:
             return None  # several ranks
         return Place(told_by="Slurm", what="the only task of a step", num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
     what = "inside a Slurm job, outside srun"
     if nodes == 1:
         return Place(told_by="Slurm", what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
-    first = find_first_host(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")) or "NODE0"
+    first = find_first_host(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", ""))
     srun, wants = _write_srun(env, nodes)
-    inner = _write_c10d(nodes, first, derive_port(env["SLURM_JOB_ID"]), env)
+    port = derive_port(env["SLURM_JOB_ID"]) or DEFAULT_PORT
+    inner = _write_c10d(nodes, first if is_plain(first) else "NODE0", port, env)
     return Place(
         told_by="Slurm", what=what, num_nodes=nodes, command=f"{srun} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{wants} {inner}",
         note="one task a node: each starts a launcher, which starts the node's ranks",
@@ -183,8 +226,8 @@ def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
     """
     tasks, cpus, gpus = (
         _list_tasks(env, nodes),
-        number(env, "SLURM_CPUS_PER_TASK"),
-        number(env, "SLURM_GPUS_ON_NODE"),
+        count(env, "SLURM_CPUS_PER_TASK"),
+        count(env, "SLURM_GPUS_ON_NODE"),
     )
     wants, is_even = "", len(set(tasks)) == 1
     if cpus and is_even:
@@ -203,7 +246,7 @@ def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
 
 def _list_tasks(env: Mapping[str, str], nodes: int) -> list[int]:
     """Return how many tasks the job was to have on each node, as far as it is told."""
-    each = number(env, "SLURM_NTASKS_PER_NODE") or max(1, (number(env, "SLURM_NTASKS") or 1) // nodes)
+    each = count(env, "SLURM_NTASKS_PER_NODE") or max(1, (count(env, "SLURM_NTASKS") or 1) // nodes)
     return expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")) or [each]
 
 
@@ -214,12 +257,16 @@ def _try(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str,
         return None
 
 
-def _from_identity(it: Identity | None, what: str, ranks: str) -> Place | None:
+def _from_identity(
+    env: Mapping[str, str], read: Callable[[Mapping[str, str]], Identity | None], what: str, ranks: str
+) -> Place | None:
+    it = _try(read, _forget_address(env))
     if it is None or it.local_world_size != 1 or it.num_nodes is None or it.node_rank is None:
         return None
     if it.num_nodes < 2:
         return None
-    command = write_static(str(it.num_nodes), str(it.node_rank), it.master_addr or "NODE0", str(it.master_port or DEFAULT_PORT), ranks)  # fmt: skip
+    addr, port = find_meeting(env, it)
+    command = write_static(str(it.num_nodes), str(it.node_rank), addr, str(port), ranks)
     return Place(told_by=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)  # fmt: skip
 
 
@@ -228,12 +275,12 @@ def write_static(nodes: str, node: str, addr: str, port: str, ranks: str) -> str
     return f"rankwise run --nnodes {nodes} --node-rank {node} --nproc-per-node {ranks} --master-addr {addr} --master-port {port} train.py"
 
 
-def _write_c10d(nodes: int, addr: str, port: int | None, env: Mapping[str, str]) -> str:
-    job = env.get("SLURM_JOB_ID", "JOB")
+def _write_c10d(nodes: int, addr: str, port: int, env: Mapping[str, str]) -> str:
+    job = shlex.quote(env.get("SLURM_JOB_ID", "JOB"))
     # Each node counts its own where they differ.
     is_even = len(set(expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")))) < 2
     gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE") if is_even else "auto"
     return (
-        f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port or DEFAULT_PORT} "
+        f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port} "
         f"--rdzv-id {job} train.py"
     )
