@@ -321,7 +321,7 @@ class Attempt:
 
     def _note_end(self, tag: str, code: int, at_s: float, refusal: str = "") -> None:
         if rank := self._by_tag.get(tag):
-            rank.code, rank.ended_s, rank.refusal = code, at_s, refusal
+            rank.note_end(code, at_s, refusal)
             self._requeue.note(code, rank.notes_fd)
             self._job.events.write("rank.ended", rank=rank.rank, code=code)
         elif tag == self._store_tag:

@@ -48,6 +48,12 @@ class Rank:
         """Whether it has not ended yet."""
         return self.code is None
 
+    def note_end(self, code: int, at_s: float, refusal: str = "") -> None:
+        """Note how and when it ended; one that was told to stop when it had ended already has ended by itself."""
+        self.code, self.ended_s, self.refusal = code, at_s, refusal
+        if self.stopped_s is not None and at_s < self.stopped_s:
+            self.stopped_s = None
+
 
 def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_requeue: bool) -> RankEnd:
     """Bring together what a rank has left: notes, error file, stacks, the end of its standard error.
