@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting.blaming import find_blames
-from rankwise.doctor.meeting.judging_routes import judge_routes
+from rankwise.doctor.meeting.judging_routes import WHY_OF_OTHERS, judge_routes
 from rankwise.doctor.meeting.together import find_interface, list_hosts
 from rankwise.doctor.reading import Reading, ok, skipped
 
@@ -22,10 +22,9 @@ _CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7", "master": "I2"}
 _FEWEST = 2
 _SHUT = {"refused", "timeout", "unreachable", "reset"}
 _WHY: dict[Plane, str] = {
+    **WHY_OF_OTHERS,
     "gloo": "Gloo and NCCL connect all hosts at ports that the kernel chooses: init_process_group passes, and then the first collective "
     "hangs, or fails with 'Connection reset by peer' or 'connectFullMesh failed'",
-    "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
-    "master": "the ranks meet at this port: 'The client socket has timed out … while trying to connect'",
 }
 
 

@@ -17,10 +17,14 @@ _LISTENERS: dict[Plane, tuple[str, str]] = {
     "gloo": ("Gloo", "GLOO_SOCKET_IFNAME"),
     "nccl": ("NCCL", "NCCL_SOCKET_IFNAME"),
 }
-_WHY: dict[Plane, str] = {
-    "gloo": "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'",
+#: What becomes of a job whose ranks do not get through, whatever stops them.
+WHY_OF_OTHERS: dict[Plane, str] = {
     "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
-    "master": "its ranks never reach the store: 'The client socket has timed out … while trying to connect'",
+    "master": "the ranks meet at this port: 'The client socket has timed out … while trying to connect'",
+}
+_WHY: dict[Plane, str] = {
+    **WHY_OF_OTHERS,
+    "gloo": "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'",
 }
 _CLASSES: dict[Plane, str] = {"gloo": "", "nccl": "I7", "master": "I2"}
 
