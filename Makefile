@@ -16,16 +16,22 @@ NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus
 # Tests that run at once: many wait for processes and clocks more than they compute.
 WORKERS ?= 3
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-gpu smoke lint bench docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, or two on the CPU)
 	$(BIN)/rankwise run --nproc-per-node $(NPROC) examples/digits/train.py --out digits-model.pt
 
 test: $(DEV)  ## run the tests
 	$(BIN)/pytest -n $(WORKERS)
+
+test-gpu:  ## run the tests that need a GPU, by PYTHON (python3) as it is: nothing is installed
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+
+smoke: $(DEV)  ## run the demo and the README with what its install line gives today, nothing pinned
+	.ci/smoke $(PYTHON) $(BIN)/pytest $(NPROC) $(WORKERS)
 
 lint: $(DEV)  ## check style, formatting, types and layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports

@@ -28,7 +28,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
-_REAL_PROCESSES = ("launch", "nodes", "warm")
+_REAL_PROCESSES = ("gpu", "launch", "nodes", "warm")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Know our settings also where pytest-timeout is not installed: the tests that need a GPU are run where one is, with what is there."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "unused: pytest-timeout is not installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

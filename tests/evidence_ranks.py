@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
+from gloo_words import without_gloo
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.osdoor import make_memory_file
 from rankwise.evidence.place import EvidencePlace
@@ -74,7 +75,7 @@ class RecordedRank:
     def finish(self) -> tuple[int, str, str]:
         """Wait for its end, and return its exit code, its output and its errors."""
         out, err = self.process.communicate(timeout=_LIMIT_S)
-        return self.process.returncode, out, err
+        return self.process.returncode, without_gloo(out), err
 
     def close(self) -> None:
         """End it if it lives, and close all."""

@@ -26,6 +26,8 @@ from typing import IO, TYPE_CHECKING, Any, final
 
 import pytest
 
+from gloo_words import without_gloo
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -202,7 +204,7 @@ class Running:
     @property
     def out(self) -> str:
         """What it has written to standard output so far, but for what Gloo of older torch writes there."""
-        return re.sub(r"\[Gloo\] Rank .*\n", "", self._read(self._out))
+        return without_gloo(self._read(self._out))
 
     @property
     def err(self) -> str:

@@ -618,7 +618,7 @@ def test_it_works_from_the_prompt(how: str, tmp_path: Path) -> None:
 
 def test_a_traceback_shows_what_was_typed(tmp_path: Path) -> None:
     """At the terminal's prompt output is inherited; an error there names the line of a function in no file."""
-    with Terminal([sys.executable, "-q"], tmp_path, {"PYTHON_BASIC_REPL": "1"}) as terminal:
+    with Terminal([sys.executable, "-q"], tmp_path, {"PYTHON_BASIC_REPL": "1", "NO_COLOR": "1"}) as terminal:
         terminal.type("import rankwise, sys\ndef f(): print(sys.stdout.isatty()); return 1 / 0\n\n")
         terminal.type("rankwise.launch(f, nprocs=1)\n")
         wait_until(lambda: "RankFailedError: [rank 0] ZeroDivisionError" in terminal.text, what="the error")

@@ -54,8 +54,10 @@ def test_a_stale_file_ends_the_job_and_is_named(tmp_path: Path) -> None:
     run_rankwise(["--nproc-per-node", "2", str(script)], tmp_path)
     assert (tmp_path / "meet").exists()
     result, report = run_reported(["--nproc-per-node", "2", str(script)], tmp_path)
-    # Whether torch finds the new address or the old one is a race; where it would wait for ever, it is told.
-    assert "(it has ended)" in report["message"] + result.err or result.code == 137
+    # Whether torch finds the new address or the old one is a race; where it would wait for ever, it is told. Gloo of
+    # torch 2.8 may be refused there, and then the verdict names what it found.
+    is_told = report["class"] == "I13" or "(it has ended)" in report["message"] + result.err
+    assert is_told or result.code == 137
 
 
 @WAYS

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.base.host_memory import name_memory_folder
+from rankwise.base.osdoor import try_lock_file
+from rankwise.checkpoint import memory
+from rankwise.checkpoint.memory import find_memory
+from rankwise.launcher import memory_folder
 from rankwise.launcher.memory_folder import open_memory_folder
 from support import run_rankwise, write_script
 
@@ -64,9 +69,62 @@ def test_the_memory_of_a_killed_launcher_is_given_back(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {paths[1].name}
 
 
+def test_two_launchers_that_start_at_one_moment_both_get_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that another launcher has swept before it was locked is made again."""
+    others: list[memory_folder.MemoryFolder | None] = []
+
+    def lock_late(fd: int) -> bool:
+        monkeypatch.undo()
+        others.append(open_memory_folder(tmp_path))
+        return try_lock_file(fd)
+
+    monkeypatch.setattr(memory_folder, "try_lock_file", lock_late)
+    folders = [open_memory_folder(tmp_path), *others]
+    paths = {folder.path for folder in folders if folder is not None}
+    assert len(paths) == 2
+    assert set(tmp_path.iterdir()) == paths
+
+
 def test_without_such_memory_there_is_no_folder(tmp_path: Path) -> None:
     """A system without /dev/shm, or one that may not be written, is no error."""
     assert open_memory_folder(tmp_path / "absent") is None
     if os.getuid():
         tmp_path.chmod(0o500)
         assert open_memory_folder(tmp_path) is None
+
+
+def test_only_the_users_own_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may make a folder of the name in /dev/shm, or a link, before a launcher does: their state is not loaded."""
+    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    name = f"{name_memory_folder(os.getppid())}0"
+    own, link = tmp_path / "own", tmp_path / name
+    own.mkdir(mode=0o700)
+    link.symlink_to(own)
+    assert find_memory(Path("run")) is None
+    link.unlink()
+    link.mkdir(mode=0o700)
+    found = find_memory(Path("run"))
+    assert found is not None
+    assert found.parent == link
+    link.chmod(0o755)
+    assert find_memory(Path("run")) is None
+    link.chmod(0o700)
+    if not os.getuid():
+        os.chown(link, 12345, 12345)
+        assert find_memory(Path("run")) is None
+
+
+def test_a_launcher_of_another_container_is_not_ours() -> None:
+    """Containers that share the host's memory have process numbers of their own: the name tells where they count."""
+    own = Path("/proc/self/ns/pid").stat().st_ino
+    assert name_memory_folder(7) == f"rankwise-memory-{os.getuid()}-{own}-7-"
+
+
+def test_a_launcher_may_be_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in most containers."""
+    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    (tmp_path / f"{name_memory_folder(1)}0").mkdir(mode=0o700)
+    assert find_memory(Path("run")) is not None

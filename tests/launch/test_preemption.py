@@ -101,7 +101,7 @@ def test_all_save_at_one_step_and_leave_with_75(to: str, stopped_by: str | None,
 def test_a_signal_to_every_process_of_the_job(name: str, tmp_path: Path) -> None:
     """A scheduler signals all that it finds, launcher, store, ranks and workers of loaders: the job saves and leaves with 75."""
     write_train(tmp_path, busy="next(batches)")
-    loader = "torch.utils.data.DataLoader(range(10_000_000), num_workers=2)"
+    loader = "torch.utils.data.DataLoader(range(10_000_000), num_workers=2, multiprocessing_context='fork')"
     text = (tmp_path / "train.py").read_text()
     text = text.replace("ctx.listen_for_stop()", f"ctx.listen_for_stop(); batches = iter({loader})")
     (tmp_path / "train.py").write_text(text)

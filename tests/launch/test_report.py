@@ -160,11 +160,20 @@ def test_sys_exit_with_a_number(tmp_path: Path) -> None:
 
 
 def test_sys_exit_with_a_text(tmp_path: Path) -> None:
-    """sys.exit("text") prints the text and gives 1; the text is the message."""
-    result, report, _ = fail_on_one("sys.exit('no such checkpoint')", tmp_path)
+    """sys.exit("text") prints the text and gives 1; it is the message, whatever threads, atexit and objects that are taken apart print."""
+    noise = """class Library:
+    def __del__(self, write=os.write):
+        write(2, b'library: Error: see https://leaks')
+library = Library()
+atexit.register(os.write, 2, b'logger: Error: not sent\\n')
+threading.Thread(target=lambda: (threading.main_thread().join(), os.write(2, b'thread: Error: no more\\n'))).start()"""
+    setup = "import atexit, os, sys, threading, time, torch"
+    result, report, _ = fail_on_one(f"{noise}\nsys.exit('no such checkpoint')", tmp_path, setup=setup)
     assert (result.code, report["culprits"]) == (1, [1])
     assert "no such checkpoint" in report["message"]
-    assert result.err.startswith("no such checkpoint\n")
+    noises = "thread: Error: no more\nlogger: Error: not sent\nlibrary: Error: see https://leaks\n"
+    assert result.err.startswith(f"no such checkpoint\n{noises}rankwise: ")
+    assert "its last lines" not in result.err
 
 
 def test_the_scripts_own_argparse(tmp_path: Path) -> None:

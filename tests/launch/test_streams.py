@@ -139,7 +139,12 @@ def logs_of(launcher: Sequence[str], args: Sequence[str], folder: Path) -> tuple
         for file in sorted(where.rglob("*"))
         if file.is_file()
     }
-    out, err = ("\n".join(sorted(text.splitlines())) for text in (result.out, result.err))
+    # Torchrun, on a busy machine, reads half a line and puts its header once more before the rest.
+    texts = (
+        re.sub(r"(?<=.)\[default\d+\]:", "", text) if launcher is TORCHRUN else text
+        for text in (result.out, result.err)
+    )
+    out, err = ("\n".join(sorted(text.splitlines())) for text in texts)
     return files, out, "\n".join(line for line in err.splitlines() if "err " in line)
 
 

@@ -223,7 +223,7 @@ assert os.waitpid(child, 0)[1] == signal.SIGTERM
 program = subprocess.Popen(["sleep", "1000"])
 program.terminate()
 assert program.wait() == -signal.SIGTERM
-for batch in torch.utils.data.DataLoader(range(8), num_workers=2):
+for batch in torch.utils.data.DataLoader(range(8), num_workers=2, multiprocessing_context='fork'):
     dist.all_reduce(batch)
 os.closerange(100, 256)
 dist.all_reduce(one)

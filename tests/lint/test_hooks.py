@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -78,9 +77,7 @@ def test_inputs_reach_the_shell_by_the_environment_only() -> None:
     assert all(one["description"] for one in action()["inputs"].values())
 
 
-@pytest.mark.parametrize(
-    ("version", "what"), [("", "/the/action[check]"), ("==0.2.0", "rankwise[check]==0.2.0")]
-)
+@pytest.mark.parametrize(("version", "what"), [("", "/the/action"), ("==0.2.0", "rankwise==0.2.0")])
 def test_the_action_installs_what_is_asked_for(tmp_path: Path, version: str, what: str) -> None:
     """Without a version the action's own files are installed, with one that release."""
     # Stands in for Python: makes a folder for an environment, and notes what pip is asked for.
@@ -96,14 +93,6 @@ def test_the_action_installs_what_is_asked_for(tmp_path: Path, version: str, wha
     words = log.read_text().splitlines()
     assert words[:3] == ["-m", "pip", "install"]
     assert words[-1] == what
-
-
-def test_the_hook_brings_what_the_extra_brings() -> None:
-    """pre-commit can't install an extra: the definition names the packages of rankwise[check]."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (extra,) = re.findall(r"^check = (\[.*\])$", project, re.MULTILINE)
-    names = [re.sub(r">=[\d.]+", "", one) for one in ast.literal_eval(extra)]
-    assert hook()["additional_dependencies"] == names
 
 
 def check_by_action(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -219,6 +219,14 @@ LEGAL = {
             net.requires_grad_(True)
             net(torch.rand(2, 4)).sum().backward()
     """,
+    ("RW405", "before, and the wrapped one keeps the name"): """
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        for p in net.parameters():
+            p.requires_grad = False
+        net[1].weight.requires_grad = True
+        net = DDP(net)
+        net(torch.rand(2, 4)).sum().backward()
+    """,
     ("RW406", "at the end"): f"net = DDP(nn.Linear(4, 1)){STEP}torch.save(net.module.cpu().state_dict(), 'a.pt')",
     ("RW407", "first"): "net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4)).cuda()\nnet = DDP(net)",
     ("RW408", "the last one outside"): """

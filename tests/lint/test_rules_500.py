@@ -163,6 +163,11 @@ BAD = {
 
 LOOP = "for e in range(9):\n    s.set_epoch(e)\n    for x in dl:\n        STEP\n"
 LEGAL = {
+    "resumed-epoch": (
+        "r = int(os.environ['LOCAL_RANK'])\ns = DistributedSampler(IMAGES)\n"
+        "first = torch.load('c.pt', map_location=f'cuda:{r}')['epoch'] if r is not None else 0\n"
+        "for e in range(first, 9):\n    s.set_epoch(e)\n    for x in DataLoader(IMAGES, 4, sampler=s):\n        STEP\n"
+    ),
     "called": SAMPLED + LOOP,
     "by-loader": SAMPLED + "for e in range(9):\n    dl.sampler.set_epoch(e)\n    for x in dl:\n        STEP\n",
     "short-circuit": SAMPLED + "for e in range(9):\n    s and s.set_epoch(e)\n    for x in dl:\n        STEP\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from rankwise.evidence import checksums
-from rankwise.evidence.digests import _find_next
+from rankwise.evidence.digests import Digests, _find_next
 
 
 def _read(*tensors: torch.Tensor, turn: int = 0) -> checksums.Pending:
@@ -96,3 +97,16 @@ def test_digested_steps_are_pairs_and_the_same_for_all() -> None:
         due = _find_next(due)[0]
     assert found == [1, 2, 4, 5, 16, 17, 64, 65, 256, 257, 512, 513, 1024, 1025]
     assert [_find_next(step)[0] for step in (3, 20, 300, 700, 1024)] == [4, 64, 512, 1024, 1025]
+
+
+def test_a_gpu_is_not_asked_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question about an event would spoil the capture: digests that are on their way are picked up after it."""
+    asked: list[bool] = []
+    digests: Any = object.__new__(Digests)
+    digests._pending, digests._lock, digests._is_on, digests.spent_s = [], threading.Lock(), True, 0.0
+    digests._pending.append((SimpleNamespace(is_complete=lambda: asked.append(True)), None, {}))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for is_capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=is_capturing: now)
+        digests._collect()
+        assert asked == [True] * (not is_capturing)

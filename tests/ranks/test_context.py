@@ -268,7 +268,11 @@ def test_closing_twice_and_after_the_script_did() -> None:
 def test_a_forked_child_has_no_part_in_the_job() -> None:
     """A child that a rank forks ends with its own exit code, and the rank goes on."""
     done = subprocess.run(
-        [sys.executable, "-c", _FORK], check=False, timeout=60, capture_output=True, text=True
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK],
+        check=False,
+        timeout=60,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (3, "")
 

@@ -73,8 +73,9 @@ def test_what_workers_have_drawn_ahead_is_not_counted(persistent: bool) -> None:
     """track() counts what the loop has got, while two workers are up to four batches ahead; passes follow each other."""
     sampler = GlobalBatchSampler(50, global_batch=4, num_replicas=1, rank=0)
     loader = DataLoader(
-        Numbers(), batch_sampler=sampler, num_workers=2, collate_fn=take, persistent_workers=persistent
-    )
+        Numbers(), batch_sampler=sampler, num_workers=2, collate_fn=take, persistent_workers=persistent,
+        multiprocessing_context="fork",
+    )  # fmt: skip
     got = []
     for number, batch in enumerate(sampler.track(loader), 1):
         assert sampler.consumed == min(4 * number, 50)

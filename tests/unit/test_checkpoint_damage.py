@@ -181,7 +181,10 @@ def test_with_all_bytes_of_tensors_damaged_it_raises(folder: Path) -> None:
 
 
 def test_a_later_format_is_told(folder: Path) -> None:
-    """A checkpoint of a later version of the format is not called damaged."""
+    """A checkpoint of a later version of the format is no damage: nothing older is loaded in its place, and nothing is saved beside it.
+
+    Its step counts as lost otherwise, and its serial would be given a second time.
+    """
     from rankwise.checkpoint.manifest import dump
 
     path = folder / "step-2" / MANIFEST
@@ -190,6 +193,15 @@ def test_a_later_format_is_told(folder: Path) -> None:
     path.write_bytes(dump({**content, "version": 2}))
     with pytest.raises(CheckpointError, match="has version 2 of the format; this rankwise reads version 1"):
         checkpoint.load(folder, make_state(0), step=2)
+    for go_on in (
+        lambda: checkpoint.load(folder, make_state(0)),
+        lambda: checkpoint.save(folder, make_state(3), step=3),
+    ):
+        with pytest.raises(CheckpointError, match="has version 2 of the format") as caught:
+            go_on()
+        assert "install the rankwise that wrote it" in str(caught.value)
+    assert checkpoint.load(folder, make_state(0), step=1) == 1
+    assert not [path for path in folder.iterdir() if "step-3" in path.name]
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_looked_at(

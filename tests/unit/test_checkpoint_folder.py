@@ -105,19 +105,20 @@ def test_one_checkpoint_can_be_meant_itself(tmp_path: Path) -> None:
 def test_leftovers_are_swept_and_strangers_are_not(tmp_path: Path) -> None:
     """The next save deletes what dead saves left, and nothing else."""
     save(tmp_path, 1)
-    for name in ("step-5.tmp-0123abcd", "step-5.2.tmp-00", "step-5.tmp-xyz", "notes", "step-7"):
+    strangers = ["notes", "step-100.tmp-1", "step-5.tmp-xyz", "step-7", "step-7.tmp-bad"]
+    for name in ("step-5.tmp-0123abcd0123abcd", "step-5.2.tmp-000000000000000a", *strangers):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
     save(tmp_path, 2)
-    assert names(tmp_path) == ["notes", "step-1", "step-2", "step-5.tmp-xyz", "step-7"]
+    assert names(tmp_path) == sorted([*strangers, "step-1", "step-2"])
 
 
 def test_without_locks_leftovers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     """Where nobody knows whose a half written folder is, it may be another job's that still writes."""
     monkeypatch.setattr(lock, "try_lock_file", lambda _fd: None)
-    (tmp_path / "step-5.tmp-0123abcd").mkdir()
+    (tmp_path / "step-5.tmp-0123abcd0123abcd").mkdir()
     save(tmp_path, 1)
-    assert names(tmp_path) == ["step-1", "step-5.tmp-0123abcd"]
+    assert names(tmp_path) == ["step-1", "step-5.tmp-0123abcd0123abcd"]
     assert "a file system without locks" in capfd.readouterr().err
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import collections
+import ctypes
 import enum
 import json
 import math
+import mmap
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
+from rankwise.base.memory import view_memory
 from rankwise.checkpoint.tree import Encoder, decode
 
 numbers = st.one_of(st.integers(), st.floats(), st.booleans(), st.complex_numbers())
@@ -159,6 +162,37 @@ def test_an_array_of_objects_is_refused() -> None:
     np = pytest.importorskip("numpy")
     with pytest.raises(CheckpointError, match="can't be saved as plain data"):
         Encoder("part").encode(np.array([object()]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("<f4", [1 << 40]),
+        ("<f4", [3]),
+        ("<f8", [2]),
+        ("<f4", [-1, -2]),
+        ("|O", [1]),
+        ("none", [2]),
+        ("<f4", ["2"]),
+    ],
+)
+def test_an_array_is_as_large_as_its_tensor(dtype: str, shape: Any) -> None:
+    """An index that was changed behind its checksum reads no memory beside the tensor: it is refused, by name, with both sizes."""
+    pytest.importorskip("numpy")
+    raw = torch.zeros(8, dtype=torch.uint8)
+    with pytest.raises(CheckpointError, match=r"'array' is a NumPy array .* holds 8 bytes for it"):
+        decode({"$numpy": [dtype, shape, True, "array"]}, {"array": raw}.__getitem__)
+
+
+def test_memory_of_more_than_two_gib_is_seen_whole() -> None:
+    """An int of C holds no such size: what was cut there was saved, and could not be loaded, or compared as equal."""
+    with mmap.mmap(-1, (5 << 30) + 1) as pages:
+        owner = (ctypes.c_char * len(pages)).from_buffer(pages)
+        view = view_memory(ctypes.addressof(owner), len(pages))
+        view[-1] = 7
+        assert (len(view), pages[-1]) == ((5 << 30) + 1, 7)
+        view.release()
+        del view, owner
 
 
 def test_pickled_objects_come_back_only_if_asked_for() -> None:

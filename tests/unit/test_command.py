@@ -133,7 +133,7 @@ def test_what_a_hang_leads_to() -> None:
 def test_logs() -> None:
     """Streams by rank, filters and the prefix are read as torchrun reads them."""
     logs = _parse(
-        "-r 3 -t 0:1,11:2 --local-ranks-filter 0,2 --log-dir d --duplicate-stdout-filters a,,b,c t.py",
+        "--logs-specs=default -r 3 -t 0:1,11:2 --local-ranks-filter 0,2 --log-dir d --duplicate-stdout-filters a,,b,c t.py",
         {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}> "},
     ).logs
     assert logs.redirects == {None: Std.ALL}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,17 @@ def test_what_is_written_is_read(tmp_path: Path, data: str | bytes) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_others_may_read_it(tmp_path: Path) -> None:
-    """The file is not left with the private mode of a temporary one."""
-    write_atomic(tmp_path / "x", "1")
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+@pytest.mark.parametrize(
+    ("umask", "mode", "expected"), [(0o022, None, 0o644), (0o077, None, 0o600), (0o077, 0o755, 0o755)]
+)
+def test_who_may_read_it(tmp_path: Path, umask: int, mode: int | None, expected: int) -> None:
+    """The umask decides, as for any file: tracebacks and paths are nobody's business under 077; a mode that is asked for is given."""
+    before = os.umask(umask)
+    try:
+        write_atomic(tmp_path / "x", "1", mode=mode)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == expected
 
 
 def test_the_old_file_stays_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

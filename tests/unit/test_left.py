@@ -181,3 +181,44 @@ def test_all_ranks_of_a_run_find_one_name(env: dict[str, str], name: str) -> Non
         rank=1, world_size=2, local_world_size=2, master_addr="10.0.0.1", master_port=29500, source=""
     )
     assert leaving.find_run(env, identity) == name
+
+
+@pytest.mark.parametrize("kind", ["another file", "a link", "another user's name"])
+def test_a_folder_names_no_file_of_the_readers(kind: str, tmp_path: Path) -> None:
+    """Who made a folder chose what stands in it: a file that it names is neither read nor removed, unless it is a rank's own records."""
+    secret = tmp_path / "id_rsa"
+    secret.write_bytes(b"secret" * ring.SIZE_BYTES)
+    status, named = secret.stat(), secret
+    if kind != "another file":
+        user = os.getuid() + (kind == "another user's name")
+        named = leaving._MEMORY / f"rankwise.{user}.0badc0de.0.{os.getpid()}"
+        named.unlink(missing_ok=True)
+        if kind == "a link":
+            named.symlink_to(secret)
+        else:
+            named.write_bytes(b"secret")
+            status = named.stat()
+    told = {"kernel": leaving.name_kernel(), "ring": str(named), "ring_id": [status.st_dev, status.st_ino]}
+    path = write_rank(tmp_path / "run", 0, step_s=90.0, **told)
+    try:
+        read(tmp_path / "run")
+        assert named.exists()
+        assert b"secret" not in zlib.decompress(path.read_bytes().partition(b"\n")[2])
+    finally:
+        if named != secret:
+            named.unlink()
+    assert secret.exists()
+
+
+def test_records_that_grow_without_a_bound_are_refused(tmp_path: Path) -> None:
+    """A small file of zeros may fill the memory when it is unpacked: one line says so, and which file."""
+    path = write_rank(tmp_path, 0, step_s=90.0)
+    head = path.read_bytes().partition(b"\n")[0]
+    path.write_bytes(head + b"\n" + zlib.compress(bytes(ring.SIZE_BYTES + 1)))
+    with pytest.raises(
+        UsageError, match=rf"rank0.evidence can't be read: it holds more than {ring.SIZE_BYTES} bytes"
+    ):
+        read(tmp_path)
+    path.write_bytes(head + b"\n" + zlib.compress(bytes(99))[:-3])
+    with pytest.raises(UsageError, match="it is cut short"):
+        read(tmp_path)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import IterableDataset
 
-from rankwise.data.batches import Packing
+from rankwise.data.batches import Packing, Parcel
 from rankwise.data.map_passes import draw_tickets as draw_map
 from rankwise.data.map_reader import MapReader
 from rankwise.data.prefetch import _bring_beside
@@ -160,3 +160,35 @@ def test_batches_are_copied_one_ahead_on_a_stream_of_their_own(monkeypatch: Any)
     assert first.batches[0][0].device.type == "meta"
     assert len(list(brought)) == 2
     assert log[-1] == "wait event 3"
+
+
+def test_what_moves_itself_is_asked_on_the_current_stream(monkeypatch: Any) -> None:
+    """Its memory comes from the stream that it is copied on, and nobody could tell that one who uses it: so it is not the side stream."""
+    stream = ["current"]
+
+    class Fake:
+        def __enter__(self) -> None:
+            stream.append("beside")
+
+        def __exit__(self, *_: object) -> None:
+            stream.pop()
+
+        def record_event(self) -> None:
+            """Nothing is copied here."""
+
+        wait_event = record_stream = lambda *_: None
+
+    class Own:
+        asked: ClassVar[list[str]] = []
+
+        def to(self, device: Any) -> Own:
+            self.asked.append(stream[-1])
+            return self
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Fake())
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: one)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Fake())
+    parcels = [Parcel([{"x": torch.ones(2), "own": Own()}], [2]) for _ in range(3)]
+    brought = list(_bring_beside(parcels, torch.device("meta")))
+    assert [one.batches[0]["x"].device.type for one in brought] == ["meta"] * 3
+    assert Own.asked == ["current"] * 3

@@ -173,7 +173,7 @@ def run_on_terminal(code: str) -> tuple[int, str]:
         Its exit code and all that came out.
     """
     ours, theirs = os.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "PYTHON_COLORS": "0"}
     # A fork while threads run is what these tests are about; newer Pythons warn of it.
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code], cwd=TESTS, env=env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs

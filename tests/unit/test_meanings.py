@@ -59,6 +59,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("FileNotFoundError: [Errno 2] No such file or directory: '_pain_ck.pt'", None, None),
     # The machine.
     ("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", "own", "X16"),
+    ("torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.", "own", None),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "own", None),
     ("torch.distributed.DistBackendError: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 2000", "own", "R13"),
     # Ranks that only lost another.

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from rankwise.base.faults import parse_fault
 from rankwise.base.files import read_all
 from rankwise.evidence import recorder
-from rankwise.evidence.notes import Frame, Stack, parse_notes, parse_stack, split_crash
+from rankwise.evidence.notes import Ending, Frame, Stack, parse_ending, parse_notes, parse_stack, split_crash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -238,3 +238,34 @@ def test_only_the_last_program_of_a_shell_rank_counts() -> None:
 def test_a_line_of_ours_in_another_installation_is_not_the_users(file: str, *, is_users: bool) -> None:
     """A stack may be read by another installation, or on another machine, than the one that wrote it."""
     assert Frame(file=file, line=1, function="f").is_users is is_users
+
+
+_ARMED, _FINISHED = '{"note": "armed"}', '{"note": "finished", "monotonic_s": 5.0}'
+_ENDING = '{"note": "ending", "pid": 7, "stderr_bytes": null}'
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ((_ARMED, _ENDING, _FINISHED), Ending(stderr_bytes=(None,))),
+        (
+            (_ARMED, _ENDING.replace("null", "12"), _FINISHED, _ENDING.replace("null", "15")),
+            Ending(stderr_bytes=(12, 15)),
+        ),
+        ((_ARMED, _ENDING), None),
+        ((_ARMED, _FINISHED), None),
+        ((_ARMED, _ENDING.replace("7", "8"), _FINISHED), None),
+        ((_ARMED, _ENDING, _FINISHED, _ARMED), None),
+        (
+            (_ARMED, _ENDING, _FINISHED, _ARMED, _ENDING.replace("null", "9"), _FINISHED),
+            Ending(stderr_bytes=(9,)),
+        ),
+        ((_ARMED, _ENDING[:20], _FINISHED), None),
+    ],
+)
+def test_where_a_ranks_own_words_end(notes: tuple[str, ...], expected: Ending | None) -> None:
+    """Only of the process that is the rank, only if it came through atexit, and only of its last Python.
+
+    A function of atexit that calls os._exit, and a shell behind its Python, still say why they end.
+    """
+    assert parse_ending("\n".join(notes), 7) == expected

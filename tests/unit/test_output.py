@@ -7,11 +7,14 @@ import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rankwise.launcher import output
+from rankwise.base import terminal
+from rankwise.evidence.notes import Ending
+from rankwise.launcher import output, stderr_tail
 from rankwise.launcher.console import Console
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
 from rankwise.launcher.spec import Logs, Std
@@ -69,13 +72,14 @@ class Ranks:
         return b"".join(self.console.writes)
 
 
-def test_one_ranks_half_lines_pass_at_once(tmp_path: Path) -> None:
-    """A prompt or a progress bar of the only rank is not held back."""
+@pytest.mark.parametrize("half", [b"\r 10%", b"50 %\x1b"])
+def test_one_ranks_half_lines_pass_at_once(tmp_path: Path, half: bytes) -> None:
+    """A prompt or a progress bar of the only rank is not held back; nor, for more than a moment, what a mark of its end begins with."""
     ranks = Ranks(tmp_path, 1)
     ranks.pump.start()
-    ranks.say(0, b"\r 10%")
-    assert ranks.console.wait_for(b"\r 10%")
-    assert ranks.finish() == b"\r 10%"
+    ranks.say(0, half)
+    assert ranks.console.wait_for(half)
+    assert ranks.finish() == half
 
 
 def test_lines_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,24 +147,33 @@ def test_a_huge_line_passes_and_fills_no_memory(tmp_path: Path) -> None:
     ranks.say(0, b"x" * (1 << 20))
     shown = ranks.finish()
     assert shown == b"x" * (1 << 20)
-    assert 1 << 16 <= len(ranks.pump.tail(0)) <= 2 << 16
+    assert 1 << 16 <= len(ranks.pump.tail(0).read()) <= 2 << 16
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20)), max_size=20))
+_MARK, _LAST_MARK = stderr_tail.MARKS
+#: A rank writes one at once; a pipe may give it out in two parts.
+_PARTS_OF_MARK = st.sampled_from(
+    [_MARK, _MARK[:1], _MARK[:-3], _MARK[5:], b"x" + _MARK + b"y", _LAST_MARK, _LAST_MARK[-3:]]
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20) | _PARTS_OF_MARK), max_size=20))
 def test_nothing_is_lost_or_reordered(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[int, bytes]]
 ) -> None:
-    """Whatever ranks write, the log and the tail of each hold it in order, and the console gets every byte."""
+    """Whatever ranks write, the log and the tail of each hold it in order, and the console gets every byte but the end marks."""
     ranks = Ranks(tmp_path_factory.mktemp("pump"), 3)
-    ranks.pump.start()
-    for rank, data in said:
-        ranks.say(rank, data)
-    shown = ranks.finish()
-    assert sorted(shown) == sorted(b"".join(data for _, data in said))
-    for rank in range(3):
-        own = b"".join(data for one, data in said if one == rank)
-        assert ranks.pump.tail(rank) == own
+    with mock.patch.object(output, "_HALF_LINE_S", 60):
+        ranks.pump.start()
+        for rank, data in said:
+            ranks.say(rank, data)
+        shown = ranks.finish()
+    whole = [b"".join(data for one, data in said if one == rank) for rank in range(3)]
+    words = [stderr_tail.ANY_MARK.sub(b"", one) for one in whole]
+    assert sorted(shown) == sorted(b"".join(words))
+    for rank, own in enumerate(words):
+        assert ranks.pump.tail(rank).read() == own
         assert not own or ranks.streams[rank].log.read_bytes() == own
 
 
@@ -170,7 +183,7 @@ def test_hidden_ranks_are_kept_but_not_shown(tmp_path: Path) -> None:
     ranks.pump.start()
     ranks.say(0, b"secret\n")
     assert ranks.finish() == b""
-    assert ranks.pump.tail(0) == b"secret\n"
+    assert ranks.pump.tail(0).read() == b"secret\n"
     assert ranks.streams[0].log.read_bytes() == b"secret\n"
 
 
@@ -185,7 +198,7 @@ def test_a_console_that_is_gone_stops_no_rank(tmp_path: Path) -> None:
     ranks.say(0, b"z" * 500_000 + b"\nthe end\n")
     ranks.finish()
     os.close(write)
-    assert ranks.pump.tail(0).endswith(b"the end\n")
+    assert ranks.pump.tail(0).read().endswith(b"the end\n")
 
 
 def test_a_console_with_a_high_number_is_written_to() -> None:
@@ -308,3 +321,89 @@ def test_last_words_read_as_on_a_terminal(
     (tmp_path / "stderr.log").write_bytes(raw)
     streams = RankStreams(local_rank=5, folder=tmp_path, stdio=(0, 1, 2), is_redirected=True)
     assert read_last_words(streams, ranks.pump) == shown
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (("no data\n", "wandb: bye\n", "a library complains\n"), "no data"),
+        (("", "no data\n", "a library complains\n"), "no data"),
+        (("", "", "a library complains\n"), ""),
+    ],
+)
+def test_words_behind_the_end_are_left_out(
+    parts: tuple[str, str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed as a rank ends is shown and kept, and tells of no cause: in a pipe and in a file.
+
+    Where it said nothing before, what its functions of atexit have printed counts: loggers that hold back.
+    """
+    monkeypatch.setattr(output, "_HALF_LINE_S", 60)
+    own, at_exit, late = (part.encode() for part in parts)
+    whole = own + at_exit + late
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    for part in (own, _MARK[:7], _MARK[7:] + at_exit + _LAST_MARK[:-2], _LAST_MARK[-2:] + late):
+        ranks.say(0, part)
+    assert ranks.finish() == whole
+    assert read_last_words(ranks.streams[0], ranks.pump) == whole.decode().strip()
+    sizes = (len(own), len(own + at_exit))
+    assert read_last_words(ranks.streams[0], ranks.pump, Ending(stderr_bytes=(None, None))) == told
+    (tmp_path / "stderr.log").write_bytes(whole)
+    streams = RankStreams(local_rank=5, folder=tmp_path, stdio=(0, 1, 2), is_redirected=True)
+    assert read_last_words(streams, ranks.pump, Ending(stderr_bytes=sizes)) == told
+
+
+@pytest.mark.parametrize(("begun", "expected"), [(b"", b""), (b"whole\n", b""), (b"loss 0.", b"\n")])
+def test_a_report_begins_a_line_in_a_file_that_ranks_write_too(
+    begun: bytes, expected: bytes, tmp_path: Path
+) -> None:
+    """`> log 2>&1`: behind half a line of standard output comes a newline first, and else nothing."""
+    with (tmp_path / "log").open("wb", buffering=0) as file:
+        file.write(begun)
+        assert terminal.begin_line(file.fileno(), file.fileno()) == expected
+
+
+def test_a_report_begins_a_line_where_nobody_can_know(tmp_path: Path) -> None:
+    """In a pipe for both streams there is an empty line at most; where standard output goes elsewhere there is none."""
+    read, write = os.pipe()
+    try:
+        assert terminal.begin_line(write, write) == b"\n"
+        with (tmp_path / "out").open("wb") as file:
+            assert terminal.begin_line(write, file.fileno()) == b""
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_report_begins_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many blanks as columns, and back: from the first column they fill the line, from any other they wrap into the next."""
+    pty = pytest.importorskip("pty")
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    try:
+        monkeypatch.setattr(terminal, "width", lambda _fd: 20)
+        assert terminal.begin_line(theirs, theirs) == b" " * 20 + b"\r\x1b[K"
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_our_lines_do_not_continue_a_ranks() -> None:
+    """A line of ours behind half a line that a rank wrote on standard error begins a new one, once."""
+    read, write = os.pipe()
+    saved = os.dup(2)
+    os.dup2(write, 2)
+    try:
+        console = Console()
+        console.write(2, b"\r 10%|#   ")
+        console.say("first")
+        console.say("second")
+        console.write(2, b"whole\n")
+        console.say("third")
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(write)
+    with os.fdopen(read, "rb") as file:
+        assert file.read() == b"\r 10%|#   \nfirst\nsecond\nwhole\nthird\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, cast
@@ -155,6 +156,7 @@ def test_a_console_that_is_gone_does_not_hold_up_the_end(tmp_path: Path) -> None
     [
         ("[${role_name}${local_rank}]:", "[trainer1]:"),
         ("<$rank> ", "<5> "),
+        ("${hostname}:${rank}: ", f"{socket.gethostname()}:5: "),
         ("${unknown} $5 $$", "${unknown} $5 $"),
         ("", ""),
     ],

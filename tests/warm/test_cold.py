@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ LINE = "rankwise: cold start: "
 #: What a rank was: forked or not, and on how many threads it calculates.
 TELL = """
 import gc, os, sys, torch
-sys.stdout.write(f"{gc.get_freeze_count() > 0} {torch.get_num_threads()}\\n")
+sys.stdout.write(f"{gc.get_freeze_count() > 1000} {torch.get_num_threads()}\\n")
 """
 #: Imported from beside the script by a server, it stops there until a file appears.
 GATE = """
@@ -82,27 +81,29 @@ def test_who_asks_for_a_cold_start_gets_it_in_silence(
     args: list[str], env: dict[str, str | None], tmp_path: Path
 ) -> None:
     """--cold, RANKWISE_COLD=1 and --no-python start plain processes, and nobody is told what he has said himself."""
-    write_script(tmp_path, "import gc\nif 0: import torch\nprint(gc.get_freeze_count())")
+    write_script(tmp_path, "import gc\nif 0: import torch\nprint(gc.get_freeze_count() > 1000)")
     result, events = run_logged(args, tmp_path, env)
-    assert (result.code, result.out, result.err) == (0, "0\n", "")
+    assert (result.code, result.out, result.err) == (0, "False\n", "")
     assert "warm.cold" in events
     assert "warm.ready" not in events
 
 
 def test_a_script_that_needs_no_torch_does_not_wait_for_it(tmp_path: Path) -> None:
     """Nothing heavy imported, also not by the modules beside the script: no server, and no line."""
-    write_script(tmp_path, "import helper, gc, sys; print(gc.get_freeze_count(), 'torch' in sys.modules)")
+    write_script(
+        tmp_path, "import helper, gc, sys; print(gc.get_freeze_count() > 1000, 'torch' in sys.modules)"
+    )
     write_script(tmp_path, "import json", "helper.py")
     result, events = run_logged(["train.py"], tmp_path)
-    assert (result.code, result.out, result.err) == (0, "0 False\n", "")
+    assert (result.code, result.out, result.err) == (0, "False False\n", "")
     assert "warm.ready" not in events
 
 
 def test_arguments_that_differ_from_rank_to_rank_are_a_reason(tmp_path: Path) -> None:
     """${local_rank} in the arguments makes every command another one: a line, and each rank gets its own."""
-    write_script(tmp_path, "import gc, sys\nif 0: import torch\nsys.stdout.write(f'{gc.get_freeze_count()} {sys.argv[1]}\\n')")  # fmt: skip
+    write_script(tmp_path, "import gc, sys\nif 0: import torch\nsys.stdout.write(f'{gc.get_freeze_count() > 1000} {sys.argv[1]}\\n')")  # fmt: skip
     result, _ = run_logged(["--nproc-per-node", "2", "train.py", "--x=${local_rank}"], tmp_path)
-    assert sorted(result.out.splitlines()) == ["0 --x=0", "0 --x=1"]
+    assert sorted(result.out.splitlines()) == ["False --x=0", "False --x=1"]
     assert result.err == f"{LINE}${{local_rank}} makes the arguments of every rank different\n"
 
 
@@ -119,7 +120,7 @@ def test_a_python_that_may_not_see_our_hook_never_runs_the_script_in_the_server(
         """
         import gc, os
         if 0: import torch
-        os.write(1, f"{os.environ.get('RANK')} {gc.get_freeze_count() > 0}\\n".encode())
+        os.write(1, f"{os.environ.get('RANK')} {gc.get_freeze_count() > 1000}\\n".encode())
         """,
     )
     args = ["--nproc-per-node", "2", "train.py"]
@@ -180,7 +181,7 @@ def test_no_way_to_change_a_variable_goes_unseen(tmp_path: Path) -> None:
     text = "import gc, os, sys\nif 0: import torch\nrank = int(os.environ['RANK'])\n"
     for rank, code in enumerate(SECRETS.values()):
         text += f"if rank == {rank}:\n    " + code.replace("\n", "\n    ") + "\n"
-    text += "import torch\nsys.stdout.write(f'{rank} {gc.get_freeze_count() == 0}\\n')"
+    text += "import torch\nsys.stdout.write(f'{rank} {gc.get_freeze_count() < 1000}\\n')"
     write_script(tmp_path, text)
     args = ["--nproc-per-node", str(len(SECRETS)), "train.py"]
     result = run_rankwise(args, tmp_path, env={"OMP_NUM_THREADS": "1"})
@@ -192,8 +193,10 @@ def test_no_way_to_change_a_variable_goes_unseen(tmp_path: Path) -> None:
 def test_a_rank_that_starts_again_is_as_new(tmp_path: Path) -> None:
     """Signals ignored or blocked, limits, umask, folder and name, changed before the restart, are as at the first start."""
     look = """
-import os, resource, signal
+import ctypes, os, resource, signal
 from pathlib import Path
+# Some libffi keeps its own file open from the first callback on, which an import of torch makes.
+ctypes.CFUNCTYPE(None)(print)
 state = [os.getcwd(), str(signal.getsignal(signal.SIGTERM)), str(signal.pthread_sigmask(signal.SIG_BLOCK, [])), os.umask(0o22),
          sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE), Path("/proc/self/comm").read_text(),
          Path("/proc/self/cmdline").read_text(), sorted(set(os.environ) - {"NEW"}), sorted(map(int, os.listdir("/proc/self/fd"))), sys.path]
@@ -284,25 +287,31 @@ def test_a_folder_for_temporary_files_set_before_torch_holds(tmp_path: Path) -> 
     assert run_rankwise(["train.py"], tmp_path).out == f"{tmp_path / 'scratch'}\n"
 
 
-def test_every_variable_that_the_import_reads_is_latched() -> None:
-    """Each variable of its own that torch reads when it is imported is one that makes a script start cold."""
-    code = """
-import json, os, sys
-encode, names = os.environ.encodekey, set()
-def note(name):
-    names.add(name)
-    return encode(name)
-os.environ.encodekey = note
-import torch, torch._dynamo
-print(json.dumps(sorted(names)))
-"""
-    from rankwise.warm.plan import LATCHED
+@pytest.mark.parametrize("there", [None, "0"])
+def test_a_variable_that_this_torch_reads_is_latched_by_whatever_name(
+    there: str | None, tmp_path: Path
+) -> None:
+    """What torch asks for in its import is found out there: no list knows the variables of each version.
 
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours = ("TORCH", "PYTORCH", "NUMPY", "NPY", "OMP", "MKL", "OPENBLAS", "KINETO", "AOT", "PT2")
-    read = [name for name in json.loads(shown.stdout.splitlines()[-1]) if name.startswith(ours)]
-    assert len(read) > 10
-    assert [name for name in read if not name.startswith(LATCHED)] == []
+    torch imports dill where there is one; this one asks for variables of names that no prefix of ours has, and copies all.
+    """
+    write_script(
+        tmp_path,
+        "import os, tempfile\nos.environ.get('A_SWITCH')\ntempfile.gettempdir()\ndict(os.environ)\ndef extend(use_dill): pass\n",
+        "path/dill.py",
+    )
+    text = """
+import gc, os
+name = os.environ["RANK"] == "0" and "A_" + "SWITCH" or "TEMP"
+os.environ[name] = "."
+import torch
+print(name, gc.get_freeze_count() > 1000, flush=True)
+"""
+    write_script(tmp_path, text)
+    env = {"PYTHONPATH": str(tmp_path / "path"), "TEMP": there, "A_SWITCH": there}
+    result = run_rankwise(["--nproc-per-node", "2", "train.py"], tmp_path, env=env)
+    assert (result.code, sorted(result.out.splitlines())) == (0, ["A_SWITCH False", "TEMP True"]), result.err
+    assert result.err == f"{LINE}the script sets A_SWITCH before it imports torch\n"
 
 
 # ------------------------------------------------------------------ because of what is imported
@@ -313,7 +322,7 @@ def test_a_module_beside_the_script_is_the_one_that_it_gets(name: str, tmp_path:
     """A file beside the script with the name of a module that is loaded early is imported by the script, as in plain Python."""
     module = name.partition(".")[0].partition("/")[0]
     write_script(tmp_path, "MINE = 1", f"code/{name}")
-    script = f"import gc, sys, {module}\nif 0: import torch\nsys.stdout.write(f'{{gc.get_freeze_count() > 0}} {{hasattr({module}, \"MINE\")}}\\n')"
+    script = f"import gc, sys, {module}\nif 0: import torch\nsys.stdout.write(f'{{gc.get_freeze_count() > 1000}} {{hasattr({module}, \"MINE\")}}\\n')"
     write_script(tmp_path, script, "code/train.py")
     result = run_and_tell(["code/train.py"], tmp_path)
     assert result.err == f"{LINE}{tmp_path / 'code' / name} has the name of a module that is loaded already\n"
@@ -387,7 +396,7 @@ def test_lightning_can_be_preloaded(tmp_path: Path) -> None:
     script = """
         import gc, os
         from lightning.fabric.utilities.rank_zero import rank_zero_only
-        os.write(1, f"{os.environ['RANK']} {rank_zero_only.rank} {gc.get_freeze_count() > 0}\\n".encode())
+        os.write(1, f"{os.environ['RANK']} {rank_zero_only.rank} {gc.get_freeze_count() > 1000}\\n".encode())
         """
     write_script(tmp_path, script)
     result = run_rankwise(["--nproc-per-node", "2", "--preload", "lightning", "train.py"], tmp_path)
@@ -475,9 +484,9 @@ def test_a_late_restart_has_the_scripts_own_modules_and_ends_as_fast(tmp_path: P
     assert f"{LINE}{tmp_path / 'secrets.py'} has the name of a module that is loaded already" in result.err
     (tmp_path / "secrets.py").unlink()
     script = script.replace(", secrets", ", atexit").replace(
-        "hasattr(secrets, 'MINE')", "gc.get_freeze_count() > 0"
+        "hasattr(secrets, 'MINE')", "gc.get_freeze_count() > 1000"
     )
-    last = 'atexit.register(lambda: os.write(1, b"frozen " if gc.get_freeze_count() else b"not "))'
+    last = 'atexit.register(lambda: os.write(1, b"frozen " if gc.get_freeze_count() > 1000 else b"not "))'
     write_script(tmp_path, script.replace("if os.environ", f"if 1: {last}\n        if os.environ"))
     result = run_rankwise(["--max-restarts", "1", "train.py"], tmp_path)
     assert (result.code, result.out) == (0, "True frozen True frozen "), result.err
@@ -486,9 +495,9 @@ def test_a_late_restart_has_the_scripts_own_modules_and_ends_as_fast(tmp_path: P
 
 def test_a_script_edited_between_two_attempts_is_read_anew(tmp_path: Path) -> None:
     """A restart runs the file as it is then, forked from the same server."""
-    first = "import gc, os, pathlib\nif 0: import torch\nprint('old', gc.get_freeze_count() > 0)\npathlib.Path('train.py').write_text(pathlib.Path('new.py').read_text())\nraise ValueError('once')"
+    first = "import gc, os, pathlib\nif 0: import torch\nprint('old', gc.get_freeze_count() > 1000)\npathlib.Path('train.py').write_text(pathlib.Path('new.py').read_text())\nraise ValueError('once')"
     write_script(tmp_path, first)
-    write_script(tmp_path, "import gc\nprint('new', gc.get_freeze_count() > 0)", "new.py")
+    write_script(tmp_path, "import gc\nprint('new', gc.get_freeze_count() > 1000)", "new.py")
     result = run_rankwise(["--max-restarts", "1", "train.py"], tmp_path)
     assert (result.code, result.out) == (0, "old True\nnew True\n"), result.err
     assert LINE not in result.err
@@ -497,7 +506,7 @@ def test_a_script_edited_between_two_attempts_is_read_anew(tmp_path: Path) -> No
 def test_a_preload_edited_between_two_attempts_makes_the_restart_cold(tmp_path: Path) -> None:
     """A restart never runs an old preloaded module: it is cold, sees the new text, and one line names the file."""
     write_script(tmp_path, "TEXT = 'old'", "mine.py")
-    script = "import gc, mine, pathlib, sys\nif 0: import torch\nsys.stdout.write(f'{mine.TEXT} {gc.get_freeze_count() > 0}\\n')\nif mine.TEXT == 'old':\n    pathlib.Path('mine.py').write_text(\"TEXT = 'the new one'\")\n    raise ValueError('once')"
+    script = "import gc, mine, pathlib, sys\nif 0: import torch\nsys.stdout.write(f'{mine.TEXT} {gc.get_freeze_count() > 1000}\\n')\nif mine.TEXT == 'old':\n    pathlib.Path('mine.py').write_text(\"TEXT = 'the new one'\")\n    raise ValueError('once')"
     write_script(tmp_path, script)
     result = run_rankwise(["--max-restarts", "2", "--preload", "mine", "train.py"], tmp_path)
     assert (result.code, result.out) == (0, "old True\nthe new one False\n"), result.err
@@ -538,7 +547,7 @@ def test_a_server_killed_between_two_attempts_is_started_again(tmp_path: Path) -
         dist.init_process_group("gloo")
         total = torch.ones(1)
         dist.all_reduce(total)
-        sys.stdout.write(f"{count} {int(total)} {gc.get_freeze_count() > 0}\\n")
+        sys.stdout.write(f"{count} {int(total)} {gc.get_freeze_count() > 1000}\\n")
         if count == 0:
             pathlib.Path("up." + os.environ["RANK"]).touch()
             while not pathlib.Path("go").exists(): time.sleep(0.01)
@@ -613,7 +622,7 @@ def test_a_server_is_deaf_to_what_is_meant_for_the_ranks(when: str, tmp_path: Pa
         import gc, os, pathlib, signal, sys, time
         if 0: import torch
         def save(number, frame):
-            sys.stdout.write(f"saved {number} {gc.get_freeze_count() > 0}\\n")
+            sys.stdout.write(f"saved {number} {gc.get_freeze_count() > 1000}\\n")
             pathlib.Path("saved." + os.environ["RANK"]).touch()
         signal.signal(signal.SIGTERM, save)
         pathlib.Path("ran." + os.environ["RANK"]).touch()

@@ -22,7 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support import RANKWISE, TORCHRUN, Running, Terminal, make_env, run_rankwise, write_script
+from support import (
+    IS_COMPARABLE,
+    RANKWISE,
+    TORCHRUN,
+    Running,
+    Terminal,
+    free_port,
+    make_env,
+    run_rankwise,
+    without_patience,
+    write_script,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +71,11 @@ MAY_DIFFER_FROM_TORCHRUN = {
     "parent dies": "rankwise has the kernel end the ranks with it, torchrun leaves orphans",
     "status/SigCgt": "the recorder's signal for stacks, and what faulthandler catches",
 }
+if not IS_COMPARABLE:
+    MAY_DIFFER_FROM_TORCHRUN |= {
+        "*environment*/MASTER_ADDR": "torchrun before 2.13 writes localhost as an address",
+        "*environment*/TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun before 2.13 has no such variable",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +141,14 @@ def run_probe(how: str, setting: Setting, folder: Path) -> list[dict[str, Any]]:
     to.mkdir()
     env = {name: value and value.replace("{folder}", str(folder)) for name, value in setting.env.items()}
     logs = [] if how == "torchrun" else ["--log-dir", str(folder / f"log_{how}")]
+    if how == "torchrun" and not IS_COMPARABLE:
+        logs = ["--master-port", str(free_port())]  # else 29500, which another test may have
     command = [*LAUNCHERS[how], *logs, "--nproc-per-node", "2", *setting.args]
     env["DUMP_TO"] = str(to)
     result = Running(command, folder, env=env, stdin=setting.stdin, preexec_fn=setting.before).finish()
     assert result.code == 0, f"{how}: {result.err}"
     if how != "torchrun":
-        assert result.err == "", how
+        assert without_patience(result.err) == "", how
         assert was_warm(folder / f"log_{how}") == (how == "warm")
     return [json.loads((to / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -176,7 +194,8 @@ def test_a_rank_sees_the_same_however_it_is_started(name: str, tmp_path: Path) -
     shutil.copy(PROBES / "facts.py", tmp_path / "pkg" / "facts.py")
     (tmp_path / "extra").mkdir()
     seen = {how: run_probe(how, setting, tmp_path) for how in LAUNCHERS}
-    assert [[rank["frozen"] > 0 for rank in seen[how]] for how in ("warm", "cold")] == [
+    # Python 3.12 starts with some hundred frozen objects.
+    assert [[rank["frozen"] > 1000 for rank in seen[how]] for how in ("warm", "cold")] == [
         [True] * 2,
         [False] * 2,
     ]

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: str | Path, data: str | bytes, *, mode: int = 0o644) -> None:
-    """Write ``data`` so that a reader sees the old file or the new one, never a part; ``mode`` is who may read and write it.
+def fill_standard_streams() -> None:
+    """Open /dev/null where standard input, output or error is closed (``<&-``).
+
+    Else the next file that is opened, whatever it is, takes that number, and ranks would print into it. To be called before ctypes is
+    imported: libffi keeps a file of its own open.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+
+
+def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = None) -> None:
+    """Write ``data`` so that a reader sees the old file or the new one, never a part.
+
+    Args:
+        path: The file.
+        data: What it is to hold.
+        mode: Who may read and write it; None: as for any new file, by the umask.
 
     Raises:
         OSError: The folder is missing, full or not writable; nothing is left behind.
@@ -16,25 +33,31 @@ def write_atomic(path: str | Path, data: str | bytes, *, mode: int = 0o644) -> N
     path = Path(path)
     raw = data.encode() if isinstance(data, str) else data
     # rename(2) is atomic only inside one filesystem, so the temporary file sits beside the final one.
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    temporary = path.parent / f".{path.name}.{os.urandom(6).hex()}"
+    fd = os.open(
+        temporary,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0),
+        0o666 if mode is None else 0o600,
+    )
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(raw)
-        temporary.chmod(mode)
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def read_tail(path: str | Path, size_bytes: int) -> bytes:
-    """Return the last ``size_bytes`` of a file; nothing if it can't be read."""
+def read_tail(path: str | Path, size_bytes: int, *, end: int | None = None) -> bytes:
+    """Return the last ``size_bytes`` of a file, or those before the offset ``end``; nothing if it can't be read."""
     try:
         with Path(path).open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - size_bytes))
-            return file.read(size_bytes)
+            length = file.seek(0, os.SEEK_END)
+            end = length if end is None else min(end, length)
+            start = file.seek(max(0, end - size_bytes))
+            return file.read(end - start)
     except OSError:
         return b""
 

@@ -51,16 +51,23 @@ def adopt_orphans() -> bool:
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def fill_standard_streams() -> None:
-    """Open /dev/null where standard input, output or error is closed (``<&-``).
+def close_from(first: int) -> None:
+    """Close all descriptors from a number on.
 
-    Else the next file that is opened, whatever it is, takes that number, and ranks would print into it.
+    Where the kernel has no close_range, ``os.closerange`` tries one number after the other, and containers may allow a billion of them.
+
+    Args:
+        first: The lowest.
     """
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - a path is no number
+    except OSError:
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        return
+    for fd in numbers:
+        if fd >= first:
+            with suppress(OSError):  # that of the list itself
+                os.close(fd)
 
 
 def raise_file_limit() -> int | None:

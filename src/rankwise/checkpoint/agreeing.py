@@ -286,12 +286,12 @@ def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[st
             )
         if place is not folder:
             check_space(place, size)
-        temporary = name_temporary(place, request.step)
-        disk.make_folder(temporary)
         serials = [before.serial + 1]
         if not (before.was_listed and is_locked):  # with the lock nobody else writes there
             serials += [next_serial(one) for one in (folder, find_memory(folder)) if one is not None]
             before.was_listed = True
+        temporary = name_temporary(place, request.step)
+        disk.make_folder(temporary)
         return {"temporary": temporary.name, "serial": max(serials)}
     except CheckpointError as error:
         return {"error": error.message, "hint": error.hint}

@@ -18,14 +18,24 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.disk import REAL_DISK, remove_quietly, tell
-from rankwise.checkpoint.manifest import INDEX, MANIFEST, Chunk, Manifest, parse_index, parse_manifest
+from rankwise.checkpoint.manifest import (
+    INDEX,
+    MANIFEST,
+    Chunk,
+    Manifest,
+    NewerFormatError,
+    parse_index,
+    parse_manifest,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.manifest import File, Index
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
-_TEMPORARY = re.compile(r"step-\d+(?:\.\d+)?\.tmp-[0-9a-f]+")
+_TEMPORARY = re.compile(r"step-\d+(?:\.\d+)?\.tmp-[0-9a-f]{16}")
 _BLOCK = 4 << 20
 
 
@@ -38,11 +48,13 @@ class Checkpoint:
         path: Its own folder.
         manifest: What it says of itself; None if that can't be read.
         problem: Why it can't be loaded; None if its manifest is right and its files have the right sizes.
+        is_newer: Whether a later rankwise has written it, in a format that this one does not know.
     """
 
     path: Path
     manifest: Manifest | None
     problem: str | None = None
+    is_newer: bool = False
 
     @property
     def step(self) -> int:
@@ -89,7 +101,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         manifest = parse_manifest(_read(path / MANIFEST), path / MANIFEST)
     except CheckpointError as error:
-        return Checkpoint(path, None, error.message)
+        return Checkpoint(path, None, error.message, is_newer=isinstance(error, NewerFormatError))
     for file in manifest.files:
         problem = _weigh(path, file)
         if problem:
@@ -218,8 +230,28 @@ def name_temporary(folder: Path, step: int) -> Path:
 
 
 def next_serial(folder: Path) -> int:
-    """Return a serial above those of all checkpoints in a folder."""
-    return 1 + max((one.manifest.serial for one in list_checkpoints(folder) if one.manifest), default=0)
+    """Return a serial above those of all checkpoints in a folder.
+
+    Raises:
+        CheckpointError: A later rankwise has written into the folder: what serial it gave can't be read.
+    """
+    found = list_checkpoints(folder)
+    refuse_newer(found)
+    return 1 + max((one.manifest.serial for one in found if one.manifest), default=0)
+
+
+def refuse_newer(found: Iterable[Checkpoint]) -> None:
+    """See that none is of a later format: going on from an older one would lose what was trained since.
+
+    Raises:
+        CheckpointError: One is.
+    """
+    for one in found:
+        if one.is_newer:
+            raise CheckpointError(
+                str(one.problem),
+                hint=f"install the rankwise that wrote it, or a later one; to go on without it, move {one.path} away",
+            )
 
 
 def commit(disk: Disk, temporary: Path, step: int) -> Path:

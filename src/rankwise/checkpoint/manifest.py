@@ -164,6 +164,10 @@ def dump(content: Mapping[str, Any], indent: int | None = 1) -> bytes:
 # ------------------------------------------------------------------ reading
 
 
+class NewerFormatError(CheckpointError):
+    """A checkpoint is whole, and of a later version than this rankwise reads."""
+
+
 def parse_manifest(data: bytes, path: object) -> Manifest:
     """Read ``manifest.json``.
 
@@ -173,8 +177,10 @@ def parse_manifest(data: bytes, path: object) -> Manifest:
     content = parse(data, path)
     if content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a checkpoint of rankwise")
-    if content.get("version") != VERSION:
-        raise CheckpointError(
+    version = content.get("version")
+    if version != VERSION:
+        kind = NewerFormatError if isinstance(version, int) and version > VERSION else CheckpointError
+        raise kind(
             f"{path} has version {content.get('version')} of the format; this rankwise reads version {VERSION}",
             hint="load it with the rankwise that wrote it, or a later one",
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rankwise.base import environ
 from rankwise.base.errors import CheckpointError
+from rankwise.base.host_memory import is_own_folder, name_memory_folder
 
 #: Names another place; by default it is the launcher's.
 VARIABLE = "RANKWISE_MEMORY"
@@ -32,10 +33,11 @@ def _find_launchers() -> Path | None:
     """Return the folder that the launcher of this process has made; its number is in the name."""
     pid = os.getppid()
     for _ in range(_MOST_ANCESTORS):
-        if pid <= 1 or not hasattr(os, "getuid"):
+        if pid < 1 or not hasattr(os, "getuid"):
             break
-        for path in _ROOT.glob(f"rankwise-memory-{os.getuid()}-{pid}-*"):
-            return path
+        for path in _ROOT.glob(f"{name_memory_folder(pid)}*"):
+            if is_own_folder(path):
+                return path
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:

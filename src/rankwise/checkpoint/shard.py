@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -89,14 +90,18 @@ def write_shard(disk: Disk, path: Path, items: Sequence[Item], data: memoryview)
     def sum_up() -> None:
         crcs.extend(zlib.crc32(data[item.start : item.start + item.size]) for item in items)
 
-    # zlib lets go of the interpreter's lock, so summing up costs no time beside the disk. A plain thread: when the
-    # interpreter goes down, pools take no more work, and a last save in the background is still to be written.
+    # zlib lets go of the interpreter's lock, so summing up costs no time beside the disk.
     beside = threading.Thread(target=sum_up, name="rankwise-checksum")
-    beside.start()
+    # An interpreter that goes down starts no more threads (Python 3.12), and a last save in the background is still to be written.
+    with suppress(RuntimeError):
+        beside.start()
     try:
         size = write_file(disk, path, [head, data])
     finally:
-        beside.join()
+        if beside.ident is None:
+            sum_up()
+        else:
+            beside.join()
     return File(name=path.name, size=size, head=len(head), crc32=zlib.crc32(head)), crcs
 
 

@@ -76,12 +76,14 @@ class View:
     Attributes:
         candidates: Whole ones, the latest first.
         problems: What is wrong with others that are, or may be, later.
+        newer: Which of them a later rankwise has written.
         memory: Where its host keeps copies; None for nowhere.
     """
 
     candidates: tuple[Candidate, ...]
     problems: tuple[str, ...]
     memory: str | None
+    newer: tuple[str, ...] = ()
 
 
 def look(folder: Path, step: int | None) -> View:
@@ -89,6 +91,7 @@ def look(folder: Path, step: int | None) -> View:
     memory = find_memory(folder)
     candidates: list[Candidate] = []
     problems: list[str] = []
+    newer: list[str] = []
     for place in (folder, memory):
         if place is None:
             continue
@@ -101,6 +104,8 @@ def look(folder: Path, step: int | None) -> View:
         for one in found:
             if step is not None and one.step != step:
                 continue
+            if one.is_newer:
+                newer.append(str(one.problem))
             if one.problem or one.manifest is None:
                 if not is_older or one.manifest is None:
                     problems.append(str(one.problem))
@@ -109,7 +114,10 @@ def look(folder: Path, step: int | None) -> View:
             is_older = True
             candidates.append(Candidate(serial=one.manifest.serial, step=one.step, name=one.path.name, seal=seal, in_memory=place is memory))  # fmt: skip
     return View(
-        candidates=tuple(candidates), problems=tuple(problems), memory=None if memory is None else str(memory)
+        candidates=tuple(candidates),
+        problems=tuple(problems),
+        memory=None if memory is None else str(memory),
+        newer=tuple(newer),
     )
 
 
@@ -119,6 +127,12 @@ def choose(folder: Path, views: Sequence[View], step: int | None) -> list[Candid
     Raises:
         CheckpointError: There are checkpoints, and none that rank 0 or any host's memory has whole; or not of this step.
     """
+    for rank, view in enumerate(views):
+        if view.newer:
+            raise CheckpointError(
+                view.newer[0], rank=rank,
+                hint="install the rankwise that wrote it, or a later one; to go on from an older checkpoint, name its step",
+            )  # fmt: skip
     on_disk = [one for one in views[0].candidates if not one.in_memory]
     # Hosts seal their own manifests: it is one save by its serial.
     in_memory = {one.serial: one for view in views for one in view.candidates if one.in_memory}

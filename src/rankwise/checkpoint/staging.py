@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from rankwise.base.memory import view_memory
 from rankwise.checkpoint.plan import find_box
 from rankwise.checkpoint.shard import Item
 
@@ -102,6 +103,4 @@ def lay_out(boxes: Sequence[Box]) -> tuple[list[Box], list[Item]]:
 
 def view_bytes(tensor: torch.Tensor) -> memoryview:
     """Return a flat tensor of bytes as memory; the tensor must outlive it. Not by numpy(): torch may be without NumPy."""
-    if not tensor.numel():
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())).cast("B")
+    return view_memory(tensor.data_ptr(), tensor.numel())

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rankwise.checkpoint.manifest import Index
 
 _MOST_SHOWN = 5
+#: Options that schedulers and named parameters add to an optimizer's.
+_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "param_names"})
+#: What a GradScaler asks an optimizer.
+_LEAVES_SCALING = "_step_supports_amp_scaling"
 
 
 @final
@@ -197,6 +201,7 @@ def _to_optimizer(
             raise CheckpointError(f"{part}: the checkpoint has a state for parameter {number}, and the optimizer has {len(parameters)} parameters")  # fmt: skip
         like = parameters[number_of[number]].detach()
         targets.update({name: loading.allocate(name, like) for name in list_tensors(entry)})
+    _compare_options(part, optimizer, saved["param_groups"])
     targets.update({name: loading.allocate(name) for name in list_tensors(saved["param_groups"])})
 
     def finish() -> None:
@@ -207,6 +212,12 @@ def _to_optimizer(
             optimizer.load_state_dict(state)
         except ValueError as error:
             raise CheckpointError(f"{part}: {error}", hint="build the optimizer with the same groups of parameters") from error  # fmt: skip
+        # The state has brought how it runs. torch keeps the word of the constructor, by which a GradScaler leaves the unscaling to a
+        # fused optimizer: one that is not fused any more stops at its first step.
+        if hasattr(optimizer, _LEAVES_SCALING) and not all(
+            group.get("fused") for group in optimizer.param_groups
+        ):
+            setattr(optimizer, _LEAVES_SCALING, False)
 
     return Part(targets, finish)
 
@@ -230,6 +241,23 @@ def _renumber(
         strangers = sorted(set(saved) ^ set(own))
         raise CheckpointError(f"{part}: the checkpoint's optimizer and this one train other parameters: {_shorten(strangers)} only in one of them")  # fmt: skip
     return {number: own.index(name) for number, name in enumerate(saved)}
+
+
+def _compare_options(part: str, optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
+    """See that it may be the same class: torch would take the saved options for its own, and miss one at the next step (KeyError: 'betas').
+
+    A later torch adds options, and schedulers do; another class has some that this one lacks, and lacks some.
+    """
+    for group, own in zip(saved, optimizer.param_groups, strict=False):
+        lacks, has = (
+            sorted(optimizer.defaults.keys() - group.keys()),
+            sorted(group.keys() - own.keys() - _SCHEDULERS),
+        )
+        if lacks and has:
+            raise CheckpointError(
+                f"{part}: this optimizer is {type(optimizer).__name__}, with the options {', '.join(lacks)}; the checkpoint's is of another class, with "
+                f"{', '.join(has)}", hint="build the optimizer that was saved, or begin anew in another folder, with the model's weights only",
+            )  # fmt: skip
 
 
 def _regroup(

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import base64
 import collections
-import ctypes
 import math
 import pickle
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from rankwise.base.errors import CheckpointError
+from rankwise.base.memory import view_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -197,9 +198,18 @@ def _decode_numpy(held: Any, find_tensor: Callable[[str], torch.Tensor]) -> Any:
             "it holds a NumPy array, and NumPy is not installed", hint="pip install numpy"
         ) from None
     dtype, shape, is_array, name = held
-    size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = find_tensor(name)
-    array = np.frombuffer(ctypes.string_at(raw.data_ptr(), size), dtype=dtype).reshape(shape).copy()
+    num_bytes = raw.numel() * raw.element_size()
+    array = None
+    with suppress(TypeError, ValueError):
+        # An empty array has one byte, too.
+        held_bytes = view_memory(raw.data_ptr(), num_bytes if math.prod(shape) else 0)
+        array = np.frombuffer(held_bytes, dtype=dtype).reshape(shape).copy()
+    if array is None or array.shape != tuple(shape):
+        raise CheckpointError(
+            f"its index says that {name!r} is a NumPy array of {dtype} and shape {tuple(shape)}, and holds {num_bytes} bytes for it",
+            hint="the index was changed after it was saved: load an older checkpoint",
+        )
     return array if is_array else array[()]
 
 

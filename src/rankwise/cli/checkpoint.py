@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError, UsageError
+from rankwise.base.terminal import clean_text
 from rankwise.checkpoint.contents import find_checkpoint, list_unfinished
 from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, verify
 from rankwise.checkpoint.manifest import MANIFEST
@@ -100,7 +101,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         heads = ["name", "size", "ranks", "saved at", "metrics", "state"]
         shown = [n for n in range(len(heads)) if heads[n] != "metrics" or any(row[n] for row in cells)]
         table = [[row[n] for n in shown] for row in [heads, *cells]]
-        print("\n".join(align(table, right={1, 2})))
+        print(clean_text("\n".join(align(table, right={1, 2}))))
     has_whole = any(row["state"] == "whole" for row in rows)
     return 1 if not has_whole or any(row["state"] == "damaged" for row in rows) else 0
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError
+from rankwise.base.terminal import clean_text
 from rankwise.checkpoint.contents import find_checkpoint, list_parts, read_contents
 from rankwise.cli.columns import align, format_count, format_size
 
@@ -36,7 +37,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     lines += _format_parts(parts, index)
     if tensors:
         lines += ["", *_format_tensors(tensors)]
-    print("\n".join(lines))
+    print(clean_text("\n".join(lines)))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,9 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
 
 def _run(argv: Sequence[str]) -> int:
+    from rankwise.base.files import fill_standard_streams  # noqa: PLC0415 - a command pays for itself only
+
+    fill_standard_streams()
     from rankwise.cli.run import main  # noqa: PLC0415 - a command pays for itself only
 
     return main(argv)
@@ -145,4 +149,8 @@ def main(argv: Sequence[str]) -> int:
 def entry(command: str | None = None) -> None:
     """Entry point of the program; with ``command`` the arguments are that command's."""
     argv = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    for stream in (sys.stdout, sys.stderr):
+        # A console of another alphabet must not hide what was found.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main(argv))

@@ -52,6 +52,8 @@ class Pipeline:
     ) -> None:
         self.device, self._rank, self._seed = device, rank, seed
         self._tickets, self._reader = _Tickets(), reader
+        # torch pins all or nothing, and fails at what a data set has put on the device itself.
+        self._pins = pin_memory is None and num_workers == 0 and device.type == "cuda"
         # Workers' seeds come from here and not from the training process's generator: dropout would change with it.
         self._generator = torch.Generator()
         start = None
@@ -65,7 +67,7 @@ class Pipeline:
                 batch_sampler=self._tickets,
                 collate_fn=_as_it_is,
                 num_workers=num_workers,
-                pin_memory=device.type == "cuda" if pin_memory is None else pin_memory,
+                pin_memory=device.type == "cuda" and not self._pins if pin_memory is None else pin_memory,
                 worker_init_fn=start,
                 multiprocessing_context=multiprocessing_context,
                 generator=self._generator,
@@ -91,7 +93,8 @@ class Pipeline:
             DataError: While iterating: what a reader has found wrong.
         """
         if self._is_direct:  # torch's iterator would call the reader just so, and look at a profiler before
-            return bring(self._check(map(self._reader.__getitems__, make_tickets())), self.device)
+            parcels = self._check(map(self._reader.__getitems__, make_tickets()))
+            return bring(parcels, self.device, pins=self._pins)
         self._tickets.make = make_tickets
         self._generator.manual_seed(derive_seed(self._seed, "workers", epoch, self._rank))
         return bring(self._check(iter(self._loader)), self.device)

@@ -10,17 +10,18 @@ from torch import Tensor
 from rankwise.runtime.nested import flatten, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from rankwise.data.batches import Parcel
 
 
-def bring(parcels: Iterable[Parcel], device: torch.device) -> Iterator[Parcel]:
+def bring(parcels: Iterable[Parcel], device: torch.device, *, pins: bool = False) -> Iterator[Parcel]:
     """Return the parcels with their batches on the device.
 
     Args:
         parcels: From the workers; on CUDA best in pinned memory, from which a copy needs nobody to wait.
         device: Where to; nothing is copied to the CPU.
+        pins: Whether to pin here what is in the host's memory; what a data set has put on the device already stays as it is.
 
     Returns:
         Each parcel; on CUDA one behind what was read.
@@ -28,17 +29,17 @@ def bring(parcels: Iterable[Parcel], device: torch.device) -> Iterator[Parcel]:
     if device.type == "cpu":
         return iter(parcels)
     if device.type == "cuda":
-        return _bring_beside(parcels, device)
+        return _bring_beside(parcels, device, pins=pins)
     return (move(parcel, device) for parcel in parcels)
 
 
-def _bring_beside(parcels: Iterable[Parcel], device: torch.device) -> Iterator[Parcel]:
+def _bring_beside(parcels: Iterable[Parcel], device: torch.device, *, pins: bool = False) -> Iterator[Parcel]:
     """Copy on a stream of its own, one parcel ahead."""
     beside = torch.cuda.Stream(device)
     waiting: tuple[Parcel, torch.cuda.Event] | None = None
     for parcel in parcels:
         with torch.cuda.stream(beside):
-            copied = move(parcel, device)
+            copied = _change(parcel, lambda leaf: _copy(leaf, device, pins=pins))
             done = beside.record_event()
         if waiting is not None:
             yield _take_over(*waiting, device)
@@ -55,19 +56,32 @@ def _take_over(parcel: Parcel, done: torch.cuda.Event, device: torch.device) -> 
         if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
             # Else the allocator may give it to the next copy as soon as Python lets go of it, while kernels still read.
             leaf.record_stream(current)
-    return parcel
+    # What has a `to` of its own goes now, on this stream: nobody could tell the owner of its memory.
+    return move(parcel, device)
 
 
 def move(parcel: Parcel, device: torch.device) -> Parcel:
-    """Return the parcel with the tensors of its batches on the device."""
-    batches, empty = move_tree([parcel.batches, parcel.empty], device)
-    return parcel._replace(batches=batches, empty=empty)
+    """Return the parcel with the tensors of its batches on the device; what has a ``to`` of its own is asked to go."""
+    return _change(parcel, lambda leaf: _send(leaf, device))
 
 
 def move_tree(tree: Any, device: torch.device) -> Any:
     """Return nested containers with their tensors on the device; what has a ``to`` of its own is asked to go."""
-    leaves = [leaf for _, leaf in flatten(tree)]
-    return unflatten(tree, [_send(leaf, device) for leaf in leaves])
+    return unflatten(tree, [_send(leaf, device) for _, leaf in flatten(tree)])
+
+
+def _change(parcel: Parcel, change: Callable[[Any], Any]) -> Parcel:
+    tree = [parcel.batches, parcel.empty]
+    batches, empty = unflatten(tree, [change(leaf) for _, leaf in flatten(tree)])
+    return parcel._replace(batches=batches, empty=empty)
+
+
+def _copy(leaf: Any, device: torch.device, *, pins: bool) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if pins and leaf.device.type == "cpu":
+        leaf = leaf.pin_memory()
+    return leaf.to(device, non_blocking=True)
 
 
 def _send(leaf: Any, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from rankwise.base.memory import view_memory
 from rankwise.runtime.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -98,4 +99,4 @@ def _find_numpy_state() -> int | None:
 
 def _copy_numpy_state() -> bytes | None:
     address = _find_numpy_state()
-    return None if address is None else ctypes.string_at(address, _NUMPY_STATE_BYTES)
+    return None if address is None else bytes(view_memory(address, _NUMPY_STATE_BYTES))

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import process as base_process, resource_tracker
@@ -173,14 +173,17 @@ def _blocked() -> Iterator[None]:
 def _prepare_server() -> None:
     """Start a fork server that blocks the signals, if there is none yet.
 
-    It blocks them itself, as only then it is sure to unblock them for processes that aren't ours.
+    It blocks them itself, as only then it is sure to unblock them for processes that aren't ours. Since Python 3.14 it is sure to find
+    our module, as it gets our ``sys.path``; and it imports the script first, which may start threads (NumPy does). So there it has
+    the signals blocked from its first instruction on.
     """
     from multiprocessing import forkserver  # noqa: PLC0415 - not there on Windows
 
     names = list(getattr(forkserver._forkserver, "_preload_modules", []))
     if _SERVER_MODULE not in names:
         forkserver.set_forkserver_preload([_SERVER_MODULE, *names])
-    forkserver.ensure_running()
+    with _blocked() if sys.version_info >= (3, 14) else nullcontext():
+        forkserver.ensure_running()
 
 
 def _end_all() -> None:

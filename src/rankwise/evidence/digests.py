@@ -289,7 +289,8 @@ class Digests:
 
     def _collect(self) -> None:
         """Write down the digests that are there."""
-        if not self._pending or not self._lock.acquire(blocking=False):
+        # While a graph is captured a GPU must not even be asked whether it is ready: the capture would fail.
+        if not self._pending or _is_capturing() or not self._lock.acquire(blocking=False):
             return
         begin_s = time.monotonic()
         try:
@@ -389,7 +390,10 @@ def _get_torch() -> Any:
 
 def _is_elsewhere() -> bool:
     """Whether operations do not do now what they say: a GPU records them for later, or some mode takes them."""
-    torch = _get_torch()
-    if torch._C._len_torch_dispatch_stack():
-        return True
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return bool(_get_torch()._C._len_torch_dispatch_stack()) or _is_capturing()
+
+
+def _is_capturing() -> bool:
+    """Whether this thread's stream records a CUDA graph."""
+    cuda = _get_torch().cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

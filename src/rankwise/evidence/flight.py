@@ -17,6 +17,8 @@ from importlib import import_module
 from typing import Any
 
 _NEWEST = 256
+#: cudaStreamCaptureModeThreadLocal.
+_THREAD_LOCAL = 1
 #: How many collectives torch keeps, by the variable's new name and its old one.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _NO_RECORDER = "this torch has no flight recorder: collectives that C++ issues, as DDP's, are not seen"
@@ -39,7 +41,10 @@ class Flight:
     def __init__(self, ring: Any, writer: Any, sites: Any, *, sees_native: bool = False) -> None:
         self._ring, self._writer, self._sites, self._sees_native = ring, writer, sites, sees_native
         native: Any = import_module("torch._C._distributed_c10d")
-        self._dump = getattr(native, "_dump_fr_trace", None) or getattr(native, "_dump_nccl_trace", None)
+        # NCCL keeps what it issues in a recorder of its own, beside that of all other backends.
+        self._dump, self._dump_nccl = (
+            getattr(native, f"_dump_{name}_trace", None) for name in ("fr", "nccl")
+        )
 
     def write(self) -> None:
         """Write what the flight recorder has into the memory file."""
@@ -60,14 +65,17 @@ class Flight:
         self._writer.report("flight", json.dumps(told).encode(), time.monotonic())
 
     def _read(self, offset_s: float) -> dict[str, Any]:
-        if self._dump is None:
+        if self._dump is None and self._dump_nccl is None:
             return {"entries": [], "missing": [] if self._sees_native else [_NO_RECORDER]}
-        # Every entry is made into Python's objects, whether it is wanted or not: nobody can ask for the newest alone.
-        found = pickle.loads(_dump_with_frames(self._dump))  # noqa: S301 - made by this very process
-        entries = found.get("entries")
+        entries = [] if self._dump is None else _load(self._dump)
+        if self._dump_nccl is not None and (self._dump is None or sys.modules["torch"].cuda.is_initialized()):
+            with _CaptureGuard():
+                entries = sorted(
+                    [*entries, *_load(self._dump_nccl)], key=lambda one: int(one["time_created_ns"])
+                )
         is_off = not entries and _is_switched_off()
         missing = [_OFF] if is_off and not self._sees_native else []
-        chosen = [one for one in (entries or [])[-_NEWEST:] if not one.get("is_p2p")]
+        chosen = [one for one in entries[-_NEWEST:] if not one.get("is_p2p")]
         return {"entries": [self._shorten(one, offset_s) for one in chosen], "missing": missing}
 
     def _shorten(self, one: dict[str, Any], offset_s: float) -> dict[str, Any]:
@@ -85,6 +93,37 @@ class Flight:
             "inside": inside,
             "at_s": one["time_created_ns"] / 1e9 - offset_s,
         }
+
+
+class _CaptureGuard:
+    """Lets this thread ask the GPU for the state of events while another one captures a CUDA graph.
+
+    NCCL's recorder looks whether collectives are over as it is read. By default CUDA refuses that to all threads as long as one
+    captures, and the capture fails. torch's own watchdog goes through the same door.
+    """
+
+    def __init__(self) -> None:
+        self._exchange: Any = None
+
+    def __enter__(self) -> None:
+        import ctypes
+
+        # torch has loaded CUDA's library for all; one that is built otherwise does without.
+        exchange = getattr(ctypes.CDLL(None), "cudaThreadExchangeStreamCaptureMode", None)
+        if exchange is not None and sys.modules["torch"].cuda.is_initialized():
+            self._mode = ctypes.c_int(_THREAD_LOCAL)
+            exchange(ctypes.byref(self._mode))  # and gives back the mode before
+            self._exchange = lambda: exchange(ctypes.byref(self._mode))
+
+    def __exit__(self, *_: object) -> None:
+        if self._exchange is not None:
+            self._exchange()
+
+
+def _load(dump: Any) -> list[dict[str, Any]]:
+    """Return what a recorder has; each entry is made into Python's objects, as nobody can ask for the newest alone."""
+    entries: Any = pickle.loads(_dump_with_frames(dump)).get("entries")  # noqa: S301 - made by this very process
+    return list(entries or ())
 
 
 def _is_switched_off() -> bool:

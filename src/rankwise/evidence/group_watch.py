@@ -36,7 +36,7 @@ _CERTAIN = {"clash", "out of range", "world sizes", "gone", "address", "backends
 
 def install(
     load_roll: Callable[[], Any] | None,
-    note: Callable[..., None],
+    recorder: Any,
     settle: Callable[[float], None],
     record: Callable[[Any], None] | None = None,
 ) -> None:
@@ -44,12 +44,12 @@ def install(
 
     Args:
         load_roll: Returns the module ``roll``; None where not all ranks are started by this launcher: then nobody is missed.
-        note: Writes into this rank's notes how it ends.
+        recorder: Writes into this rank's notes how it ends.
         settle: Waits, so many seconds at most, until the groups' threads are at rest.
         record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to know.
     """
     is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
-    watch = None if load_roll is None or is_off else _Watch(load_roll, note)
+    watch = None if load_roll is None or is_off else _Watch(load_roll, recorder.note)
 
     def wrap(module: Any) -> None:
         _let_settle_before_letting_go(module, settle)

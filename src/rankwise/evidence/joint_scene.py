@@ -9,13 +9,13 @@ waits seems to wait for less long than it does.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.evidence import scene_file
+from rankwise.evidence.inflating import inflate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What a letter may be long, in bytes.
 MOST_BYTES = 256 << 10
+#: What it may hold, unpacked.
+_MOST_BYTES = 64 << 20
 #: With fewer operations a reader would think that a rank never had more (``Lane``), so no rank is cut below.
 FEWEST_OPS, MOST_OPS = 200, 1024
 #: Of each group, and of each peer's messages, so many are kept beside.
@@ -142,9 +144,9 @@ def open_letter(text: str) -> dict[str, Any]:
         ValueError: It is none, or of another version.
     """
     try:
-        letter = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+        letter = json.loads(inflate(base64.b64decode(text, validate=True), _MOST_BYTES))
         letter["scene"]["now_s"] = float(letter["scene"]["now_s"])
-    except (binascii.Error, zlib.error, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"no letter of another node: {error!r}") from error
     return dict(letter)
 

@@ -150,16 +150,16 @@ def arm(leaving: Leaving) -> None:
     """
     orders = dict(leaving.orders)
     keep, places = orders.pop("keep"), {**orders.pop("evidence"), "pid": os.getpid()}
-    recorder: Any = _load("recorder")
+    recording: Any = _load("recorder")
     keeping: Any = _load("keeping")
     load = keeping.install(keep, _load, orders["stacks"])
-    note = recorder.arm(**orders)
-    if note is not None and recorder.keep_from_children(places):
+    recorder = recording.arm(**orders)
+    if recorder is not None and recording.keep_from_children(places):
         group_watch: Any = _load("group_watch")
         group_watch.install(
             None,
-            note,
-            recorder.let_threads_settle,
+            recorder,
+            recording.let_threads_settle,
             lambda module: load("beginning").begin(module, places, load),
         )
 
@@ -277,6 +277,12 @@ def _make_ring(name: str) -> tuple[int, str]:
     fd = make_memory_file(_UNNAMED)
     os.ftruncate(fd, SIZE_BYTES + HEAD_BYTES)
     return fd, f"/proc/self/fd/{fd}"
+
+
+def is_own_ring(path: Path) -> bool:
+    """Tell whether a path is one that a rank of this user keeps its records at, in the host's memory."""
+    found = _OURS.fullmatch(path.name)
+    return path.parent == _MEMORY and found is not None and int(found["user"]) == os.getuid()
 
 
 def _remove_old() -> None:

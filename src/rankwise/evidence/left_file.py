@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.faults import FaultRecord
 from rankwise.base.files import write_atomic
 from rankwise.evidence import leaving, ring
+from rankwise.evidence.inflating import inflate
 from rankwise.evidence.merging import merge
 from rankwise.evidence.notes import parse_notes, split_crash
 
@@ -107,8 +109,8 @@ def fill(file: LeftFile) -> None:
     file.is_exact = raw is not None or file.head.get("why") in {"end", "rescue"}
     if raw is None and file.copy:
         try:
-            raw = zlib.decompress(file.copy)
-        except zlib.error as error:
+            raw = inflate(file.copy, ring.SIZE_BYTES)
+        except ValueError as error:
             raise UsageError(f"{file.path} can't be read: {error}") from error
     reading = ring.Reading(raw or b"")
     if reading.is_begun:
@@ -130,12 +132,14 @@ def _take_memory(file: LeftFile) -> bytes | None:
     """
     head = file.head
     path = Path(str(head["ring"]))
+    # Who made the folder may have written any path into it: this one is read into the folder, and removed.
+    if head["kernel"] != leaving.name_kernel() or not leaving.is_own_ring(path):
+        return None
     try:
-        if not head["ring"] or head["kernel"] != leaving.name_kernel():
-            return None
-        with path.open("rb") as memory:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as memory:  # noqa: PTH123 - no links
             status = os.fstat(memory.fileno())
-            if [status.st_dev, status.st_ino] != head["ring_id"]:
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+            if not is_ours or [status.st_dev, status.st_ino] != head["ring_id"]:
                 return None
             raw = memory.read(ring.SIZE_BYTES)
     except OSError:

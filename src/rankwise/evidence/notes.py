@@ -103,6 +103,39 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
     return fault, finished_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Where a rank's standard error stood when its interpreter began to end, and behind its functions of atexit.
+
+    Attributes:
+        stderr_bytes: Its sizes then; None if it carries marks there.
+    """
+
+    stderr_bytes: tuple[int | None, ...] = ()
+
+
+def parse_ending(text: str, pid: int) -> Ending | None:
+    """Return where a rank's own words end; None if its interpreter did not come to its end in good order.
+
+    Args:
+        text: The notes.
+        pid: The rank's; a shell that is the rank says more behind the end of its Python.
+    """
+    sizes, is_through = list[int | None](), False
+    for line in text.splitlines():
+        try:
+            note = json.loads(line)
+            if note["note"] == "armed":
+                sizes, is_through = [], False
+            elif note["note"] == "ending" and note["pid"] == pid:
+                sizes.append(note["stderr_bytes"])
+            elif note["note"] in {"finished", "exception"}:
+                is_through = True
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut short by the rank's death
+    return Ending(stderr_bytes=tuple(sizes)) if sizes and is_through else None
+
+
 def parse_imported(text: str) -> dict[str, int]:
     """Return how many modules of each package, torch apart, a rank had imported between its start and its end."""
     for line in reversed(text.splitlines()):

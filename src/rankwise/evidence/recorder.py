@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 #: Threads that are perhaps not Gloo's are waited for no longer.
 _UNNAMED_S = 0.25
 _TORCHS = {"torch", "torchgen", "sympy", "mpmath"}
+#: Called behind all functions of atexit, also those of modules that the warm server has imported.
+_ENDS: list[Any] = []
+atexit.register(lambda: [end(2) for end in _ENDS])
 
 
 def arm(
@@ -30,6 +34,7 @@ def arm(
     stack_signal: int | None,
     lifeline: int | None,
     identities: tuple[int, ...] = (),
+    end_mark: str | None = None,
 ) -> Any:
     """Start recording in this process.
 
@@ -39,18 +44,29 @@ def arm(
         stack_signal: The signal that asks for stacks; None where the system has none to spare.
         lifeline: The read end of a pipe that the parent holds open; its end means that the parent is gone.
             None where the kernel itself sees to that.
-        identities: Device and inode of both files, where they came as descriptors.
+        identities: Device and inode of both files, where they came as descriptors, and of the standard error that the parent reads.
+        end_mark: What the parent takes out of standard error again, with a gap for a number: 1 is written where the interpreter begins
+            to end, 2 behind the functions of atexit. None if standard error is not the parent's.
 
     Returns:
-        What writes a note: a function of its kind and its facts. None if there is nowhere to write.
+        The recorder; None if there is nowhere to write.
     """
-    if any(_is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:]))):
+    if any(
+        _is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:4]))
+    ):
         return None  # a grandchild of a rank without a recorder: the number is somebody's file by now
     notes_fd = _take(notes)
-    recorder = _Recorder(notes_fd)
+    recorder = _Recorder(notes_fd, end_mark, (identities[4], identities[5]) if len(identities) > 5 else None)
     _in_forked_child(_Muffler(notes_fd).muffle)
     # Registered before any of the script's own, so called after all of them.
     atexit.register(recorder.on_exit)
+    _ENDS.append(recorder.mark_end)
+    if end_mark is not None:
+        import threading
+
+        # Python has just printed the text of sys.exit, and waits for threads next; called behind what others register later.
+        if hasattr(threading, "_register_atexit"):
+            threading._register_atexit(recorder.mark_end, 1)
     recorder.note("armed")
     stacks_fd = _take(stacks)
     _in_forked_child(_Muffler(stacks_fd).muffle)
@@ -62,15 +78,39 @@ def arm(
         faulthandler.register(stack_signal, file=stacks_fd, all_threads=False, chain=False)
     if lifeline is not None:
         _end_with(lifeline)
-    return recorder.note
+    return recorder
 
 
 class _Recorder:
     """Writes the notes of this process, and of no child that it forks."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, end_mark: str | None, stderr: tuple[int, int] | None) -> None:
         self._fd, self._identity, self._pid = fd, _identity(fd), os.getpid()
+        self._end_mark = end_mark
+        self._stderr = stderr
         self._num_modules = len(sys.modules)
+
+    def mark_end(self, stage: int) -> None:
+        """Mark in standard error how far the interpreter's end is.
+
+        What stands before the first mark tells why. Where nothing does, what functions of atexit have written may: loggers that
+        hold back. What is printed behind the second one, by what is taken apart, tells of no cause.
+
+        Args:
+            stage: 1 or 2.
+        """
+        if self._end_mark is None or os.getpid() != self._pid or _identity(2) != self._stderr:
+            return  # the script has put something else there
+        for stream in (sys.stderr, sys.__stderr__):
+            with _Quiet():
+                if stream is not None:
+                    stream.flush()
+        with _Quiet():
+            status = os.fstat(2)
+            is_file = stat.S_ISREG(status.st_mode)
+            if not is_file:
+                os.write(2, self._end_mark.format(stage).encode())
+            self.note("ending", stage=stage, pid=self._pid, stderr_bytes=status.st_size if is_file else None)
 
     def on_exit(self) -> None:
         """Note how the script ended.

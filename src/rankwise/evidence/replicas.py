@@ -10,6 +10,11 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from rankwise.evidence.inflating import inflate
+
+#: What the names of all parameters may take.
+_MOST_BYTES = 64 << 20
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Replica:
 
 def list_names(replica: Replica) -> tuple[str, ...]:
     """Return the names of its parameters."""
-    return tuple(json.loads(zlib.decompress(base64.b64decode(replica.names))))
+    return tuple(json.loads(inflate(base64.b64decode(replica.names), _MOST_BYTES)))
 
 
 def pack_names(names: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import count_cores
-from rankwise.base.osdoor import IS_LINUX, fill_standard_streams, raise_file_limit
+from rankwise.base.osdoor import IS_LINUX, raise_file_limit
 from rankwise.base.requeue import REQUEUE
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
@@ -40,7 +40,6 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     Raises:
         RankwiseError: The job could not be started.
     """
-    fill_standard_streams()
     signals, clock = Signals(spec.signals), SYSTEM_CLOCK
     workers = open_workers(signals, clock)
     raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them

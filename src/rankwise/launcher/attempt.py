@@ -18,7 +18,7 @@ from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.lookout import Lookout
 from rankwise.launcher.output import Pump, open_streams, read_last_words
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
-from rankwise.launcher.rank_end import Rank, describe_end
+from rankwise.launcher.rank_end import Rank, describe_end, find_ending
 from rankwise.launcher.requeue_watch import RequeueWatch
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import Tee, make_prefix
@@ -443,7 +443,7 @@ class Attempt:
         by_another = rank.code == -KILL_SIGNAL and not rank.was_killed and not self._keeper_lost
         return describe_end(
             rank,
-            last_words=rank.refusal or read_last_words(rank.streams, self._pump),
+            last_words=rank.refusal or read_last_words(rank.streams, self._pump, find_ending(rank)),
             stopped_s=None if by_another and self._requeue.has_begun else rank.stopped_s,
             asks_requeue=self._requeue.takes(rank.code, rank.notes_fd),
         )

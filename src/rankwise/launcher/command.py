@@ -87,7 +87,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         nodes = (1, 1)
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more is meant")
-    if args.logs_specs is not None:
+    if args.logs_specs not in {None, "default"}:
         raise UsageError(
             f"--logs-specs {args.logs_specs}: plug-ins of torchrun's agent can't be used here",
             hint="use --log-dir, -r and -t, or start this job with torchrun",
@@ -210,7 +210,8 @@ def _to_logs(args: argparse.Namespace, env: Mapping[str, str]) -> Logs:
         shown_ranks=shown,
         out_filters=tuple(args.duplicate_stdout_filters),
         err_filters=tuple(args.duplicate_stderr_filters),
-        prefix=env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}${local_rank}]:"),
+        prefix=args.log_line_prefix_template
+        or env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}${local_rank}]:"),
     )
 
 

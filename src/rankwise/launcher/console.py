@@ -22,6 +22,7 @@ class Console:
         self._lock = threading.Lock()
         self._broken: set[int] = set()
         self._patience_s: float | None = None
+        self._is_line_open = False
 
     def hurry(self) -> None:
         """From now on wait for no reader that takes nothing: the job is over, or the user wants it to be."""
@@ -31,15 +32,23 @@ class Console:
         """Write all of ``data``; a reader that is gone (``| head``) gets nothing more, and the job goes on."""
         with self._lock:
             self._write(fd, data, None)
+            if fd == 2 and data:
+                self._is_line_open = not data.endswith(b"\n")
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, apart: bool = False) -> None:
         """Write a line of our own to standard error, or drop it if nobody reads there.
 
         Called by the loop that must stay awake for signals, so it never waits for long.
+
+        Args:
+            text: The line, or several.
+            apart: Whether it must not continue a line that ranks have begun on standard output, which we don't see.
         """
         if self._lock.acquire(timeout=_SHORT_PATIENCE_S):
             try:
-                self._write(2, f"{text}\n".encode("utf-8", "backslashreplace"), _SHORT_PATIENCE_S)
+                begin = b"\n" if self._is_line_open else terminal.begin_line() if apart else b""
+                self._write(2, begin + f"{text}\n".encode("utf-8", "backslashreplace"), _SHORT_PATIENCE_S)
+                self._is_line_open = False
             finally:
                 self._lock.release()
 

@@ -41,6 +41,8 @@ _START = """
 import sys
 rest = [entry for entry in sys.path if entry]
 sys.path[:] = rest if sys.argv[1] in rest else [sys.argv[1], *rest]
+from rankwise.base.files import fill_standard_streams
+fill_standard_streams()  # first, or the orders would get the number of a stream that is closed
 from rankwise.launcher.pool import main
 main(int(sys.argv[2]))
 """

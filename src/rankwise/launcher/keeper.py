@@ -26,6 +26,7 @@ from rankwise.base.osdoor import (
     SERVER_FD,
     STACKS_FD,
     adopt_orphans,
+    close_from,
     die_with_parent,
     raise_file_limit,
     set_file_limit,
@@ -338,7 +339,7 @@ def _alone_with(sock: socket.socket) -> socket.socket:
     fd = sock.detach()
     if fd != 3:
         os.dup2(fd, 3, inheritable=False)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    close_from(4)
     return socket.socket(fileno=3)
 
 

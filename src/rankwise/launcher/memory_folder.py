@@ -12,10 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
+from rankwise.base.host_memory import is_own_folder, name_memory_folder
 from rankwise.base.osdoor import IS_LINUX, try_lock_file
 
 _ROOT = Path("/dev/shm")
-_PREFIX, _OWNER = "rankwise-memory-", ".owner"
+_OWNER = ".owner"
+#: Each launcher sweeps once, so this many would have to start at the same moment for one of them to get no folder.
+_TRIES = 16
 
 
 @final
@@ -41,26 +44,37 @@ def open_memory_folder(root: Path = _ROOT) -> MemoryFolder | None:
     """Make the folder, and remove those of launchers that were killed; None where the system has no such memory."""
     if not IS_LINUX or not os.access(root, os.W_OK):
         return None
-    prefix = f"{_PREFIX}{os.getuid()}-"
     with suppress(OSError):
-        _sweep(root, prefix)
-        token = f"{os.getpid()}-{os.urandom(8).hex()}"
-        # Under another name until it is locked: else a launcher that starts at the same moment would sweep it.
-        early, path = root / f".{prefix}{token}", root / f"{prefix}{token}"
+        _sweep(root)
+    # Until it is locked, a launcher that starts at the same moment may take the folder for one of the dead, and remove it.
+    made = (_try_make(root) for _ in range(_TRIES))
+    return next((folder for folder in made if folder is not None), None)
+
+
+def _try_make(root: Path) -> MemoryFolder | None:
+    name = f"{name_memory_folder(os.getpid())}{os.urandom(8).hex()}"
+    # Under another name until it is locked, so that ranks see no folder that may go.
+    early, path = root / f".{name}", root / name
+    fd = -1
+    with suppress(OSError):
         early.mkdir(mode=0o700)
         fd = os.open(early / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if try_lock_file(fd):
             early.rename(path)
             return MemoryFolder(path, fd)
+    if fd >= 0:
         os.close(fd)
-        shutil.rmtree(early, ignore_errors=True)
+    shutil.rmtree(early, ignore_errors=True)
     return None
 
 
-def _sweep(root: Path, prefix: str) -> None:
+def _sweep(root: Path) -> None:
+    prefix = name_memory_folder()
     for path in (*root.glob(f"{prefix}*"), *root.glob(f".{prefix}*")):
+        if not is_own_folder(path):
+            continue
         with suppress(OSError):
-            fd = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 # The lock is free exactly if its owner has ended, in whatever container it was.
                 if try_lock_file(fd):

@@ -6,11 +6,11 @@ its end: through a pseudo-terminal where ours is a terminal, else through a pipe
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.files import read_tail
 from rankwise.base.osdoor import IS_LINUX, IS_WINDOWS, copy_terminal_size, open_terminal
 from rankwise.launcher.spec import Std
+from rankwise.launcher.stderr_tail import END_MARK, TAIL_BYTES, StderrTail
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankwise.evidence.notes import Ending
     from rankwise.launcher.console import Console
     from rankwise.launcher.spec import Logs
 
 _CHUNK_BYTES = 1 << 16
-_TAIL_BYTES = 1 << 16
 #: A rank's copied standard error takes at most twice this on disk, however much it prints.
 _LOG_BYTES = 8 << 20
 #: How long half a line is held back for its end.
@@ -55,6 +56,11 @@ class RankStreams:
         """Path of the log of standard error."""
         return self.folder / "stderr.log"
 
+    @property
+    def end_mark(self) -> bytes | None:
+        """What marks the end of the rank's own words; None where nobody would take it out again."""
+        return END_MARK if self.source is not None or self.is_redirected else None
+
 
 @final
 class Pump:
@@ -64,7 +70,7 @@ class Pump:
         self._console = console
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
-        self._tails: dict[int, deque[bytes]] = {}
+        self._tails: dict[int, StderrTail] = {}
         self._held: dict[int, tuple[float, bytes]] = {}
         self._logs: dict[int, _RollingLog] = {}
         self._open: dict[int, RankStreams] = {}
@@ -75,7 +81,7 @@ class Pump:
         """Take over the read end of a rank's standard error; only before ``start``."""
         if streams.source is not None:
             self._open[streams.source] = streams
-            self._tails[streams.local_rank] = deque()
+            self._tails[streams.local_rank] = StderrTail()
             self._logs[streams.local_rank] = _RollingLog(streams.log)
             self._selector.register(streams.source, selectors.EVENT_READ)
 
@@ -90,9 +96,9 @@ class Pump:
         for source in list(self._open):
             copy_terminal_size(2, source)
 
-    def tail(self, local_rank: int) -> bytes:
+    def tail(self, local_rank: int) -> StderrTail:
         """Return the last bytes that a rank wrote."""
-        return b"".join(self._tails.get(local_rank, ()))
+        return self._tails.get(local_rank) or StderrTail()
 
     def finish(self, timeout_s: float = 2.0) -> list[int]:
         """Move what is still there, then stop.
@@ -118,13 +124,18 @@ class Pump:
 
     def _run(self) -> None:
         while self._open:
-            ready = self._selector.select(_HALF_LINE_S if self._held else None)
+            ready = self._selector.select(_HALF_LINE_S if self._has_waiting() else None)
             sources = [key.fd for key, _ in ready if key.fd != self._wake_read]
             for source in sources:
                 self._move(source)
             # What a process left on purpose goes on printing is not ours to wait for.
             stopping = self._stop_by is not None and (not sources or time.monotonic() > self._stop_by)
             for streams in self._open.values():
+                tail = self._tails[streams.local_rank]
+                if tail.waiting_s is not None and (
+                    stopping or time.monotonic() - tail.waiting_s > _HALF_LINE_S
+                ):
+                    self._pass_on(streams, tail.give_up_waiting())
                 since, _ = self._held.get(streams.local_rank, (0.0, b""))
                 if stopping or time.monotonic() - since > _HALF_LINE_S:
                     self._show_held(streams)
@@ -137,14 +148,23 @@ class Pump:
             data = os.read(source, _CHUNK_BYTES)
         except OSError:
             data = b""  # a terminal whose last user is gone
-        rank = streams.local_rank
+        tail = self._tails[streams.local_rank]
         if not data:
+            self._pass_on(streams, tail.give_up_waiting())
             self._show_held(streams)
             self._selector.unregister(source)
             del self._open[source]
             os.close(source)
             return
-        self._keep(rank, data)
+        self._pass_on(streams, tail.write(data))
+
+    def _has_waiting(self) -> bool:
+        return bool(self._held) or any(tail.waiting_s is not None for tail in self._tails.values())
+
+    def _pass_on(self, streams: RankStreams, data: bytes) -> None:
+        rank = streams.local_rank
+        if data:
+            self._logs[rank].write(data)
         _, held = self._held.pop(rank, (0.0, b""))
         whole, newline, rest = (held + data).rpartition(b"\n")
         # With one rank nobody can come in between: half lines pass at once.
@@ -153,14 +173,6 @@ class Pump:
         self._show(streams, whole + newline)
         if rest:
             self._held[rank] = (time.monotonic(), rest)
-
-    def _keep(self, rank: int, data: bytes) -> None:
-        self._logs[rank].write(data)
-        tail = self._tails[rank]
-        tail.append(data)
-        size = sum(map(len, tail))
-        while size - len(tail[0]) >= _TAIL_BYTES:
-            size -= len(tail.popleft())
 
     def _show_held(self, streams: RankStreams) -> None:
         _, held = self._held.pop(streams.local_rank, (0.0, b""))
@@ -239,9 +251,29 @@ def open_streams(logs: Logs, local_rank: int, folder: Path) -> RankStreams:
     )
 
 
-def read_last_words(streams: RankStreams, pump: Pump) -> str:
-    """Return the end of a rank's standard error as text, as a terminal would show it."""
-    raw = read_tail(streams.log, _TAIL_BYTES) if streams.is_redirected else pump.tail(streams.local_rank)
+def read_last_words(streams: RankStreams, pump: Pump, ending: Ending | None = None) -> str:
+    """Return the end of a rank's standard error as text, as a terminal would show it.
+
+    Args:
+        streams: The rank's.
+        pump: What its standard error went through.
+        ending: Where its own words end, if what was printed behind them is to be left out.
+    """
+    if ending is None:
+        raws = [
+            read_tail(streams.log, TAIL_BYTES)
+            if streams.is_redirected
+            else pump.tail(streams.local_rank).read()
+        ]
+    elif streams.is_redirected:
+        ends = [0, *(size or 0 for size in ending.stderr_bytes)]
+        raws = [
+            read_tail(streams.log, min(TAIL_BYTES, end - begin), end=end)
+            for begin, end in itertools.pairwise(ends)
+        ]
+    else:
+        raws = pump.tail(streams.local_rank).read_before_end()
+    raw = next((one for one in raws if one.strip()), b"")
     lines = raw.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines).strip("\n")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, final
 
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 OWN_FLAGS = (
     "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--preload",
 )  # fmt: skip
+
+#: Torchrun's since torch 2.15. Before, they made no abbreviation of another flag ambiguous, and so they make none now.
+LATER_FLAGS = (
+    "--log-line-prefix-template",
+    "--log_line_prefix_template",
+    "--print-completion",
+    "--print_completion",
+)
 
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 
@@ -37,12 +47,13 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises our error instead of ending the process, and guesses what was meant."""
 
     def _get_option_tuples(self, option_string: str) -> list[tuple[argparse.Action, str, str | None]]:
-        """Leave our own flags out of what may be abbreviated.
+        """Leave our own flags, and torchrun's newest, out of what may be abbreviated.
 
         argparse tries abbreviations on every word, also on those behind the script: a script's ``--re`` must
         not become ambiguous because we have a ``--report``.
         """
-        return [found for found in super()._get_option_tuples(option_string) if found[1] not in OWN_FLAGS]
+        unabbreviated = (*OWN_FLAGS, *LATER_FLAGS)
+        return [found for found in super()._get_option_tuples(option_string) if found[1] not in unabbreviated]
 
     def error(self, message: str) -> NoReturn:
         known = [flag for action in self._actions for flag in action.option_strings]
@@ -186,6 +197,10 @@ def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:
         short="-r",
     )
     add.value(logs, "tee", "0", "Streams to files and to the console, as for -r.", short="-t")
+    add.value(
+        logs, "log-line-prefix-template", "",
+        "What stands in front of a teed line, with ${role_name}, ${rank}, ${local_rank} and ${hostname}; \"[${role_name}${local_rank}]:\" unless given.",
+    )  # fmt: skip
     add.value(logs, "local-ranks-filter", "", "Show only these local ranks on the console: 0,1,…")
     add.value(logs, "duplicate-stdout-filters", [], "Copy teed output lines that hold one of these words.",
               kind=_comma_list)  # fmt: skip
@@ -195,8 +210,29 @@ def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:
         logs, "event-log-handler", "null", "Accepted as by torchrun: null, console or a registered name."
     )
     logs.add_argument(
-        "--logs-specs", "--logs_specs", help="Not supported: torchrun's plug-ins need its own agent."
+        "--print-completion", "--print_completion", action=_PrintCompletion, choices=["bash", "zsh", "tcsh"],
+        help="Print a completion script for this shell, and do no more (pip install shtab).",
+    )  # fmt: skip
+    logs.add_argument(
+        "--logs-specs", "--logs_specs", help="Only `default`: torchrun's plug-ins need its own agent."
     )
+
+
+@final
+class _PrintCompletion(argparse.Action):
+    """Print what completes `rankwise run` in a shell."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: object, shell: object, flag: str | None = None
+    ) -> None:
+        try:
+            complete = import_module("shtab").complete
+        except ImportError:
+            raise UsageError(f"{flag}: shtab is not installed", hint="pip install shtab") from None
+        command = argparse.ArgumentParser(prog="rankwise")
+        command.add_subparsers().add_parser("run", help="start a script", parents=[parser], add_help=False)
+        sys.stdout.write(complete(command, shell=str(shell)) + "\n")
+        parser.exit()
 
 
 @final

@@ -23,7 +23,7 @@ from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import count_cores
-from rankwise.base.osdoor import IS_WINDOWS, fill_standard_streams, raise_file_limit
+from rankwise.base.osdoor import IS_WINDOWS, raise_file_limit
 from rankwise.engine import STORE_PROCESS
 from rankwise.launcher.agent import ask_host, open_workers
 from rankwise.launcher.attempts import open_rendezvous, run_attempts
@@ -248,7 +248,6 @@ def main(answers_fd: int) -> None:
         import msvcrt  # noqa: PLC0415 - Windows only
 
         answers_fd = msvcrt.open_osfhandle(answers_fd, os.O_WRONLY)  # type: ignore[attr-defined]
-    fill_standard_streams()  # first, or the orders would get the number of a stream that is closed
     orders_fd = os.dup(0)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)

@@ -90,6 +90,7 @@ def hook_env(
     stacks: int | str,
     identities: tuple[int, ...] = (),
     evidence: dict[str, object] | None = None,
+    end_mark: bytes | None = None,
 ) -> dict[str, str | None]:
     """Return what makes Python arm the recorder before the script's first line."""
     orders: dict[str, object] = {
@@ -98,6 +99,7 @@ def hook_env(
         "stack_signal": STACK_SIGNAL,
         "lifeline": None,
         "identities": identities,
+        "end_mark": None if end_mark is None else end_mark.decode(),
     }
     if evidence is not None:
         orders["evidence"] = evidence
@@ -133,7 +135,16 @@ def build_rank_command(
             told = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(evidence.rank_fds)}
         return Command(
             argv=argv,
-            env={**env, **hook_env(NOTES_FD, STACKS_FD, _identify((notes_fd, stacks_fd)), told)},
+            env={
+                **env,
+                **hook_env(
+                    NOTES_FD,
+                    STACKS_FD,
+                    _identify((notes_fd, stacks_fd, streams.stdio[2])),
+                    told,
+                    streams.end_mark,
+                ),
+            },
             stdio=streams.stdio,
             extra_fds=fds,
             forks="script",

@@ -10,7 +10,14 @@ from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.base.requeue import has_left
-from rankwise.evidence.notes import parse_notes, parse_stack, parse_traceback, split_crash
+from rankwise.evidence.notes import (
+    Ending,
+    parse_ending,
+    parse_notes,
+    parse_stack,
+    parse_traceback,
+    split_crash,
+)
 from rankwise.launcher.printed_fault import find_printed_fault
 from rankwise.verdict.case import RankEnd
 
@@ -53,6 +60,17 @@ class Rank:
         self.code, self.ended_s, self.refusal = code, at_s, refusal
         if self.stopped_s is not None and at_s < self.stopped_s:
             self.stopped_s = None
+
+
+#: Python's own when it could not flush standard output, which it tries at the very end.
+_FLUSH_FAILED = 120
+
+
+def find_ending(rank: Rank) -> Ending | None:
+    """Return where a rank's own words end; None if what it printed at its very end may tell why it ended so."""
+    if rank.code is None or rank.code < 0 or rank.code == _FLUSH_FAILED:
+        return None
+    return parse_ending(read_all(rank.notes_fd), rank.pid)
 
 
 def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_requeue: bool) -> RankEnd:

@@ -113,6 +113,17 @@ class Logs:
         """Whether the user wants no files at all (``--log-dir /dev/null``)."""
         return str(self.folder) == os.devnull
 
+    @property
+    def shares_stdout(self) -> bool:
+        """Whether ranks may write to our own standard output, where we don't see it."""
+        by_rank = {*self.redirects, *self.tee, None}
+        named = (
+            self.tee.get(one, self.tee.get(None, Std.NONE))
+            | self.redirects.get(one, self.redirects.get(None, Std.NONE))
+            for one in by_rank
+        )
+        return any(Std.OUT not in files for files in named)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:

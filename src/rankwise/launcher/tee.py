@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import string
 import threading
 import time
@@ -124,4 +125,6 @@ class Tee:
 
 def make_prefix(template: str, *, role_name: str, rank: int, local_rank: int) -> str:
     """Fill torchrun's prefix template; unknown names stay as they are."""
-    return string.Template(template).safe_substitute(role_name=role_name, rank=rank, local_rank=local_rank)
+    return string.Template(template).safe_substitute(
+        role_name=role_name, rank=rank, local_rank=local_rank, hostname=socket.gethostname()
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import CollectiveTimeoutError, ModelError
+from rankwise.base.memory import view_memory
 from rankwise.runtime.context import current
 from rankwise.runtime.signature import format_ranks, locate, show_site
 
@@ -222,8 +222,7 @@ def _hash_tensor(tensor: Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     # Not by numpy(): torch may be installed without NumPy.
     size_bytes = flat.numel() * flat.element_size()
-    data = ctypes.string_at(flat.data_ptr(), size_bytes) if size_bytes else b""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    return hashlib.blake2b(view_memory(flat.data_ptr(), size_bytes), digest_size=8).hexdigest()
 
 
 def check_replicas(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from rankwise.base.errors import RendezvousError
 from rankwise.evidence.roll import Record, Roll, is_gone, name_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.base.identity import Identity
     from rankwise.runtime.stores import Place
 
@@ -57,7 +59,9 @@ def connect(
         RendezvousError: The ranks could not connect; names those that have gone meanwhile.
     """
     timeout, is_late = timedelta(seconds=timeout_s), False
-    options: dict[str, Any] = {} if device.type == "cpu" else {"device_id": device}
+    # Bound to the device, NCCL connects here and now. To Gloo it is nothing, and torch would look for NCCL's methods there.
+    is_bound = device.type != "cpu" and find_carrier(backend, device.type) != "gloo"
+    options: dict[str, Any] = {"device_id": device} if is_bound else {}
 
     def make() -> dist.ProcessGroup | None:
         if device.type != "cpu":
@@ -94,6 +98,31 @@ def connect(
         "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the one that the hosts share"
     )  # fmt: skip
     raise RendezvousError(f"the {it.world_size} ranks met at {place}, but {reason}", rank=it.rank, hint=hint)
+
+
+def find_carrier(backend: str, device_type: str) -> str:
+    """Return who carries a device's tensors: ``nccl`` in ``cpu:gloo,cuda:nccl``, and in ``nccl``."""
+    parts = {part.rpartition(":")[0]: part.rpartition(":")[2] for part in backend.split(",")}
+    return parts.get(device_type) or parts.get("", "gloo")
+
+
+@contextmanager
+def unbound() -> Iterator[None]:
+    """Let a Gloo group of some ranks be made beside NCCL.
+
+    Where the job's group is bound to a device, torch has the ranks outside a new group split NCCL's communicator, whatever
+    carries the new one; its members do that for NCCL only, and are waited for in vain (pytorch#145376, torch 2.5 to 2.13).
+    """
+    world: Any = dist.group.WORLD
+    bound = getattr(world, "bound_device_id", None)
+    if bound is None:
+        yield
+        return
+    world.bound_device_id = None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 class _Peers:

@@ -36,7 +36,7 @@ _DESTROY_S = 10.0
 #: After an exception the others are likely to be in a collective that we will not join.
 _ABANDON_S = 2.0
 #: The rank that serves the store waits so long for those that may still need it.
-_FAREWELL_S, _POLL_S = 5.0, 0.01
+_FAREWELL_S, _CONNECT_S, _POLL_S = 5.0, 2.0, 0.01
 
 
 @final
@@ -364,6 +364,8 @@ class RankContext:
             # A group goes when nobody holds it any more, and waits there for the work that is pending; that may be
             # a DDP model that goes after us, and waits with the interpreter's lock in hand.
             let_threads_settle(bound_s / 4)
+            if self.world_size > 1 and bound_s > _ABANDON_S:
+                self._wait_until_connected()
             if dist.is_initialized() and dist.group.WORLD is self.group:
                 dist.destroy_process_group()
             self.control.close()
@@ -393,6 +395,13 @@ class RankContext:
             # Python 3.10 has no notes.
             getattr(troubles[0], "add_note", sys.stderr.write)(f"and {type(other).__name__}: {other}\n")
         return troubles
+
+    def _wait_until_connected(self) -> None:
+        """Keep the groups for some seconds until the others have made theirs: to a peer that still connects, a closed one is an error."""
+        with suppress(RuntimeError):
+            end = SYSTEM_CLOCK.monotonic() + _CONNECT_S
+            while self.store.add("connected", 0) < self.world_size and SYSTEM_CLOCK.monotonic() < end:
+                SYSTEM_CLOCK.sleep(_POLL_S)
 
     def _say_farewell(self) -> None:
         """Count ourselves out; whoever serves the store keeps it until the others are out too, or for some seconds."""

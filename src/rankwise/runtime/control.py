@@ -6,7 +6,6 @@ for with a bound and then named, instead of being paired with the wrong call.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import pickle
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
+from rankwise.base.memory import view_memory
 from rankwise.evidence.roll import name_ranks
 
 if TYPE_CHECKING:
@@ -192,9 +192,7 @@ class Control:
         self._wait(self._group.allgather([rows], [padded]), what, timeout_s)
         # The bytes come from processes of this very job, which run the user's code anyway.
         # Not by numpy(): torch may be installed without NumPy.
-        whole = [
-            ctypes.string_at(row.data_ptr(), int(length)) for row, length in zip(rows, lengths, strict=True)
-        ]
+        whole = [view_memory(row.data_ptr(), int(length)) for row, length in zip(rows, lengths, strict=True)]
         return [pickle.loads(one) for one in whole]  # noqa: S301
 
     def broadcast(

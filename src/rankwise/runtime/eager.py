@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, ModuleType
+    from types import CodeType
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _REASON = "the collectives of rankwise run outside of compiled graphs"
-#: The code of all functions that a compiled caller calls.
-_around: set[CodeType] = set()
 
 
 def eager(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -37,27 +36,20 @@ def eager(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(dynamo.disable(function, reason=_REASON))
-            _spare(dynamo)
         return disabled[0](*args, **kwargs)
 
     return outside_graphs(call)
 
 
-def _spare(dynamo: ModuleType) -> None:
-    """Keep Dynamo from the frames around what it was disabled for: it would compile them anew for all kinds of arguments."""
-    skip = getattr(dynamo.eval_frame, "skip_code", None)
-    if skip is not None:
-        for code in _around:
-            skip(code)
+def _skip(code: CodeType) -> None:
+    """Keep Dynamo from a frame that a caller outside of its graphs enters: it would compile it anew for all kinds of arguments.
 
-
-def is_called_compiled() -> bool:
-    """Whether the caller runs inside a compiled function: its frames then hold references as no plain one does."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    find = getattr(eval_frame, "get_eval_frame_callback", None)
-    return find is None or callable(find())
+    As ``torch._dynamo.eval_frame.skip_code`` does, without the import of Dynamo.
+    """
+    dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    with suppress(AttributeError, TypeError):  # of no use but for speed, and private
+        actions = dynamo._FrameAction
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
 
 
 def outside_graphs(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -66,8 +58,18 @@ def outside_graphs(function: Callable[_P, _T]) -> Callable[_P, _T]:
     Args:
         function: What passes its arguments on to a function that is ``eager``, once it has looked who holds them.
     """
-    _around.add(function.__code__)
+    _skip(function.__code__)
     # Read by Dynamo.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
     return function
+
+
+@outside_graphs
+def is_called_compiled() -> bool:
+    """Whether the caller runs inside a compiled function: its frames then hold references as no plain one does."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    find = getattr(eval_frame, "get_eval_frame_callback", None)
+    return find is None or callable(find())

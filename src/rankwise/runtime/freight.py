@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import weakref
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
+from rankwise.base.memory import view_memory
 from rankwise.runtime.groups import choose_carrier, find_home
 from rankwise.runtime.nested import flatten, from_tensor, kind_of, to_tensor, unflatten
 from rankwise.runtime.wire import BUCKET_BYTES, SMALL_BYTES
@@ -215,7 +215,7 @@ def to_wire(data: bytes, group: Group) -> Tensor:
 def to_bytes(data: Tensor) -> bytes:
     """Undo ``to_wire``."""
     host = data.cpu().contiguous()
-    return ctypes.string_at(host.data_ptr(), host.numel()) if host.numel() else b""
+    return bytes(view_memory(host.data_ptr(), host.numel()))
 
 
 def all_gather_bytes(data: Tensor, sizes: Sequence[int], group: Group) -> list[Tensor]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.runtime.connecting import unbound
 from rankwise.runtime.context import current
 from rankwise.runtime.control import Control
 from rankwise.runtime.signature import agree, format_ranks, locate
@@ -180,9 +181,9 @@ def _make(world: Group, members: list[int], bound_s: float) -> tuple[dist.Proces
         if world.device.type not in {"cpu", "meta"}:
             torch.accelerator.set_device_index(world.device.index)  # this thread's own
         timeout = timedelta(seconds=bound_s)
-        return dist.new_group(members, timeout=timeout), dist.new_group(
-            members, timeout=timeout, backend="gloo"
-        )
+        group = dist.new_group(members, timeout=timeout)
+        with unbound():
+            return group, dist.new_group(members, timeout=timeout, backend="gloo")
 
     try:
         return call_within(world.timeout_s, make)

@@ -159,6 +159,8 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
     groups, roll = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(MEETING_PREFIX, store)
     side = connect(it, place, backend, device, store=groups, roll=roll, timeout_s=timeout_s)
     corner = dist.PrefixStore("rankwise/job", store)
+    if it.world_size > 1:
+        corner.add("connected", 1)
     return RankContext(
         rank=it.rank, world_size=it.world_size, local_rank=it.local_rank or 0, local_world_size=it.local_world_size or 1,
         node_rank=it.node_rank or 0, num_nodes=it.num_nodes or 1, device=device, backend=backend, timeout_s=timeout_s,

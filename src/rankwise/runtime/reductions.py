@@ -36,6 +36,8 @@ from rankwise.runtime.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+#: In torch 2.8 Gloo's reduce_scatter sums, whatever is asked for: a maximum of 2, 3 and 4 is 9.
+_GLOO_SCATTERS_SUMS = torch.torch_version.TorchVersion(torch.__version__) < (2, 9)
 #: reduce_scatter_tensor is called reduce_scatter_single since torch 2.13, where the old name warns.
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -358,7 +360,9 @@ def _scatter_sums(group: Group, per_slot: list[list[Wire]]) -> list[Tensor]:
         return own
     ops = [[wires[bucket[0]].op for bucket in plan] for plan, wires in zip(plans, per_slot, strict=True)]
     layouts = [[(flat.shape, flat.dtype, flat.device) for flat in flats] for flats in packed]
-    if all(layout == layouts[0] for layout in layouts) and all(names == ops[0] for names in ops):
+    is_even = all(layout == layouts[0] for layout in layouts) and all(names == ops[0] for names in ops)
+    only_sums = _GLOO_SCATTERS_SUMS and any(flat.device.type == "cpu" for flat in own)
+    if is_even and not (only_sums and {*ops[0]} != {"sum"}):
         results = [torch.empty_like(flat) for flat in own]
         joined = [torch.cat(flats) for flats in zip(*packed, strict=True)]
         pairs = zip(results, joined, ops[0], strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankwise.runtime.eager import is_called_compiled
+from rankwise.runtime.eager import is_called_compiled, outside_graphs
 from rankwise.runtime.nested import list_children
 
 # torch has no public count of who shares a storage; without this one, nothing is ever called a temporary.
@@ -19,6 +19,7 @@ _count_storage_users = getattr(torch._C, "_storage_Use_Count", None)
 _MAX_DEPTH = 100
 
 
+@outside_graphs
 def find_temporary(tree: Any) -> str | None:
     """Return the path of a tensor that ends with the call that it was made for; None if there is none, or no telling.
 
@@ -30,13 +31,7 @@ def find_temporary(tree: Any) -> str | None:
         tree: The argument of a function that was called by the user; it must call us itself.
     """
     # Whoever watches or rewrites frames holds references of their own.
-    if (
-        torch.compiler.is_compiling()  # first: Dynamo then looks no further
-        or is_called_compiled()
-        or sys.gettrace()
-        or sys.getprofile()
-        or (counts := _calibrate()) is None
-    ):
+    if is_called_compiled() or sys.gettrace() or sys.getprofile() or (counts := _calibrate()) is None:
         return None
     holders = sys.getrefcount(tree)  # first: an argument that waits for its call is held as well
     found = _find(tree, "", holders - counts[0], 0)

@@ -157,7 +157,7 @@ def _blend(wide: Tensor, other: Tensor) -> Tensor:
 def _find_sizes(x: Tensor, batch_dim: int, unit: Unit) -> list[int]:
     """Return the sizes of one row's mask."""
     others = list(x.shape)
-    del others[batch_dim]
+    others.pop(batch_dim)  # Dynamo of torch 2.8 can't trace `del` on a list
     if unit == "channel":
         if not others:
             raise UsageError(

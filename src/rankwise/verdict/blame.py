@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.base.terminal import strip_escapes
 from rankwise.evidence.notes import parse_traceback
-from rankwise.verdict.exits import strip_escapes
 from rankwise.verdict.meanings import Meaning, find_meaning
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ _CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause|During handling of the above exception)[^\n]*\n\n"
 )
 _NATIVE_FRAME = re.compile(r"(\[rank\d+\]: ?)?(frame #\d+|Exception raised from|<omitting python frames>)")
+#: Python's own warnings, rankwise's, and what torch's loggers and those of others say of less than an error.
+_PYTHONS_WARNING = re.compile(r".*:\d+: \w*Warning: ")
+_ASIDE = re.compile(
+    r"(\[rank\d+\]: ?)?\[?[WI]\d{4} |rankwise: (warning|note): |.{0,40}?(?<![=\w])(WARNING|INFO|DEBUG)\b"
+)
+_ERROR = re.compile(r"what\(\):|(?i:error: )|Error:|(?<![=\w])(ERROR|CRITICAL|FATAL)\b")
 _LOADER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback")
 
 
@@ -40,7 +46,7 @@ def find_meaning_of(end: RankEnd) -> Meaning | None:
     if end.fault is None and end.code is not None and end.code < 0 and end.code != -6:
         return None  # a signal from outside: what stood on its standard error before is beside the point
     if end.fault is None:
-        return find_meaning("\n".join(_last_lines(end)))
+        return find_meaning("\n".join(line.strip() for line in _last_lines(end)))
     newest, oldest = find_meaning(end.fault.message), _first_in_chain(end.fault.callstack)
     if oldest is None:
         return newest
@@ -53,9 +59,23 @@ def find_meaning_of(end: RankEnd) -> Meaning | None:
 
 def _last_lines(end: RankEnd) -> list[str]:
     """Return the lines of standard error that tell of the end: it holds warnings from long before, too."""
-    lines = [line.strip() for line in end.last_words.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in end.last_words.splitlines() if line.strip()]
     # NCCL's watchdog and C++ errors put their stack behind what they say.
-    return [line for line in lines if not _NATIVE_FRAME.match(line)][-12:]
+    return [line for line in lines if not _NATIVE_FRAME.match(line.lstrip())][-12:]
+
+
+def _leave_out_asides(lines: list[str]) -> list[str]:
+    """Return the lines that are no warnings and no remarks of loggers."""
+    own, at = list[str](), 0
+    while at < len(lines):
+        if _PYTHONS_WARNING.match(lines[at]):
+            # It may have several lines; Python writes that of the source behind it.
+            source = next((n for n in range(at + 1, len(lines)) if lines[n].startswith("  ")), at)
+            at = source + 1
+        else:
+            own += [lines[at]] if not _ASIDE.match(lines[at]) else []
+            at += 1
+    return own
 
 
 def _first_in_chain(callstack: str) -> str | None:
@@ -86,9 +106,9 @@ def first_line(end: RankEnd) -> str:
     """Return the line of an error that says most."""
     if end.fault:
         return _trim(end.fault.message.strip().split("\n")[0])
-    lines = _last_lines(end)
-    told = [line for line in lines if "what():" in line or "error: " in line.lower() or "Error:" in line]
-    return _trim(told[-1] if told else lines[-1] if lines else "")
+    lines = _leave_out_asides(_last_lines(end))
+    told = [line for line in lines if _ERROR.search(line)]
+    return _trim((told[-1] if told else lines[-1] if lines else "").strip())
 
 
 def _trim(text: str) -> str:

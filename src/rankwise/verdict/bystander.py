@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.base.terminal import strip_escapes
 from rankwise.evidence.flight_dump import UNKNOWN_LINE
 from rankwise.verdict.case import Case, RankEnd, Verdict, name_ranks
-from rankwise.verdict.exits import strip_escapes
 from rankwise.verdict.judge import judge
 from rankwise.verdict.look import look
 from rankwise.verdict.report import render, render_sight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -12,14 +11,6 @@ if TYPE_CHECKING:
     from rankwise.verdict.case import Case, RankEnd
 
 _ABORT_AT_EXIT = "terminate called without an active exception"
-
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-
-
-def strip_escapes(text: str) -> str:
-    """Take a terminal's colours and movements out of a text."""
-    return _ESCAPES.sub("", text)
 
 
 def name_signal(number: int) -> str:

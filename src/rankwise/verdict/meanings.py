@@ -147,6 +147,8 @@ MEANINGS: tuple[Meaning, ...] = (
              "enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader workers"),
     _meaning("own", "R3", r"DataLoader worker \(pid.{0,40}?is killed by signal: (?!Bus)",
              "a loader worker died, and the line above is only where its rank noticed: if it was killed, mostly for lack of memory, take fewer workers or smaller batches"),
+    _meaning("own", None, r"device-side assert triggered|cudaErrorAssert",
+             "the cause is an earlier line than this one, mostly an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "a smaller batch, gradient accumulation, or activation checkpointing"),
 )  # fmt: skip
 

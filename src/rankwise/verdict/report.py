@@ -6,8 +6,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from rankwise.base.terminal import strip_escapes
 from rankwise.verdict.case import name_ranks
-from rankwise.verdict.exits import strip_escapes
 
 if TYPE_CHECKING:
     from rankwise.verdict.case import Casualty, Verdict, Waiting

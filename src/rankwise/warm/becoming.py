@@ -37,6 +37,7 @@ class LateEnvironment:
     def __init__(
         self,
         latched: tuple[str, ...],
+        read: frozenset[str],
         asked: tuple[str, ...],
         start: dict[str, str],
         fds: list[int],
@@ -44,7 +45,7 @@ class LateEnvironment:
         ignored: set[int],
         mask: set[Any],
     ) -> None:
-        self._latched, self._asked = latched, asked
+        self._latched, self._asked, self._read = latched, asked, read
         self._start, self._fds, self._ignored, self._mask = start, fds, ignored, mask
         # A library may have set something in C, in the server, that Python does not know of.
         self._environs = (dict(os.environ), _read_c_environ())
@@ -61,7 +62,8 @@ class LateEnvironment:
             return  # a forked child is no rank
         prefixes = self._latched if package in _READ_AT_IMPORT else (*self._latched, *self._asked)
         for old, new in zip(self._environs, (dict(os.environ), _read_c_environ()), strict=True):
-            changed = {name for name, _ in {*old.items()} ^ {*new.items()} if name.startswith(prefixes)}
+            different = {name for name, _ in {*old.items()} ^ {*new.items()}}
+            changed = {name for name in different if name in self._read or name.startswith(prefixes)}
             if changed:
                 self._start_again(min(changed), package)
 
@@ -291,16 +293,16 @@ def set_name(name: bytes) -> None:
     _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(name), 0, 0, 0)
 
 
-def find_caller() -> str:
-    """Return the module that looks something up in os.environ."""
-    frame = sys._getframe(2)
+def find_reader() -> Any:
+    """Return the frame that looks something up in os.environ, to be called two calls below that."""
+    frame = sys._getframe(3)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (
         "os",
         "collections.abc",
         "_collections_abc",
     ):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))
+    return frame
 
 
 def is_mended(module: str) -> bool:

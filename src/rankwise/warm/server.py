@@ -11,6 +11,7 @@ what to fork, with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -19,7 +20,10 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -38,7 +42,6 @@ _FRAMEWORKS = (
 #: What each rank has its own of; there is none in the server.
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
                         "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
-_OWN_REFERENCES = 2
 _REHEARSAL_S = 10.0
 #: Ranks forked by one process between; each order comes with seven descriptors.
 _MOST_AT_ONCE = 8
@@ -50,19 +53,25 @@ class Cold(Exception):  # noqa: N818 - a decision, not an error
     """Ranks must not be forked from here; the text says why."""
 
 
-def serve(orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any, checks: Any) -> None:
+def serve(
+    orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any, checks: Any, freezing: Any
+) -> None:
     """Import, check, and fork ranks when told to; returns only in a rank.
 
     Args:
         orders: JSON: ``fd`` of the socket; names to import: ``torch`` (must succeed), ``asked`` (by the user) and
             ``later``, and the ``wanted`` parts of what was asked for; ``first_path``, the folder that the script will have in front of its sys.path, or null;
-            ``latched``, prefixes of variables that libraries read when they are imported.
+            ``latched``, prefixes of variables that libraries read when they are imported, from C or in other ways
+            that are not seen here.
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
         becoming: The module of that name, which was loaded as this one was.
         checks: The same.
+        freezing: The same.
     """
-    server = _Server(json.loads(orders), known, hook_folder, becoming=becoming, checks=checks)
+    server = _Server(
+        json.loads(orders), known, hook_folder, becoming=becoming, checks=checks, freezing=freezing
+    )
     try:
         server.prepare()
     except Cold as reason:
@@ -86,9 +95,16 @@ def check_site(orders: str, *, checks: Any) -> None:
 
 class _Server:
     def __init__(
-        self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, becoming: Any, checks: Any
+        self,
+        orders: dict[str, Any],
+        known: frozenset[str],
+        hook_folder: str,
+        *,
+        becoming: Any,
+        checks: Any,
+        freezing: Any,
     ) -> None:
-        self._becoming, self._checks = becoming, checks
+        self._becoming, self._checks, self._freezing = becoming, checks, freezing
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
@@ -98,6 +114,8 @@ class _Server:
         self._sources: dict[str, int] = {}
         self._rank_readers: dict[str, str] = {}
         self._asked_for: set[str] = set()
+        self._reads: dict[tuple[Any, int], set[str]] = {}
+        self._read_by_torch: frozenset[str] = frozenset()
         self._shadowed = ""
         self._watch = self._becoming.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
@@ -124,8 +142,11 @@ class _Server:
         if watcher := self._checks.find_watcher():
             raise Cold(watcher)
         before = frozenset(sys.modules)
-        for name in self._orders["torch"]:
-            self._import(name, must=name == "torch")
+        there = frozenset(os.environ)
+        with self._noting(self._note_read):
+            for name in self._orders["torch"]:
+                self._import(name, must=name == "torch")
+        self._read_by_torch = self._list_read(there)
         self._import_asked()
         for module, name in self._rank_readers.items():
             if not self._becoming.is_mended(module):
@@ -134,7 +155,7 @@ class _Server:
             raise Cold(shadowed)
         self._becoming.set_name(b"rankwise-warm")
         self._watch.install()
-        _freeze()
+        self._freezing.freeze()
         if was_enabled:
             gc.enable()
         self._rehearse()
@@ -166,24 +187,13 @@ class _Server:
         before = frozenset(sys.modules)
         if first is not None:
             sys.path.insert(0, first)
-        environ: Any = os.environ
-        encodekey, readers = environ.encodekey, self._rank_readers
-
-        def note(name: str) -> bytes:
-            self._asked_for.add(name)
-            if name in _RANKS_OWN:
-                readers.setdefault(self._becoming.find_caller(), name)
-            key: bytes = encodekey(name)
-            return key
-
-        environ.encodekey = note
         try:
-            for name in self._orders["asked"]:
-                self._import(name, asked=True)
-            for module, name in self._orders["wanted"]:
-                self._import(module, part=name)
+            with self._noting(self._note_asked):
+                for name in self._orders["asked"]:
+                    self._import(name, asked=True)
+                for module, name in self._orders["wanted"]:
+                    self._import(module, part=name)
         finally:
-            environ.encodekey = encodekey
             if first is not None and first in sys.path:
                 sys.path.remove(first)
         if first is None or not self._orders["asked"]:
@@ -193,6 +203,37 @@ class _Server:
             file = getattr(sys.modules[name], "__file__", None) or ""
             if file.startswith(os.path.join(first, "")) and "site-packages" not in file:
                 self._sources[file] = os.stat(file).st_mtime_ns
+
+    @contextlib.contextmanager
+    def _noting(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Tell ``note`` of each variable that is looked up in Python; what C reads, nobody can tell."""
+        environ: Any = os.environ
+        encodekey = environ.encodekey
+
+        def tell(name: str) -> Any:
+            note(name)
+            return encodekey(name)
+
+        environ.encodekey = tell
+        try:
+            yield
+        finally:
+            environ.encodekey = encodekey
+
+    def _note_read(self, name: str) -> None:
+        frame = self._becoming.find_reader()
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
+            self._reads.setdefault((frame.f_code, frame.f_lasti), set()).add(name)
+
+    def _list_read(self, there: frozenset[str]) -> frozenset[str]:
+        """Return the variables that torch has read; who has read all that were there has copied them, for a program to be started."""
+        read = (names - there if names >= there else names for names in self._reads.values())
+        return frozenset().union(*read)
+
+    def _note_asked(self, name: str) -> None:
+        self._asked_for.add(name)
+        if name in _RANKS_OWN:
+            self._rank_readers.setdefault(self._becoming.find_reader().f_globals.get("__name__"), name)
 
     def _find_shadowed(self, loaded: frozenset[str]) -> str:
         """Tell which module of ours the script's folder has under the same name: the script would get that one."""
@@ -285,7 +326,7 @@ class _Server:
         self._shadowed = self._find_shadowed(frozenset(sys.modules) - self._known)
         self._watch.install()
         gc.unfreeze()  # else nobody can tell who holds __main__
-        _freeze()
+        self._freezing.freeze()
         if was_enabled:
             gc.enable()
         with_threads = self._fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
@@ -382,42 +423,13 @@ class _Server:
         self._becoming.show_environment(os.environb)
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
-        latched = tuple(self._orders["latched"])
+        latched, read = tuple(self._orders["latched"]), self._read_by_torch - _RANKS_OWN
         # Names are taken as they are; prefixes are for packages that go through the whole environment.
         asked = (*(self._asked_for - _RANKS_OWN), *_FRAMEWORKS) if self._orders["asked"] else ()
-        late = self._becoming.LateEnvironment(latched, asked, start, inherited, ignored=ignored, mask=mask)
+        late = self._becoming.LateEnvironment(
+            latched, read, asked, start, inherited, ignored=ignored, mask=mask
+        )
         self._watch.begin(late)
-
-
-def _freeze() -> None:
-    """Keep the collector off what is shared with the ranks: a collection would write to it, and so copy it.
-
-    ``__main__`` gets a new one in its place, before anything of the script is in it: what a frozen object holds is
-    never collected, so cycles of the script's own objects would not be taken apart at exit, and their ``__del__``
-    not run.
-    """
-    old = sys.modules["__main__"]
-    # Modules have imported it (dill, for one), it may have a second name, and garbage has copies of the table of
-    # modules (58, from inspect, after an import of torch._dynamo). Frozen objects can't be asked.
-    holders: list[Any] = [holder for holder in gc.get_referrers(old) if type(holder) is dict]
-    gc.freeze()
-    new = type(old)("__main__")
-    vars(new).clear()
-    vars(new).update(vars(old))
-    if "__annotations__" in vars(old):
-        vars(new)["__annotations__"] = {}
-    for names in holders:
-        is_in_use = names is sys.modules or "__name__" in names
-        for name in [name for name, value in names.items() if value is old]:
-            if is_in_use:
-                names[name] = new
-            else:
-                del names[name]  # garbage, which would keep the new one alive past its time
-    # Known by now to us here and to getrefcount itself.
-    if sys.getrefcount(old) > _OWN_REFERENCES:
-        import atexit
-
-        atexit.register(gc.unfreeze)  # takes 0.2 s at exit, and more with more modules
 
 
 def _close(fds: list[int]) -> None:

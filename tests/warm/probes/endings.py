@@ -18,7 +18,7 @@ if "torch" in os.environ.get("NEVER", ""):
     import torch  # noqa: F401 - what a warm start is for; the endings themselves need none of it
 
 ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-print("frozen" if gc.get_freeze_count() else "fresh", file=sys.__stdout__)
+print("frozen" if gc.get_freeze_count() > 1000 else "fresh", file=sys.__stdout__)
 
 
 atexit.register(print, "registered first")

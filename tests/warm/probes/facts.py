@@ -6,6 +6,7 @@ import gc
 FROZEN = gc.get_freeze_count()
 
 import atexit
+import ctypes
 import faulthandler
 import json
 import locale
@@ -77,6 +78,8 @@ def describe(value):
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+# Some libffi keeps its own file open from the first callback on, which an import of torch makes.
+ctypes.CFUNCTYPE(None)(print)
 main = sys.modules["__main__"]
 facts = {
     # What Python knows of the script.
@@ -87,7 +90,7 @@ facts = {
     "main loader path": getattr(__loader__, "path", None),
     "main package": __package__,
     "main doc": __doc__,
-    "main annotations": str(__annotations__),
+    "main annotations": str(main.__annotations__),  # from Python 3.14 on, no global name
     "main builtins": describe(__builtins__),
     "main cached": main.__dict__.get("__cached__"),
     "main is globals": vars(main) is globals(),
@@ -104,7 +107,8 @@ facts = {
               sys.gettrace() is None, sys.getprofile() is None, threading.gettrace() is None],
     "limits of python": [sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode,
                          sys.pycache_prefix, sys.get_int_max_str_digits(), str(sys.get_asyncgen_hooks())],
-    "builtins": sorted(dir(__builtins__)),
+    # The pybind11 of torch 2.8 keeps there what its modules share, from the first import of one on.
+    "builtins": sorted(name for name in dir(__builtins__) if not name.startswith("__pybind11_internals_")),
     "meta path": [str(getattr(finder, "__name__", describe(finder))) for finder in sys.meta_path],
     "sitecustomize": [sorted(name for name in sys.modules if "customize" in name or name.startswith("rankwise"))],
     "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)],
@@ -146,7 +150,6 @@ facts = {
     "cpu": time.process_time() < 60,
 }  # fmt: skip
 
-import ctypes
 
 libc, number = ctypes.CDLL(None), ctypes.c_int(-1)
 libc.prctl(2, ctypes.byref(number), 0, 0, 0)
@@ -175,9 +178,12 @@ class Point:
     x: int = 1
 
 
-@torch.jit.script
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch warns of Python 3.14
+
+    @torch.jit.script
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
 
 
 def list_threads():

@@ -6,16 +6,13 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.base.terminal import clean_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankwise.doctor.reading import Fact
 
-#: What a terminal obeys, or can't show: control characters but for line breaks and tabs, marks that turn the direction of a text or
-#: hide in it, halves of characters.
-_UNSEEMLY = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
-)
 #: A line of JSON without these bytes has nothing unseemly: most lines, and the long ones are worth the look.
 _SUSPECT = re.compile(rb"\\[bfru]|[^\x20-\x7e]")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:@ ()#-]")
@@ -61,11 +58,6 @@ def _clean(value: Fact, depth: int) -> Fact:
     if isinstance(value, dict):
         return {clean_text(key): _clean(one, depth - 1) for key, one in value.items()}
     return value
-
-
-def clean_text(told: str) -> str:
-    """Return a text in which ``?`` stands for each character that a terminal would obey; line breaks stay."""
-    return _UNSEEMLY.sub("?", told)
 
 
 def one_line(told: str, most: int = _MOST_LINE) -> str:

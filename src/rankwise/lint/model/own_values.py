@@ -75,6 +75,13 @@ def _tensor(_run: Run, call: Call) -> Value:
     return Value(inner.spread, inner.origin, thing=Object("torch.Tensor", call))
 
 
+def _loaded(_run: Run, call: Call) -> Value:
+    """What a file holds differs as the file does; where its tensors are put (map_location) does not matter."""
+    file = call.args[0] if call.args else call.arg(None, "f") or call.arg(None, "filename") or ANY
+    inner = mixed((file,))
+    return Value(inner.spread, inner.origin)
+
+
 def _made_tensor(_run: Run, call: Call) -> Value:
     return Value(thing=Object("torch.Tensor", call))
 
@@ -91,6 +98,7 @@ OWN: dict[str, Callable[[Run, Call], Value | None]] = {
     "datasets.load_dataset": _load_dataset,
     "datasets.load.load_dataset": _load_dataset,
     "builtins.input": _local("input"),
+    **dict.fromkeys(("torch.load", "torch.jit.load", "safetensors.torch.load_file"), _loaded),
     "torch.tensor": _tensor,
     "torch.as_tensor": _tensor,
     "torch.FloatTensor": _tensor,

@@ -14,6 +14,7 @@ from rankwise.lint.model.values import (
     Items,
     Library,
     Object,
+    Role,
     Spread,
     Value,
     known,
@@ -35,7 +36,8 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[Run, Call], Value]:
         value = call.args[0] if call.args else known(kind())  # type: ignore[call-arg]
         if value.is_known and isinstance(value.const, (int, float, str, bool)):
             try:
-                return Value(value.spread, value.origin, kind(value.const))
+                thing = value.thing if isinstance(value.thing, Role) else None
+                return Value(value.spread, value.origin, kind(value.const), thing)
             except (ValueError, OverflowError):
                 pass
         truth = value.truth() if kind is bool else None

@@ -14,6 +14,7 @@ from rankwise.lint.model.values import (
     Deferred,
     Function,
     Object,
+    Role,
     Spread,
     Value,
     coloured,
@@ -158,6 +159,7 @@ class Run:
             spread=Spread.RANK if differs else Spread.EQUAL,
             origin=frozenset({role}),
             const=str(number) if as_text else number,
+            thing=Role(role),
         )
 
     def is_rank(self, number: int, role: str = "rank") -> Value:

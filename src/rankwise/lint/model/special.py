@@ -122,7 +122,7 @@ def _spawn(run: Run, call: Call) -> Value:
             run.call(
                 run,
                 fn,
-                (Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const), *rest),
+                (Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing), *rest),
                 {},
                 call.node,
                 scope=run.memo["top"],

@@ -82,6 +82,17 @@ class Library:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Which process this is, as it was told: on no rank is it None.
+
+    Attributes:
+        name: ``rank``, ``local_rank``, ``world_size``, …
+    """
+
+    name: str
+
+
 @dataclass(eq=False, slots=True)
 class Object:
     """What a library call has made: a DataLoader, a DistributedSampler, a wrapped model, an optimizer, a group.

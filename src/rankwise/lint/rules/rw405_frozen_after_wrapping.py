@@ -160,9 +160,9 @@ def _runs_over(script: Script, wrap: Wrap, node: ast.AST) -> bool:
     """Whether a name is a parameter out of `for p in ddp.module.body.parameters()`."""
     key = key_of(node)
     asked = {
-        id(call.node)
+        id(call.node): wrap.holds(call.receiver)
         for call in wrap.calls_after()
-        if call.name.endswith("parameters") and wrap.holds(call.receiver)
+        if call.name.endswith("parameters")
     }
     for statement, value in bindings(script.tree, key, node)[-1:] if key else []:
         if value is None and isinstance(statement, ast.For):
@@ -170,9 +170,9 @@ def _runs_over(script: Script, wrap: Wrap, node: ast.AST) -> bool:
                 isinstance(one, ast.Call)
                 and isinstance(one.func, ast.Attribute)
                 and one.func.attr in {"parameters", "named_parameters"}
+                and id(one) in asked
                 and (
-                    refers_to(one.func.value, wrap)
-                    or (id(one) in asked and "copy" not in _origin(script, one))
+                    refers_to(one.func.value, wrap) or (asked[id(one)] and "copy" not in _origin(script, one))
                 )
                 for one in ast.walk(statement.iter)
             )

@@ -11,7 +11,7 @@ from functools import cached_property
 
 _TORCHRUN_VALUES = (
     "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method "
-    "event_log_handler role log_dir redirects tee local_ranks_filter duplicate_stdout_filters duplicate_stderr_filters "
+    "event_log_handler role log_dir redirects tee log_line_prefix_template print_completion local_ranks_filter duplicate_stdout_filters duplicate_stderr_filters "
     "node_rank master_addr master_port local_addr logs_specs numa_binding signals_to_handle shutdown_timeout"
 )
 _TORCHRUN_SWITCHES = "standalone module no_python run_path virtual_local_rank help"

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from functools import cache, cached_property, wraps
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,14 @@ def _parser() -> Parser:
     except ImportError as error:
         raise UsageError(
             f"shell scripts and commands can't be checked: {error.name} is not installed",
-            hint="pip install 'rankwise[check]'",
+            hint="pip install tree-sitter tree-sitter-bash",
         ) from error
-    parser: Parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
+    try:
+        parser: Parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
+    except ValueError as error:
+        versions = " and ".join(f"{name} {version(name)}" for name in ("tree-sitter", "tree-sitter-bash"))
+        raise UsageError(
+            f"shell scripts and commands can't be checked: {versions} do not fit together ({error})",
+            hint="pip install --upgrade tree-sitter tree-sitter-bash",
+        ) from error
     return parser

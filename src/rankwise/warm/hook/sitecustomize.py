@@ -54,7 +54,7 @@ except ImportError as _error:
     sys.modules["sitecustomize"] = _mine
 if _warm is not None:
     try:
-        _recorder = _load("evidence", "recorder")  # once, and not in every rank
+        _recording = _load("evidence", "recorder")  # once, and not in every rank
         # Returns only in a forked rank, with that rank's environment; in the server it never does.
         _server.serve(
             _warm,
@@ -62,6 +62,7 @@ if _warm is not None:
             hook_folder=os.path.dirname(os.path.abspath(__file__)),
             becoming=_load("warm", "becoming"),
             checks=_checks,
+            freezing=_load("warm", "freezing"),
         )
     except BaseException:
         # site.py would print a line and go on: the script would run in the server.
@@ -73,7 +74,7 @@ if _orders is not None:
         import json as _json
 
         if _warm is None:
-            _recorder = _load("evidence", "recorder")
+            _recording = _load("evidence", "recorder")
         _told = _json.loads(_orders)
         _places, _keep = _told.pop("evidence", None), _told.pop("keep", None)
         if _places is not None:
@@ -81,14 +82,14 @@ if _orders is not None:
         _find = lambda _name: _load("evidence", _name)  # noqa: E731
         if _keep is not None:  # nobody looks on from outside
             _find = _find("keeping").install(_keep, _find, _told["stacks"])
-        _note = _recorder.arm(**_told)
-        if _note is not None:
+        _recorder = _recording.arm(**_told)
+        if _recorder is not None:
             _load("evidence", "group_watch").install(
                 None if _keep is not None else lambda: _load("evidence", "roll"),
-                _note,
-                _recorder.let_threads_settle,
+                _recorder,
+                _recording.let_threads_settle,
                 None
-                if _places is None or not _recorder.keep_from_children(_places)
+                if _places is None or not _recording.keep_from_children(_places)
                 else lambda _module: _find("beginning").begin(_module, _places, _find),
             )
     except Exception as _error:  # the user's job matters more than our view of it

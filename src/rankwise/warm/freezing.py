@@ -1,0 +1,96 @@
+"""Keeping the garbage collector off what the ranks share, without a rank's exit showing it.
+
+A collection writes to every object that it looks at, and so would copy the server's memory into each rank.
+`gc.freeze` takes what is loaded out of its reach, at the interpreter's exit too, which saves most of its time:
+unfreezing all would cost three times as much (0.3 to 0.9 s of CPU a rank with torch._dynamo). But what is frozen is
+never taken apart, and two kinds of objects must be: the script's own, and those that their library counts at exit.
+
+It stands alone, as ``server.py`` does, and is loaded by path.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import sys
+from typing import Any
+
+#: Libraries whose classes go when only these, and what belongs to them, are left to the collector.
+_KNOWN = ("triton", "nanobind")
+#: A free-threaded interpreter has no lists of what it collects: nothing can be taken out of what is frozen.
+_HAS_LISTS = "t" not in getattr(sys, "abiflags", "")
+
+
+def freeze() -> None:
+    """Keep the collector off all objects that are loaded, but for those that must be taken apart at exit."""
+    counted, old = _find_nanobind_objects(), sys.modules["__main__"]
+    # Modules have imported it (dill, for one), it may have a second name, and garbage has copies of the table of
+    # modules (58, from inspect, after an import of torch._dynamo). Frozen objects can't be asked.
+    holders: list[Any] = [holder for holder in gc.get_referrers(old) if type(holder) is dict]
+    gc.freeze()
+    _thaw(counted)
+    # What a frozen object holds is never collected: cycles of the script's own objects would not be taken apart at
+    # exit, and their ``__del__`` not run. So the script gets another ``__main__``.
+    new = type(old)("__main__")
+    vars(new).clear()
+    vars(new).update(vars(old))
+    if "__annotations__" in vars(old):
+        vars(new)["__annotations__"] = {}
+    namespaces = [names for names in holders if "__name__" in names]
+    # Garbage would keep these alive past their time: at exit the order counts in which modules let go of the script's.
+    dropped_ids = {id(old), *(id(sys.modules.get(names["__name__"])) for names in namespaces)} - {id(None)}
+    for names in holders:
+        if names is sys.modules or "__name__" in names:
+            names.update({name: new for name, value in names.items() if value is old})
+        else:
+            for name in [name for name, value in names.items() if id(value) in dropped_ids]:
+                del names[name]
+    probe = object()
+    is_held = sys.getrefcount(old) > sys.getrefcount(probe)
+    # Of another library's classes, instances may be held by classes of Python that stay frozen.
+    is_unknown = any(isinstance(one, type) and not str(one.__module__).startswith(_KNOWN) for one in counted)
+    if is_held or is_unknown or not _HAS_LISTS:
+        atexit.register(gc.unfreeze)
+
+
+def _find_nanobind_objects() -> list[Any]:
+    """Return the classes that nanobind has made (triton 3.9 has 64), and what belongs to them.
+
+    It counts its objects, and complains at exit of those that are left, on standard error: an instance that is a
+    function's default value, say, is let go only when its class is. These are cycles without anything else in them.
+    """
+    if not _HAS_LISTS:
+        return []
+    found: dict[int, Any] = {}
+    todo: list[Any] = [one for one in type.__subclasses__(object) if _is_nanobinds(one)]
+    while todo:
+        one = todo.pop()
+        if id(one) in found or not gc.is_tracked(one):
+            continue
+        found[id(one)] = one
+        referents = gc.get_referents(one) if _is_nanobinds(one) or type(one) is property else ()
+        todo += [part for part in referents if _is_nanobinds(part) or _is_nanobinds(type(part))]
+        if isinstance(one, type) and _is_nanobinds(one):
+            todo += type.__subclasses__(one)
+            for part in referents:
+                if type(part) in {dict, tuple}:
+                    todo += [part, *(part.values() if type(part) is dict else ())]
+    return list(found.values())
+
+
+def _is_nanobinds(one: object) -> bool:
+    """Tell whether a class or a function is of nanobind's making, whichever copy of it made that."""
+    kind = type(one)
+    module = "" if kind is type else vars(kind).get("__module__")
+    return isinstance(module, str) and module.partition(".")[0] == "nanobind"
+
+
+def _thaw(objects: list[Any]) -> None:
+    """Let the collector see some of the frozen objects again, as if they had just been made."""
+    untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
+    untrack.argtypes = track.argtypes = [ctypes.py_object]
+    untrack.restype = track.restype = None
+    for one in objects:
+        untrack(one)
+        track(one)

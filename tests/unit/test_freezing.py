@@ -1,0 +1,95 @@
+"""What is frozen for all ranks is never taken apart at their exit, but for what its library counts there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankwise.warm import freezing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Classes as nanobind makes them: a method has an instance of its own class as default value, a property has one.
+_SITE = """
+import sys, types
+__name__ = {owner!r}
+
+class meta(type):
+    def __del__(cls):
+        print("class", cls.__name__, "is taken apart")
+
+meta.__module__ = {module!r}
+meta.__name__ = "nb_type_0"
+other = type("nb_method", (), {{"__module__": {module!r}, "__slots__": ("default",)}})
+
+class Builder(metaclass=meta):
+    pass
+
+class Derived(Builder):
+    pass
+
+def make(cls):
+    method = other()
+    method.default = cls()
+    return method
+
+Builder.create, Derived.name = make(Builder), property(make(Derived))
+holder = types.ModuleType("holder")
+holder.Builder, holder.Derived = Builder, Derived
+sys.modules["holder"] = holder
+class Plain:
+    def __del__(self):
+        print("plain is taken apart")
+holder.plain = Plain()
+holder.plain.itself = holder.plain
+del Builder, Derived, make, holder, Plain
+
+sys.path.insert(0, {folder!r})
+import freezing
+freezing.freeze()
+"""
+_SCRIPT = """
+class Scripts:
+    def __del__(self):
+        print("the script's is taken apart")
+one = Scripts()
+one.itself = one
+print("end")
+"""
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    ("module", "owner"),
+    [("nanobind", "triton._C.libtriton"), ("nanobind", "jaxlib._jax"), ("another", "one")],
+)
+def test_what_nanobind_counts_is_taken_apart(module: str, owner: str, tmp_path: Path) -> None:
+    """Its classes go at exit although all else stays frozen, and the script's own objects go in any case.
+
+    Of a library that nobody has tried, all goes.
+    """
+    folder = freezing.__file__.rpartition("/")[0]
+    (tmp_path / "sitecustomize.py").write_text(_SITE.format(module=module, owner=owner, folder=folder))
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = set(done.stdout.splitlines())
+    counted = (
+        {"class Builder is taken apart", "class Derived is taken apart"} if module == "nanobind" else set()
+    )
+    unknown = {"plain is taken apart"} if owner == "jaxlib._jax" else set()
+    assert said == {"end", "the script's is taken apart", *counted, *unknown}
