@@ -390,3 +390,28 @@ def test_a_function_that_hangs_is_an_exception_that_names_the_rank(tmp_path: Pat
     first, last = without_gloo(done.stdout).splitlines()
     assert "send" in first
     assert last == "[0, 1]"
+
+
+def test_a_call_of_the_library_that_one_rank_makes_alone_is_named(tmp_path: Path) -> None:
+    """A checkpoint under a rank test, while the others train on: both places, the test, and what to do; no bound is needed."""
+    write_script(
+        tmp_path,
+        """
+        import torch
+        import rankwise
+
+        ctx = rankwise.init(device="cpu")
+        model = rankwise.apply_ddp(torch.nn.Linear(4, 1))
+        for step in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            if step == 2 and ctx.rank == 0:
+                rankwise.checkpoint.save("checkpoints", {"model": model.module}, step=step)
+        """,
+    )
+    result, report = run_reported([*TWO, "train.py"], tmp_path, timeout_s=60)
+    script = tmp_path / "train.py"
+    assert (result.code, report["class"], report["culprits"]) == (1, "C1", [0])
+    assert report["where"] == f"{script}:9"
+    assert "rank 0 is in rankwise.checkpoint.save at train.py:9; rank 1 is in all_reduce" in report["message"]
+    assert "DDP gradients) at train.py:7" in report["message"]
+    assert "rank test at line 8 of train.py" in report["fix"]

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from support import (
     run_rankwise,
     start_rankwise,
     wait_until,
+    without_patience,
     write_script,
 )
 
@@ -62,7 +64,7 @@ def run_and_tell(args: Sequence[str], folder: Path, env: Mapping[str, str | None
     result, events = run_logged(["--nproc-per-node", "2", *args], folder, env)
     assert result.code == 0, result.err
     assert ("warm.cold" in events) == (LINE in result.err or "True" not in result.out)
-    return result
+    return replace(result, err=without_patience(result.err))
 
 
 # ------------------------------------------------------------------ because of the command

@@ -56,7 +56,8 @@ class Op:
         gets: Elements that it expects from each.
         site: ``file.py:LINE``, the innermost line of the user's own code; None if unknown.
         inside: Functions of torch between that line and the collective, outermost first; tells a DDP bucket ("backward") from a forward's
-            broadcast ("_pre_forward"). Of very many only the outermost and the innermost ones.
+            broadcast ("_pre_forward"). Of very many only the outermost and the innermost ones. Of what rankwise's library exchanges for
+            itself, before or instead of the user's collective: the function that the user called, "rankwise.all_reduce".
         source: Who told of it.
         entered_s: When, on the host's monotonic clock; None if unknown.
         is_over: Whether the rank has come out of it, or its work is done; None if unknown.
@@ -84,6 +85,12 @@ class Op:
     def is_message(self) -> bool:
         """Whether it has one peer, and no place among the group's collectives."""
         return self.name in {"send", "recv", "isend", "irecv"}
+
+    @property
+    def library_call(self) -> str | None:
+        """The function of rankwise's library that exchanges something for itself by it; None if it is the user's, or torch's."""
+        is_own = len(self.inside) == 1 and self.inside[0].startswith("rankwise.")
+        return self.inside[0] if is_own else None
 
     @property
     def num_elements(self) -> int | None:

@@ -22,6 +22,24 @@ _FOREIGN = (
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
 _BACKWARD = {"_engine_run_backward"}
+#: Every function of rankwise's library in which a rank waits for what others do: its file, its name, and whether groups are made there.
+#: Not that of a checkpoint which is written in the background: it depends on no rank's main thread, and names who is silent itself.
+LIBRARY_WAITS: dict[tuple[str, str], bool] = {
+    (
+        "/rankwise/runtime/control.py",
+        "_wait",
+    ): False,  # all comparing and exchanging: of collectives, loaders, models, checkpoints
+    ("/rankwise/runtime/turns.py", "_wait"): False,  # main_first
+    ("/rankwise/runtime/joining.py", "_meet"): True,
+    ("/rankwise/runtime/connecting.py", "connect"): True,
+    ("/rankwise/runtime/groups.py", "_make"): True,
+}
+#: Parts of rankwise that stand in the stack of a rank beside what it has called.
+_ASIDE = ("/rankwise/evidence/", "/rankwise/warm/", "/rankwise/runtime/eager.py")
+#: Where ``Work.wait`` has its frame while it is recorded.
+_RECORDER = "/rankwise/evidence/recording.py"
+#: What such a function may stand in: it waits in a thread of its own, so that the wait has a bound.
+_WITHIN = ("/threading.py", "/rankwise/base/deadline.py", "/rankwise/evidence/")
 #: Where the script begins, and each of its threads.
 _BEGINNINGS = {"<module>", "_run_module_as_main", "_bootstrap"}
 _DECORATORS = {"wrapper", "inner", "decorate_context", "_fn"}
@@ -63,12 +81,49 @@ class Stack:
 
     @property
     def op(self) -> str | None:
-        """The function of torch.distributed, or the backward pass, that the user's line is in; else None."""
+        """The function of torch.distributed or of rankwise that waits for others, or the backward pass, that the user's line is in; else None."""
+        if self.library_wait is not None:
+            return self.library_call
         inside = [frame for frame in self._below_user() if "/torch/" in frame.file]
+        if not inside and self.is_in_work:
+            return self.library_call or "wait"
         if not any("/torch/distributed/" in frame.file or frame.function in _BACKWARD for frame in inside):
             return None
         named = [frame.function for frame in inside if frame.function not in _DECORATORS]
         return named[-1] if named else inside[-1].function
+
+    @property
+    def is_in_work(self) -> bool:
+        """Whether the thread waits for a Work: it is C++'s, and only our recorder around it has a frame."""
+        return (
+            bool(self.frames)
+            and self.frames[0].file.endswith(_RECORDER)
+            and self.frames[0].function == "wait"
+        )
+
+    @property
+    def library_wait(self) -> Frame | None:
+        """The frame of rankwise's library in which the thread waits for other ranks; None if it does not."""
+        at = next((one for one in self.frames if not any(part in one.file for part in _WITHIN)), None)
+        waits = at is not None and any(
+            at.file.endswith(file) and at.function == name for file, name in LIBRARY_WAITS
+        )
+        return at if waits else None
+
+    @property
+    def library_call(self) -> str | None:
+        """The function of rankwise that the user's line has called: ``rankwise.all_reduce``."""
+        inside = [frame for frame in self._below_user() if is_librarys(frame)]
+        return f"rankwise.{inside[-1].function}" if inside else None
+
+    @property
+    def makes_group(self) -> bool:
+        """Whether it waits there for others to join, and not for what they do later."""
+        at = self.library_wait
+        return at is not None and any(
+            is_made and at.file.endswith(file) and at.function == name
+            for (file, name), is_made in LIBRARY_WAITS.items()
+        )
 
     @property
     def is_farewell(self) -> bool:
@@ -77,6 +132,11 @@ class Stack:
 
     def _below_user(self) -> list[Frame]:
         return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))
+
+
+def is_librarys(frame: Frame) -> bool:
+    """Tell whether a line is of rankwise's library: neither of its evidence, nor a decorator of its functions."""
+    return "/rankwise/" in frame.file and not any(part in frame.file for part in _ASIDE)
 
 
 def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:

@@ -18,6 +18,9 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 #: Functions of torch that are kept: at the collective's end, and at that of the user's line, which called one of them itself.
 _MOST_INNER, _MOST_OUTER = 10, 4
 _MOST_KEPT = 4096
+_DECORATORS = f"{os.sep}eager.py"
+#: Parts of rankwise whose functions are called by the part's name.
+_ROOMS = {"checkpoint"}
 
 
 class Sites:
@@ -32,11 +35,8 @@ class Sites:
         self._intern = intern
         self._torch = os.path.join(torch_folder, "")
         self._ours = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-        ours = os.path.dirname(os.path.dirname(self._ours))
-        self._library = (
-            *(os.path.join(path, "") for path in (os.path.dirname(os.__file__), ours)),
-            "<frozen",
-        )
+        self._rankwise = os.path.join(os.path.dirname(os.path.dirname(self._ours)), "")
+        self._library = (os.path.join(os.path.dirname(os.__file__), ""), self._rankwise, "<frozen")
         self._kinds: dict[int, int] = {}
         self._found: dict[tuple[int, ...], tuple[int, int, bool]] = {}
         # Kept, so that an id of a code object never means another one.
@@ -94,17 +94,32 @@ class Sites:
 
     def _describe(self, key: tuple[int, ...], first: Any, last: Any) -> tuple[int, int, bool]:
         inside: list[str] = []
+        called = None
         frame = first
         while frame is not None and frame is not last:
             if self._kinds.get(id(frame.f_code)) == _TORCHS:
                 _add(inside, frame.f_code.co_name)
+            elif self._is_rankwises(frame.f_code.co_filename):
+                called = frame.f_code
             frame = frame.f_back
+        if not inside and called is not None:
+            inside = [
+                _name_call(called, self._rankwise)
+            ]  # no function of torch's is between: it is rankwise's own
         site = "" if last is None else f"{last.f_code.co_filename}:{last.f_lineno}"
         blocks = not {"send", "recv"}.isdisjoint(inside[:_MOST_INNER])
         numbers = self._intern(site), self._intern(">".join(_shorten(inside))), blocks
         if len(self._found) < _MOST_KEPT:
             self._found[key] = numbers
         return numbers
+
+    def _is_rankwises(self, file: str) -> bool:
+        """Tell whether code is of rankwise's library: neither of its evidence, nor a decorator of its functions."""
+        return (
+            file.startswith(self._rankwise)
+            and not file.startswith(self._ours)
+            and not file.endswith(_DECORATORS)
+        )
 
     def _judge(self, code: Any) -> int:
         kind = self._judge_file(code.co_filename)
@@ -121,6 +136,14 @@ class Sites:
             file.startswith(self._library) or file == "<string>" or any(part in file for part in _INSTALLED)
         )
         return _LIBRARYS if is_library else _USERS
+
+
+def _name_call(code: Any, folder: str) -> str:
+    """Return the name by which users know a function of rankwise: ``rankwise.all_reduce``."""
+    room = code.co_filename[len(folder) :].partition(os.sep)[0]
+    name = getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # co_qualname: Python 3.11
+    name = name.removesuffix(".__iter__").removesuffix(".__init__")
+    return f"rankwise.{room}.{name}" if room in _ROOMS else f"rankwise.{name}"
 
 
 def _add(inside: list[str], name: str) -> None:

@@ -9,15 +9,17 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
+from rankwise.evidence.facts import Op
+from rankwise.evidence.notes import is_librarys
 from rankwise.verdict.lanes import KNOWN_NAMES, UNNUMBERED
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.facts import RankFacts
     from rankwise.evidence.notes import Frame, Stack
     from rankwise.verdict.sight import Doing
 
 #: What kind of wait a stack shows.
-Wait = Literal["call", "handle", "backward", "meeting", "device"]
+Wait = Literal["call", "handle", "backward", "meeting", "device", "library"]
 
 _BACKWARD = frozenset({"_engine_run_backward"})
 _MEETING = frozenset({
@@ -40,8 +42,6 @@ _SAVERS = (
     "/rankwise/checkpoint/",
     "/safetensors/",
 )
-#: Where ``Work.wait`` has its frame while it is recorded.
-_RECORDER = "/rankwise/evidence/recording.py"
 #: Below this share of one core a process does nothing to speak of.
 _IDLE_SHARE = 0.1
 _BUSY_SHARE = 0.5
@@ -110,7 +110,7 @@ def _find_call(stack: Stack, wait: Wait) -> str | None:
         return "backward"
     known = [frame.function for frame in list_calls(stack) if frame.function in KNOWN_NAMES | _MEETING]
     # The outermost one is what the user called.
-    return known[-1] if known else None
+    return stack.library_call or (known[-1] if known else None)
 
 
 def list_calls(stack: Stack) -> list[Frame]:
@@ -120,9 +120,12 @@ def list_calls(stack: Stack) -> list[Frame]:
 
 
 def _find_wait(facts: RankFacts) -> Wait | None:
-    inside = list_calls(facts.stack) if facts.stack is not None else []
-    if not inside or facts.reads_terminal:
-        return "handle" if _is_in_work(facts) else _find_device_wait(facts)
+    stack = facts.stack
+    inside = list_calls(stack) if stack is not None else []
+    if facts.reads_terminal or stack is None:
+        return None
+    if not inside or is_librarys(inside[0]) or stack.library_wait is not None:
+        return _find_library_wait(stack) or _find_device_wait(facts)
     names = {frame.function for frame in inside}
     at = next((frame for frame in inside if not any(part in frame.file for part in _DISPATCH)), inside[0])
     if inside[0].function in _BACKWARD or at.function in _BACKWARD:
@@ -131,17 +134,14 @@ def _find_wait(facts: RankFacts) -> Wait | None:
         return _find_device_wait(facts)
     if not any(part in at.file for part in _DISTRIBUTED) or any(part in at.file for part in _APART):
         return None
-    if names & _MEETING:
-        return "meeting"
-    return "handle" if at.function in _HANDLES else "call"
+    return "meeting" if names & _MEETING else "handle" if at.function in _HANDLES else "call"
 
 
-def _is_in_work(facts: RankFacts) -> bool:
-    """Tell whether the user's own line waits for a Work: it is C++'s, and only our recorder around it has a frame."""
-    if facts.stack is None or not facts.stack.frames or facts.reads_terminal or list_calls(facts.stack):
-        return False
-    innermost = facts.stack.frames[0]
-    return innermost.file.endswith(_RECORDER) and innermost.function == "wait"
+def _find_library_wait(stack: Stack) -> Wait | None:
+    """Return the wait of a rank in rankwise's library, or in a line of the user's own that waits for a Work."""
+    if stack.library_wait is not None:
+        return "meeting" if stack.makes_group else "library"
+    return "handle" if stack.is_in_work else None
 
 
 def _find_device_wait(facts: RankFacts) -> Wait | None:
@@ -167,9 +167,21 @@ def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
     found = [op for op in ops if op.is_over is False or (op.is_over is None and op is ops[-1])]
     if wait == "backward":
         found = [op for op in found if op.source == "native"]
+    if wait == "library":
+        return tuple(reversed([op for op in found if op.library_call is not None]))[:1] or _find_turn(
+            facts.stack
+        )
     if wait == "call":
         found = _fitting(found, facts.stack)
     return tuple(found if wait == "device" else reversed(found))
+
+
+def _find_turn(stack: Stack) -> tuple[Op, ...]:
+    """Return the wait for the first rank's block: it is at the store, and so in no record."""
+    at, call = stack.library_wait, stack.library_call
+    if at is None or call is None or not at.file.endswith("/rankwise/runtime/turns.py"):
+        return ()
+    return (Op(group="", seq=0, name=call, site=stack.where, inside=(call,), is_over=False),)
 
 
 def _fitting(found: list[Op], stack: Stack) -> list[Op]:

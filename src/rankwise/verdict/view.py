@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.arms import are_alternatives
 from rankwise.verdict.case import Waiting
+from rankwise.verdict.crossing import find_crossing
 from rankwise.verdict.guards import Book, Guard
 from rankwise.verdict.lanes import WHOLE_BELOW, Lane, find_lanes
 from rankwise.verdict.parting import Parting, find_partings
@@ -85,7 +86,13 @@ class View:
     @cached_property
     def partings(self) -> tuple[Parting, ...]:
         """Where ranks did not do the same under the same number: the first of each group and kind."""
-        return walk_back(self.lanes, find_partings(self.lanes), self)
+        found = walk_back(self.lanes, find_partings(self.lanes), self)
+        return found if found or self.crossing is None else (self.crossing,)
+
+    @cached_property
+    def crossing(self) -> Parting | None:
+        """Where ranks wait for each other in a call of rankwise's library and in another collective."""
+        return find_crossing(self)
 
     def find_breach(self, lane: Lane) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
         """Return a collective that can't end, as members have ended well without it: the collective, who came, who is gone."""
@@ -142,7 +149,7 @@ class View:
         return {
             rank: self._find_awaited(standing)
             for rank, standing in self.standings.items()
-            if standing.wait in {"call", "handle", "backward", "device"}
+            if standing.wait in {"call", "handle", "backward", "device", "library"}
         }
 
     def _find_awaited(self, standing: Standing) -> frozenset[int]:
@@ -154,6 +161,8 @@ class View:
     def _absent_from(self, rank: int, op: Op) -> frozenset[int]:
         if op.is_message:
             return self._absent_peer(rank, op)
+        if not op.group:
+            return self._absent_first()
         lane = self.lane_of(rank, op)
         if lane is None:
             return frozenset()
@@ -163,6 +172,13 @@ class View:
                 other for other in lane.ranks if self._records(other) and lane.is_behind(other, op.seq)
             )
         return self._behind[key]
+
+    def _absent_first(self) -> frozenset[int]:
+        """Return whose block the others wait to see ended: the one rank that is not among them."""
+        inside = {one.rank for one in self.standings.values() if one.op is not None and not one.op.group}
+        others = self.by_rank.keys() - inside
+        is_sure = len(others) == 1 and self.scene.is_whole and all(map(self._records, others))
+        return frozenset(others) if is_sure else frozenset()
 
     def _records(self, rank: int) -> bool:
         facts = self.by_rank.get(rank)
@@ -236,7 +252,7 @@ class View:
         unexplained = [
             standing
             for standing in self.standings.values()
-            if standing.wait in {"call", "handle", "backward"}
+            if standing.wait in {"call", "handle", "backward", "library"}
             and not standing.ops
             and self.has_joined(standing.rank)
         ]

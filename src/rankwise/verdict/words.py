@@ -29,6 +29,8 @@ def name_op(op: Op | None, *, number: bool = True) -> str:
     """Return ``all_reduce #812 (25.6 M float32, gradients)``."""
     if op is None:
         return "a collective"
+    if op.library_call is not None:
+        return op.library_call
     told = f"{op.name} #{op.seq}" if number and not op.is_message else op.name
     if op.is_message and op.peer is not None and op.peer >= 0:
         told += f" {'to' if op.name in {'send', 'isend'} else 'from'} rank {op.peer}"

@@ -23,7 +23,7 @@ def find(view: View) -> tuple[Sight, ...]:
     ranks = view.deadlocked
     standings = [view.standings[rank] for rank in ranks]
     ops = [one.op for one in standings if one.op is not None]
-    if not ranks or len(ops) < len(ranks):
+    if not ranks or len(ops) < len(ranks) or view.crossing is not None:
         return ()
     if any(view.by_rank[rank].still_s < _STILL_S for rank in ranks):
         return ()

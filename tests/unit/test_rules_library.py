@@ -1,0 +1,182 @@
+"""A rank that calls rankwise's library alone: its wait is seen as what it is, whatever the others do meanwhile."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rankwise
+from rankwise.evidence.facts import Group
+from rankwise.evidence.notes import LIBRARY_WAITS
+from rankwise.launcher.patience import waits
+from rankwise.verdict.look import look
+from rankwise.verdict.standing import find_standing
+from scenes import elsewhere, ended, gradient, in_backward, in_call, op, rank, scene, stack
+
+if TYPE_CHECKING:
+    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.notes import Stack
+
+_HERE = Path(rankwise.__file__).parent
+_INSTALLED = "/env/lib/python3.11/site-packages/rankwise"
+_RECORDER = (f"{_INSTALLED}/evidence/recording.py", 140, "wait")
+_OPEN = {"is_over": False}
+#: The library's own group.
+_SIDE = (Group(name="1", ranks=(0, 1), backend="gloo"),)
+#: Where its functions are called from; those that make groups are tested by what they say themselves.
+_CALLS = {"control.py": ("collectives.py", "all_reduce"), "turns.py": ("context.py", "main_first")}
+_WAITS = [(Path(file).name, name) for (file, name), makes_group in LIBRARY_WAITS.items() if not makes_group]
+#: What blocks in the library and waits for nothing that another rank's script does, or is its caller's wait.
+_OTHER_WAITS = {
+    "runtime/stop_vote.py": "an answer of this rank's own thread, with a bound",
+    "runtime/stopping.py": "a thread of its own, at the store",
+    "runtime/context.py": "who closes waits for its peers for 2 s",
+    "runtime/stores.py": "inside joining._meet",
+    "runtime/handshake.py": "inside joining._meet",
+    "checkpoint/saving.py": "what is written in the background, by threads; names who is silent",
+    "checkpoint/writing.py": "a thread of its own, which names who is silent",
+    "checkpoint/convert.py": "one process",
+    "train/trainer.py": "as checkpoint/saving.py",
+    "runtime/freight.py": "a Work: recorded",
+    "runtime/reductions.py": "a Work: recorded",
+    "train/ledger.py": "a Work: recorded",
+    "data/workers.py": "a worker process, which pauses.find_pause tells",
+    "runtime/child_shield.py": "a child of this process",
+    "train/weighing.py": "a Work: recorded",
+}
+
+
+def _alone(file: str, name: str, at: int = 31, **facts: Any) -> RankFacts:
+    """Return rank 0 inside a call of the library, which it alone has made."""
+    path, function = _CALLS[file]
+    frames = [(f"{_INSTALLED}/runtime/{file}", 240, name), (f"{_INSTALLED}/runtime/{path}", 90, function)]
+    if file == "control.py":
+        call = op(at=at, shape=(2,), group="1", inside=(f"rankwise.{function}",), **_OPEN)
+        return _train(0, call, at=stack(_RECORDER, *frames, at=at), **facts)
+    within = [
+        ("/env/lib/python3.11/threading.py", 327, "wait"),
+        (f"{_INSTALLED}/base/deadline.py", 60, "call_within"),
+    ]
+    return _train(0, at=stack(*within, *frames, at=at), **facts)
+
+
+def _train(number: int, *more: Op, at: Stack, **facts: Any) -> RankFacts:
+    """Return a rank that has made a step by DDP, as all others have, and then something else."""
+    return rank(number, gradient(27), *more, at=at, groups=_SIDE, steps=1, **facts)
+
+
+def _backward(number: int) -> RankFacts:
+    return _train(number, gradient(27, **_OPEN), at=in_backward(27))
+
+
+@pytest.mark.parametrize(("file", "name"), _WAITS)
+def test_others_in_ddp_are_a_proof(file: str, name: str) -> None:
+    """Each waits for the other: told as the two places in the script, and not as a compiler or a loader that is slow."""
+    sights = look(scene(_alone(file, name), _backward(1)))
+    call = f"rankwise.{_CALLS[file][1]}"
+    assert [(one.rule, one.certainty, one.is_stuck) for one in sights] == [("gradients_met", "proof", True)]
+    assert f"rank 0 is in {call} at train.py:31" in sights[0].message
+    assert "rank 1 is in all_reduce ([20] float32, DDP gradients) at train.py:27" in sights[0].message
+
+
+@pytest.mark.parametrize(("file", "name"), _WAITS)
+def test_under_a_rank_test_the_test_is_named(file: str, name: str) -> None:
+    """C1, as for a collective of torch in that place."""
+    text = "\n" * 29 + "if rank == 0:\n    call()\n"
+    sources = {"/job/train.py": text}
+    sights = look(scene(_alone(file, name), _backward(1), sources=sources))
+    assert [(one.class_id, one.culprits) for one in sights] == [("C1", (0,))]
+    assert "take the collective at train.py:31 out of the rank test at line 30" in sights[0].fix
+
+
+@pytest.mark.parametrize(("file", "name"), _WAITS)
+def test_others_in_a_collective_of_torchs_are_a_proof(file: str, name: str) -> None:
+    """Both are told by the names that users know."""
+    other = _train(1, op("barrier", at=40, **_OPEN), at=in_call("barrier", 40))
+    sights = look(scene(_alone(file, name), other))
+    assert [(one.rule, one.certainty, one.is_stuck) for one in sights] == [("other_op", "proof", True)]
+    assert (
+        f"rank 0 is in rankwise.{_CALLS[file][1]} at train.py:31; rank 1 is in barrier at"
+        in sights[0].message
+    )
+
+
+@pytest.mark.parametrize(("file", "name"), _WAITS)
+def test_others_that_have_ended_or_are_stopped_are_named(file: str, name: str) -> None:
+    """Who is missed, and where the rank waits for it."""
+    alone = _alone(file, name)
+    gone = ended(1, gradient(27), groups=_SIDE)
+    frozen = rank(1, gradient(27), at=None, groups=_SIDE, state="stopped")
+    for other, rule in ((gone, "member_ended"), (frozen, "stopped_process")):
+        sights = look(scene(alone, other))
+        assert [(one.rule, one.certainty) for one in sights] == [(rule, "proof")]
+        assert f"rank 0 waits in rankwise.{_CALLS[file][1]} from train.py:31" in sights[0].message
+        assert 1 in sights[0].culprits
+
+
+@pytest.mark.parametrize(("file", "name"), _WAITS)
+def test_others_at_work_may_still_come(file: str, name: str) -> None:
+    """No proof: rank 1 computes, and rank 0 waits for it."""
+    sights = look(scene(_alone(file, name), _train(1, at=elsewhere(50), is_asleep=False)))
+    assert {(one.rule, one.certainty) for one in sights} <= {("kept_waiting", "suspicion")}
+
+
+def test_a_first_rank_on_each_node_is_no_circle() -> None:
+    """Two ranks are outside of main_first: for which of them the others wait is not known, and nothing is proved."""
+    at = _alone("turns.py", "_wait").stack
+    waiting = [rank(number, gradient(27), at=at, world=4) for number in (0, 1)]
+    there = [
+        rank(number, gradient(27), gradient(27, **_OPEN), at=in_backward(27), world=4) for number in (2, 3)
+    ]
+    assert not [one for one in look(scene(*waiting, *there)) if one.is_proof]
+
+
+@pytest.mark.parametrize(("file", "name"), _WAITS)
+def test_such_a_wait_counts_for_the_users_bound(file: str, name: str) -> None:
+    """--hang-timeout asks whether a rank waits: it does, and for the call that the user has made."""
+    facts = _alone(file, name)
+    assert waits(facts)
+    assert facts.stack is not None
+    assert facts.stack.op == f"rankwise.{_CALLS[file][1]}"
+    assert find_standing(facts).wait == "library"
+
+
+def test_a_work_that_the_library_waits_for_is_a_wait() -> None:
+    """The Trainer's sums, or the parts of an object: a collective of torch that is recorded, waited for in a line of ours."""
+    at = stack(_RECORDER, (f"{_INSTALLED}/train/ledger.py", 209, "read"), at=31)
+    facts = rank(0, op(at=31, **_OPEN), at=at)
+    assert find_standing(facts).wait == "handle"
+    assert waits(facts)
+    assert find_standing(facts).op is not None
+
+
+def _find_blocking() -> set[tuple[str, str]]:
+    """Return the functions of the library that block: by a wait, a sleep, or a call with a bound."""
+    found = set()
+    for room in ("runtime", "checkpoint", "data", "train", "parallel"):
+        for path in (_HERE / room).rglob("*.py"):
+            for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(function, ast.FunctionDef):
+                    names = {
+                        node.func.attr
+                        if isinstance(node.func, ast.Attribute)
+                        else getattr(node.func, "id", "")
+                        for node in ast.walk(function)
+                        if isinstance(node, ast.Call)
+                    }
+                    if names & {"wait", "sleep", "call_within"}:
+                        found.add((path.relative_to(_HERE).as_posix(), function.name))
+    return found
+
+
+def test_the_table_of_waits_is_complete() -> None:
+    """A function of the library that blocks is in the table, or its file is known to wait for something else."""
+    known = {(file.removeprefix("/rankwise/"), name) for file, name in LIBRARY_WAITS}
+    blocking = _find_blocking()
+    assert known <= blocking
+    # Beside its wait, a file of the table has bounds for single words to the store.
+    files = {file for file, _ in known} | _OTHER_WAITS.keys()
+    assert {file for file, _ in blocking} == files
