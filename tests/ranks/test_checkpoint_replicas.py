@@ -65,22 +65,21 @@ def test_batchnorm_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_copies_that_differ_come_from_one_rank(tmp_path: Path) -> None:
-    """Nobody has promised that these tensors are equal: all of them are rank 0's, the large one too."""
+    """Nobody has promised that a bare model's tensors are equal: all of them are rank 0's, the large one too."""
 
     def body() -> None:
         plan._LARGE_BYTES = 64
         with rankwise.init(device="cpu") as ctx:
             mine = float(ctx.rank)
-            state = {
-                "ema": {"large": torch.full((64, 4), mine), "a": torch.full((3,), mine)},
-                "bare": nn.BatchNorm1d(5),
-            }
-            state["bare"].running_mean.fill_(mine)  # type: ignore[attr-defined]
-            checkpoint.save(tmp_path, state, step=1)
+            model = nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4))
+            model[0].weight.data.fill_(mine)
+            model[1].running_mean.fill_(mine)  # type: ignore[union-attr, operator]
+            checkpoint.save(tmp_path, {"bare": model, "as dict": model[1].state_dict()}, step=1)
 
     run_ranks(body, 3)
     found = checkpoint.read(tmp_path)
-    assert found["ema"]["large"].sum() == found["ema"]["a"].sum() == found["bare"]["running_mean"].sum() == 0
+    assert found["bare"]["0.weight"].sum() == found["bare"]["1.running_mean"].sum() == 0
+    assert found["as dict"]["running_mean"].sum() == 0  # statistics of batches: under DDP rank 0's count
 
 
 def test_a_part_that_differs_is_told_once(tmp_path: Path) -> None:
@@ -97,6 +96,33 @@ def test_a_part_that_differs_is_told_once(tmp_path: Path) -> None:
     assert first.count("the part 'best' of the state differs between ranks") == 1
     assert "'same'" not in first
     assert second == ""
+
+
+def test_tensors_and_arrays_that_differ_are_kept_by_rank(tmp_path: Path) -> None:
+    """NumPy's generators and a buffer of each rank: as numbers that differ are, and not rank 0's for all, so that all drew alike."""
+    np = pytest.importorskip("numpy")
+
+    def body() -> tuple[list[str], list[float]]:
+        with rankwise.init(device="cpu") as ctx, redirect_stderr(io.StringIO()) as said:
+            np.random.seed(ctx.rank)  # noqa: NPY002 - what users save
+            buffer = torch.full((5,), float(ctx.rank))
+            same = {"equal": torch.ones(3), "at": np.arange(4)}
+            state = {"np": np.random.get_state(), "buffer": {"seen": buffer}, "same": same}  # noqa: NPY002
+            checkpoint.save(tmp_path, state, step=1)
+            drawn = np.random.rand()  # noqa: NPY002
+            state["buffer"]["seen"] = torch.zeros(5)
+            checkpoint.load(tmp_path, state)
+            np.random.set_state(state["np"])  # noqa: NPY002
+            again = np.random.rand()  # noqa: NPY002
+            told = [
+                line.split("'")[1] for line in said.getvalue().splitlines() if "differs between ranks" in line
+            ]
+            return told, [drawn, again, float(state["buffer"]["seen"][0])]
+
+    (told, first), (_, second) = run_ranks(body, 2)
+    assert told == ["np", "buffer"]
+    assert first[0] == first[1] != second[0] == second[1]
+    assert [first[2], second[2]] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("part", ["a.b", "a@1"])

@@ -15,7 +15,7 @@ from rankwise.checkpoint import lock
 from rankwise.checkpoint.disk import remove_quietly, tell
 from rankwise.checkpoint.folder import name_temporary, next_serial, sweep
 from rankwise.checkpoint.memory import check_space, find_memory
-from rankwise.checkpoint.parts import Flat, flatten, make_own
+from rankwise.checkpoint.parts import Flat, digest_contents, flatten, make_own
 from rankwise.checkpoint.plan import Box, list_boxes, share_out
 from rankwise.checkpoint.writing import warn
 
@@ -115,7 +115,9 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
         said = {
             "folder": request.told,
             "step": operator.index(request.step),
-            "parts": {part: _digest(tree) for part, tree in flat.trees.items()},
+            "parts": {
+                part: f"{_digest(tree)} {digest_contents(flat, part)}" for part, tree in flat.trees.items()
+            },
             "own parts": sorted(flat.rank_trees),
             "boxes": _digest([[box.name, box.dtype, box.whole, box.is_shared] for box in before.boxes]),
         }
