@@ -104,16 +104,16 @@ def test_tensors_and_arrays_that_differ_are_kept_by_rank(tmp_path: Path) -> None
 
     def body() -> tuple[list[str], list[float]]:
         with rankwise.init(device="cpu") as ctx, redirect_stderr(io.StringIO()) as said:
-            np.random.seed(ctx.rank)  # noqa: NPY002 - what users save
+            np.random.seed(ctx.rank)
             buffer = torch.full((5,), float(ctx.rank))
             same = {"equal": torch.ones(3), "at": np.arange(4)}
-            state = {"np": np.random.get_state(), "buffer": {"seen": buffer}, "same": same}  # noqa: NPY002
+            state = {"np": np.random.get_state(), "buffer": {"seen": buffer}, "same": same}
             checkpoint.save(tmp_path, state, step=1)
-            drawn = np.random.rand()  # noqa: NPY002
+            drawn = np.random.rand()
             state["buffer"]["seen"] = torch.zeros(5)
             checkpoint.load(tmp_path, state)
-            np.random.set_state(state["np"])  # noqa: NPY002
-            again = np.random.rand()  # noqa: NPY002
+            np.random.set_state(state["np"])
+            again = np.random.rand()
             told = [
                 line.split("'")[1] for line in said.getvalue().splitlines() if "differs between ranks" in line
             ]
