@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 import rankwise
 from rankwise import checkpoint
+from rankwise.checkpoint import lock
 from rankwise.data import metrics
 from rankwise.testing import run_ranks
 from rankwise.train import Callback, Evaluation
@@ -284,6 +285,27 @@ def test_an_epochs_end_is_dealt_with_once(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- precision, schedules
+
+
+def meet_another_job(folder: Any) -> str:
+    with rankwise.init(device="cpu"), pytest.raises(rankwise.CheckpointError) as caught:
+        build(folder=folder, epochs=1).fit()
+    return str(caught.value)
+
+
+def test_a_second_job_in_a_folder_is_refused_at_its_start(tmp_path: Path) -> None:
+    """Before it has cut or written anything of the running one's, and on every rank."""
+    table = tmp_path / "steps.csv"
+    table.write_text("step,epoch,samples,loss,lr,grad_norm\n1,0,8,0.5,0.1,0.2\n")
+    before = table.read_bytes()
+    lock.take(tmp_path)
+    try:
+        told = run_ranks(meet_another_job, 2, tmp_path)
+    finally:
+        lock.let_go(tmp_path)
+    assert [f"process {os.getpid()} on host" in text for text in told] == [True, True]
+    assert table.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".writer", "steps.csv"]
 
 
 def learn(options: dict[str, Any]) -> Any:

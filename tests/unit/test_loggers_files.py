@@ -266,13 +266,16 @@ def test_a_new_training_begins_a_new_table(tmp_path: Path) -> None:
     assert read_rows(path) == []
 
 
-def test_a_foreign_table_is_put_aside(tmp_path: Path) -> None:
-    """A file with other columns is neither cut nor lost when a training goes on."""
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_foreign_table_is_put_aside(step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with other columns is neither cut nor lost, whether a training begins or goes on; nor is the one put aside before."""
     path = tmp_path / "steps.csv"
-    path.write_text("a,b\n1,2\n")
-    play(CsvLines(path), started(step=5), report(6, 0.1))
-    assert [row[0] for row in read_rows(path)] == ["6"]
-    assert (tmp_path / "steps.csv.old").read_text() == "a,b\n1,2\n"
+    for text, kept in (("a,b\n1,2\n", "steps.csv.old"), ("c\n3\n", "steps.csv.old-2")):
+        path.write_text(text)
+        play(CsvLines(path), started(step=step), report(step + 1, 0.1))
+        assert [row[0] for row in read_rows(path)] == [str(step + 1)]
+        assert (tmp_path / kept).read_text() == text
+        assert f"it is called {kept} now" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_no_half_row(

@@ -115,9 +115,8 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
         said = {
             "folder": request.told,
             "step": operator.index(request.step),
-            "parts": {
-                part: f"{_digest(tree)} {digest_contents(flat, part)}" for part, tree in flat.trees.items()
-            },
+            "parts": {part: _digest(tree) for part, tree in flat.trees.items()},
+            "contents": {part: digest_contents(flat, part) for part in flat.trees},
             "own parts": sorted(flat.rank_trees),
             "boxes": _digest([[box.name, box.dtype, box.whole, box.is_shared] for box in before.boxes]),
         }
@@ -129,7 +128,13 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
         raise error
     words = [json.loads(text) for text in told] if told else [said]
     _check_words(words, ranks)
-    differing = [part for part in flat.trees if len({word["parts"].get(part) for word in words}) > 1]
+    # Tensors of other shapes are an error, which the share-out tells.
+    kinds = ("parts", "contents") if len({word["boxes"] for word in words}) == 1 else ("parts",)
+    differing = [
+        part
+        for part in flat.trees
+        if any(len({word[kind].get(part) for word in words}) > 1 for kind in kinds)
+    ]
     for part in differing:
         make_own(flat, part, ranks.rank)
         if part not in before.warned and ranks.rank == 0:
@@ -241,6 +246,33 @@ def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ra
             _said.append(True)
         return folder, ranks
     return memory, parted
+
+
+def claim(folder: Path, ranks: Ranks) -> None:
+    """Hold a folder for this job before anything is written there: a second job is refused at its start, and not at its first save.
+
+    Args:
+        folder: Where the job's checkpoints will be; made if it is not there.
+        ranks: Of the job.
+
+    Raises:
+        CheckpointError: Another job holds it, or it can't be written into; the same on every rank.
+
+    Collective: every rank.
+    """
+    word: dict[str, Any] = {}
+    if ranks.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.take(folder)
+        except CheckpointError as error:
+            word = {"error": error.message, "hint": error.hint}
+        except OSError as error:
+            told = tell(error, f"can't write into {folder}")
+            word = {"error": told.message, "hint": told.hint}
+    word = ranks.control.exchange(word, what="taking the folder of the training")[0]
+    if word:
+        raise CheckpointError(word["error"], rank=0, hint=word["hint"])
 
 
 def begin(ranks: Ranks, before: Agreement, request: Request, *, size: int, problem: str | None, disk: Disk) -> tuple[Path, int]:  # fmt: skip

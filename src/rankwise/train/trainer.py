@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rankwise import checkpoint
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import DataError, UsageError
+from rankwise.checkpoint.agreeing import claim
+from rankwise.checkpoint.ranks import find_ranks
 from rankwise.parallel.accumulation import accumulate
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
@@ -136,6 +138,7 @@ class Trainer:
 
         Raises:
             NumericsError: A loss was NaN or infinite; nothing was saved after it.
+            CheckpointError: Another job trains in the folder; said before anything is written there.
             SystemExit: With ``rankwise.REQUEUE``, after a scheduler's notice: the state is saved, and the job is to be started again.
 
         Collective: every rank.
@@ -205,6 +208,8 @@ class Trainer:
         self.ctx.forget_request()
         self._stepping.forget()
         self._is_loaded = False
+        if self._folder is not None:
+            claim(self._folder, find_ranks(self.ctx))
         self._load_once()
         if not self.model.training:
             self.ddp.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from typing import TYPE_CHECKING, Any, final
 
@@ -64,11 +65,10 @@ class CsvTable:
 
     def _open(self, step: int) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        size = self._find_end(step) if step else None
-        if size is None:
-            if step and self._path.exists():
-                # Rows that were written by somebody else are not ours to cut.
-                self._path.replace(self._path.with_name(f"{self._path.name}.old"))
+        size = self._find_end(step)
+        if size is None and self._path.exists():
+            self._put_aside()
+        if size is None or not step:
             self._columns = self._fixed
             header = _to_line(self._columns)
             write_atomic(self._path, header)
@@ -77,6 +77,17 @@ class CsvTable:
         # One call that either happened or did not: no reader ever sees a row twice, and large files are not written anew.
         os.ftruncate(fd, size)
         self._fd, self._size_bytes = fd, size
+
+    def _put_aside(self) -> None:
+        """Rename a file that somebody else wrote: its rows are not ours to cut."""
+        if not self._path.stat().st_size:
+            return
+        names = (
+            f"{self._path.name}.old{f'-{number}' if number > 1 else ''}" for number in itertools.count(1)
+        )
+        kept = next(path for path in map(self._path.with_name, names) if not path.exists())
+        self._path.rename(kept)
+        self._complain(f"{self._path} was no table of this training: it is called {kept.name} now")
 
     def _add(self, rows: list[Mapping[str, Any]]) -> None:
         if self._fd is None:
