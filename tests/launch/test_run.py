@@ -224,15 +224,18 @@ def test_forked_children_and_their_exit_say_nothing_in_the_ranks_name(tmp_path: 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_threads_are_the_cores_divided_by_the_ranks(ranks: int, tmp_path: Path) -> None:
-    """OMP_NUM_THREADS = cores allowed to the job / ranks, at least 1: affinity counts, and an own value is kept."""
-    write_script(tmp_path, "import os; os.write(1, os.environ['OMP_NUM_THREADS'].encode() + b' ')")
+    """OMP_NUM_THREADS = cores allowed to the job / ranks, at least 1, and unset for one rank: affinity counts, and an own value is kept."""
+    write_script(
+        tmp_path, "import os; os.write(1, os.environ.get('OMP_NUM_THREADS', 'None').encode() + b' ')"
+    )
     args = ["--nproc-per-node", str(ranks), "train.py"]
-    from rankwise.base.host import count_cores
+    from rankwise.base.host import share_cores
 
-    assert run_rankwise(args, tmp_path).out.split() == [str(max(1, count_cores() // ranks))] * ranks
+    share = share_cores(ranks)
+    assert run_rankwise(args, tmp_path).out.split() == [str(share)] * ranks
     one_cpu = {min(os.sched_getaffinity(0))}
     running = Running([*RANKWISE, *args], tmp_path, preexec_fn=lambda: os.sched_setaffinity(0, one_cpu))
-    assert running.finish().out.split() == ["1"] * ranks
+    assert running.finish().out.split() == ["None" if share is None else "1"] * ranks
     assert run_rankwise(args, tmp_path, env={"OMP_NUM_THREADS": "7"}).out.split() == ["7"] * ranks
 
 

@@ -161,13 +161,14 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(240)  # it imports torch six times
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 def test_workers_outlive_signals_from_their_start_on(how: str, tmp_path: Path) -> None:
     """Sent before a worker has run anything, though it has threads by then, and to its fork server too: all samples come."""
     script = tmp_path / "script.py"
     script.write_text(_MODULE)
     done = subprocess.run(
-        [sys.executable, str(script), how], timeout=60, check=False, capture_output=True, text=True
+        [sys.executable, str(script), how], timeout=200, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["40", str(-signal.SIGTERM)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.base import host
-from rankwise.base.host import count_cores, count_gpus, find_port_holder, is_loopback, listen_tcp
+from rankwise.base.host import count_cores, count_gpus, find_port_holder, is_loopback, listen_tcp, share_cores
 
 
 @pytest.fixture
@@ -85,6 +85,13 @@ def test_the_quota_of_cgroup_v1(cgroup: Path, quota: str, cores: int) -> None:
     _write(cgroup / "cpu" / "job" / "a" / "cpu.cfs_quota_us", quota)
     _write(cgroup / "cpu" / "job" / "a" / "cpu.cfs_period_us", "100000")
     assert count_cores() == cores
+
+
+def test_a_rank_alone_is_left_to_its_libraries(cgroup: Path) -> None:
+    """They see all cores, as under torchrun; not what a container leaves of them."""
+    assert (share_cores(1), share_cores(3), share_cores(16)) == (None, 2, 1)
+    _write(cgroup / "job" / "a" / "cpu.max", "400000 100000")
+    assert (share_cores(1), share_cores(2)) == (4, 2)
 
 
 def test_cores_without_affinity(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:

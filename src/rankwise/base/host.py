@@ -72,6 +72,16 @@ def count_cores() -> int:
     return len(cores) if math.isinf(quota) else max(1, min(len(cores), math.ceil(quota)))
 
 
+def share_cores(num_ranks: int) -> int | None:
+    """Return how many threads each rank of this host should compute with; None: as many as libraries take by themselves.
+
+    A rank that is alone is left to them, as torchrun does, unless a cgroup gives it fewer cores than they would see.
+    """
+    if num_ranks == 1 and math.isinf(find_cpu_quota()):
+        return None
+    return max(1, count_cores() // num_ranks)
+
+
 def count_gpus() -> int:
     """Count the NVIDIA GPUs that a rank would see, without waking a driver; 0 where that can't be told."""
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
-from rankwise.base.host import count_cores
+from rankwise.base.host import share_cores
 from rankwise.base.osdoor import IS_LINUX, raise_file_limit
 from rankwise.base.requeue import REQUEUE
 from rankwise.launcher.helper import Helper, InterruptedByUser
@@ -54,7 +54,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None:
             helper = Helper(interpreter.path, signals, clock)
         num_ranks, prefixes = ask_host(spec, helper)
-        num_threads = max(1, count_cores() // num_ranks)
+        num_threads = share_cores(num_ranks)
         host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
         warm = WarmStart(spec, host, workers, console)
         # While the server imports torch: what follows costs 0.04 s before the first rank.

@@ -32,7 +32,7 @@ class Job:
         python: The interpreter that runs the ranks.
         num_ranks: Ranks on this node.
         prefixes: Words that stand before each local rank's command (NUMA binding).
-        num_threads: OMP_NUM_THREADS of a rank, where the user has set none.
+        num_threads: OMP_NUM_THREADS of a rank, where the user has set none; None: it stays unset.
         folder: Where logs and error files of this run go.
         serial: Which job this is on workers that outlive it; None where they end with it.
         host_look: Asks the doctor about this host; None where nobody does.
@@ -42,7 +42,7 @@ class Job:
     python: str
     num_ranks: int
     prefixes: tuple[tuple[str, ...], ...]
-    num_threads: int
+    num_threads: int | None
     warm: WarmStart
     folder: Path
     rendezvous: Rendezvous

@@ -22,7 +22,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.base.events import EventLog
-from rankwise.base.host import count_cores
+from rankwise.base.host import share_cores
 from rankwise.base.osdoor import IS_WINDOWS, raise_file_limit
 from rankwise.engine import STORE_PROCESS
 from rankwise.launcher.agent import ask_host, open_workers
@@ -291,7 +291,7 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
         if spec.num_ranks is None:
             helper = Helper(interpreter.path, signals, clock)
         num_ranks, prefixes = ask_host(spec, helper)
-        num_threads = max(1, count_cores() // num_ranks)
+        num_threads = share_cores(num_ranks)
         host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
         warm = WarmStart(spec, host, workers, Console(), stays=True)
         pool = _Pool(opening=opening, spec=spec, host=host, workers=workers, warm=warm, signals=signals)

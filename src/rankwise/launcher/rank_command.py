@@ -43,7 +43,7 @@ def build_rank_env(
     num_ranks: int,
     restart: int,
     error_file: Path | None,
-    num_threads: int,
+    num_threads: int | None,
 ) -> dict[str, str | None]:
     """Return what a rank's environment has beyond ours; ``num_threads`` counts only where the user set none."""
     rank = RankEnv(
@@ -73,13 +73,14 @@ def build_rank_env(
     return env
 
 
-def build_shared_env(num_threads: int) -> dict[str, str | None]:
+def build_shared_env(num_threads: int | None) -> dict[str, str | None]:
     """Return what all ranks of this node have beyond our environment; libraries read some of it at their import."""
     outer = environ()
     env: dict[str, str | None] = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "OMP_NUM_THREADS": outer.get("OMP_NUM_THREADS", str(num_threads)),
     }
+    if num_threads is not None:
+        env["OMP_NUM_THREADS"] = outer.get("OMP_NUM_THREADS", str(num_threads))
     if os.name == "nt":
         env["USE_LIBUV"] = outer.get("USE_LIBUV", "0")
     return env

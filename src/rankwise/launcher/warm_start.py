@@ -37,13 +37,13 @@ class Host:
 
     Attributes:
         prefixes: Words that stand before each local rank's command.
-        num_threads: OMP_NUM_THREADS where the user has set none.
+        num_threads: OMP_NUM_THREADS where the user has set none; None: it stays unset.
     """
 
     interpreter: Interpreter
     num_ranks: int
     prefixes: tuple[tuple[str, ...], ...]
-    num_threads: int
+    num_threads: int | None
 
 
 @final
