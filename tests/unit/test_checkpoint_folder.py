@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from faulty_disks import FaultyDisk, fail
 from rankwise import checkpoint
 from rankwise.base.clock import SystemClock
 from rankwise.base.errors import CheckpointError
-from rankwise.checkpoint import lock, saving, writing
+from rankwise.checkpoint import folder as folders, lock, saving, writing
 from rankwise.checkpoint.disk import REAL_DISK, RealDisk
 
 if TYPE_CHECKING:
@@ -103,12 +104,15 @@ def test_one_checkpoint_can_be_meant_itself(tmp_path: Path) -> None:
 
 
 def test_leftovers_are_swept_and_strangers_are_not(tmp_path: Path) -> None:
-    """The next save deletes what dead saves left, and nothing else."""
+    """The next save deletes what dead saves left, and nothing else; another host's only if nobody has written there for an hour."""
     save(tmp_path, 1)
-    strangers = ["notes", "step-100.tmp-1", "step-5.tmp-xyz", "step-7", "step-7.tmp-bad"]
-    for name in ("step-5.tmp-0123abcd0123abcd", "step-5.2.tmp-000000000000000a", *strangers):
+    hosts, old = "step-6.tmp-0123abcd0123abcd", "step-8.tmp-0123abcd0123abcd"
+    strangers = ["notes", "step-100.tmp-1", "step-5.tmp-xyz", "step-7", "step-7.tmp-bad", hosts]
+    for name in (folders.name_temporary(tmp_path, 5).name, old, *strangers):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
+    for path in (tmp_path / old / "file", tmp_path / old, tmp_path / hosts):
+        os.utime(path, (time.time() - 7200,) * 2)
     save(tmp_path, 2)
     assert names(tmp_path) == sorted([*strangers, "step-1", "step-2"])
 

@@ -3,13 +3,15 @@
     runs/a/step-500/                   whole: it was renamed to this after all of it was on the disk
     runs/a/step-600.tmp-4f1c.../       not whole: it is being written, or whoever wrote it is gone
 
-Nothing here needs torch, and nothing asks a clock.
+Nothing here needs torch, and nothing asks a clock but the file system's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+import socket
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.disk import REAL_DISK, remove_quietly, tell
+from rankwise.checkpoint.lock import LOCK
 from rankwise.checkpoint.manifest import (
     INDEX,
     MANIFEST,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _TEMPORARY = re.compile(r"step-\d+(?:\.\d+)?\.tmp-[0-9a-f]{16}")
 _BLOCK = 4 << 20
+_FORGOTTEN_S = 3600.0
 
 
 @final
@@ -226,7 +230,16 @@ def _list_names(folder: Path) -> list[Path]:
 
 def name_temporary(folder: Path, step: int) -> Path:
     """Return a folder to write into that no other job can mean."""
-    return folder / f"step-{step}.tmp-{secrets.token_hex(8)}"
+    return folder / f"step-{step}.tmp-{_make_mark()}"
+
+
+def _make_mark() -> str:
+    """Return 16 digits that no other has drawn; the first 8 are those of this host."""
+    return _find_host_mark() + secrets.token_hex(4)
+
+
+def _find_host_mark() -> str:
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 
 
 def next_serial(folder: Path) -> int:
@@ -293,13 +306,24 @@ def delete(disk: Disk, path: Path) -> None:
     Raises:
         OSError: The file system refused.
     """
-    condemned = path.with_name(f"{path.name}.tmp-{secrets.token_hex(8)}")
+    condemned = path.with_name(f"{path.name}.tmp-{_make_mark()}")
     disk.rename(path, condemned)
     disk.remove(condemned)
 
 
+def _is_forgotten(path: Path) -> bool:
+    """Tell whether nothing was written into a folder for an hour, by the clock of its file system."""
+    with suppress(OSError):
+        now_s = (path.parent / LOCK).stat().st_mtime  # whoever holds the lock has just written it
+        return now_s - max(one.stat().st_mtime for one in (path, *path.iterdir())) > _FORGOTTEN_S
+    return False
+
+
 def sweep(folder: Path, disk: Disk = REAL_DISK) -> list[Path]:
     """Delete what dead jobs left half written. Only whoever holds the folder's lock may do it.
+
+    On some file systems (NFS with local_lock, Lustre with localflock, BeeGFS) that lock holds on one host only, and nobody says so. So
+    what another host began is left alone for as long as something was written there within the last hour.
 
     Args:
         folder: The folder of checkpoints.
@@ -308,8 +332,13 @@ def sweep(folder: Path, disk: Disk = REAL_DISK) -> list[Path]:
     Returns:
         What was deleted.
     """
+    own = f".tmp-{_find_host_mark()}"
     with suppress(CheckpointError):
-        gone = [path for path in _list_names(folder) if _TEMPORARY.fullmatch(path.name)]
+        gone = [
+            path
+            for path in _list_names(folder)
+            if _TEMPORARY.fullmatch(path.name) and (own in path.name or _is_forgotten(path))
+        ]
         for path in gone:
             remove_quietly(disk, path)
         return gone

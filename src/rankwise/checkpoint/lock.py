@@ -21,7 +21,7 @@ _held: dict[Path, int] = {}
 
 
 def take(folder: Path) -> bool:
-    """Hold a folder for this process until it ends; once held, nothing more happens.
+    """Hold a folder for this process until it ends; once held, only the time of its lock file is that of the last call.
 
     Args:
         folder: The folder, which must be there.
@@ -35,6 +35,7 @@ def take(folder: Path) -> bool:
     """
     folder = folder.resolve()
     if folder in _held and os.fstat(_held[folder]).st_nlink:
+        os.utime(_held[folder] if os.utime in os.supports_fd else folder / LOCK)
         return True
     let_go(folder)  # somebody has deleted the folder that we held, and made it anew
     path = folder / LOCK
