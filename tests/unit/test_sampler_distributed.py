@@ -133,3 +133,29 @@ def test_memory_does_not_grow_with_the_data_set() -> None:
     assert len(list(islice(DistributedSampler(Numbers(1 << 62), 2, 1), 10))) == 10
     # torch's own division of floats would be off by one here.
     assert len(DistributedSampler(Numbers((1 << 60) + 1), 1, 0)) == (1 << 60) + 1
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("change", ["num_samples", "both", "data set"])
+def test_counts_that_no_longer_fit_are_an_error(change: str, *, drop_last: bool) -> None:
+    """Where torch's sampler fails by an assertion, ours says why, and deals no fewer samples in silence; where torch's deals, ours does."""
+    data, samplers = list(range(10)), []
+    for kind in (distributed.DistributedSampler, DistributedSampler):
+        sampler = kind(data, num_replicas=3, rank=1, drop_last=drop_last)
+        if change != "data set":
+            sampler.num_samples = 2
+        if change == "both":
+            sampler.total_size = 6
+        samplers.append(sampler)
+    if change == "data set":
+        data += [10] * 9
+    theirs, ours = samplers
+    try:
+        wanted = len(list(theirs))
+    except AssertionError:
+        with pytest.raises(
+            rankwise.DataError, match=r"num_samples=\d+ and total_size=\d+ don't fit \d+ samples on 3 ranks"
+        ):
+            list(ours)
+    else:
+        assert len(list(ours)) == wanted

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch.utils.data import distributed
 
+from rankwise.base.errors import DataError
 from rankwise.data.orders import Order, SequentialOrder, ShuffledOrder
 from rankwise.data.world import find_world
 
@@ -57,11 +58,28 @@ class DistributedSampler(distributed.DistributedSampler):  # type: ignore[misc]
         self.total_size = self.num_samples * num_replicas
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the indices of this rank in the epoch."""
+        """Return the indices of this rank in the epoch.
+
+        Raises:
+            DataError: ``num_samples`` or ``total_size`` was changed, or the data set has grown: samples would be left out.
+        """
         size = len(self.dataset)
+        self._check_counts(size)
         order: Order = ShuffledOrder(size, self.seed) if self.shuffle else SequentialOrder(size)
         # chain hands out a block's numbers without a step of Python for each.
         return chain.from_iterable(self._take_blocks(order, self.epoch))
+
+    def _check_counts(self, size: int) -> None:
+        """Refuse what torch's sampler refuses by an assertion."""
+        is_whole = self.num_samples * self.num_replicas == self.total_size
+        if is_whole and (self.total_size <= size if self.drop_last else self.total_size >= size):
+            return
+        raise DataError(
+            f"num_samples={self.num_samples} and total_size={self.total_size} don't fit {size} samples on {self.num_replicas} ranks"
+            f"{' with drop_last' if self.drop_last else ''}",
+            rank=self.rank,
+            hint="leave both as they are: for fewer samples give it a Subset; after the data set has changed make a new sampler",
+        )
 
     def _take_blocks(self, order: Order, epoch: int) -> Iterator[list[int]]:
         start, size = self.rank, _FIRST_BLOCK
