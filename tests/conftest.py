@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
     config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
     config.addinivalue_line("markers", "checked: its launchers check their scripts, as they do by default")
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what is started here would, too
     if not hasattr(config, "workerinput"):
         # Hundreds of launchers and ranks start below. Where PYTHONDONTWRITEBYTECODE is set, each of them would compile
         # the package anew, which takes a launcher longer than all else that it does.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+from contextlib import redirect_stderr
 from typing import Any
 
 import pytest
@@ -334,3 +336,27 @@ def test_a_group_of_torchs_own_is_enough_where_no_rank_must_tell_another() -> No
 
     first, second = run_ranks(body, 2)
     assert sorted(first + second) == list(range(N))
+
+
+def _hear_uneven(global_batch: int, is_training: bool) -> str:
+    with rankwise.init(device="cpu"), redirect_stderr(io.StringIO()) as said:
+        loader = rankwise.DataLoader(torch.arange(24), global_batch=global_batch)
+        for _ in range(2):
+            with torch.set_grad_enabled(is_training):
+                list(loader)
+            for step in loader.steps():
+                list(step)
+        return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "is_training", "is_told"), [(8, True, True), (9, True, False), (8, False, False)]
+)
+def test_unequal_shares_in_a_plain_loop_are_told_once(
+    global_batch: int, *, is_training: bool, is_told: bool
+) -> None:
+    """A mean over each rank's batch is not the mean of all: rank 0 says so, once, where somebody trains; steps() is exact."""
+    first, *others = run_ranks(_hear_uneven, 3, global_batch, is_training)
+    assert first.count("has 8 samples, and rank 0 holds 3 of them: with 3 ranks") == is_told
+    assert bool(first) == is_told
+    assert others == ["", ""]

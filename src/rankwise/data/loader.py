@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -123,6 +124,7 @@ class DataLoader:
         ctx = ctx or find_current()
         world_size, rank = (ctx.world_size, ctx.rank) if ctx is not None else find_world()
         self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)
+        self._is_told_uneven = False
         self.device = read_device(device) or (ctx.device if ctx is not None else torch.device("cpu"))
         seed = check_number("seed", seed, least=None)
         num_workers = check_number("num_workers", num_workers, least=0)
@@ -173,9 +175,25 @@ class DataLoader:
     # ------------------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass and yield this rank's batches; those of several micro-batches one after the other."""
+        """Begin a pass and yield this rank's batches; those of several micro-batches one after the other.
+
+        A mean over such a batch has the same weight on each rank. Where ranks hold unequal numbers of samples that is not the mean of
+        all of them: it is said once, and ``steps()`` is exact.
+        """
         for step in self.steps():
+            self._tell_uneven(step)
             yield from step
+
+    def _tell_uneven(self, step: Step) -> None:
+        size = self._peers.world_size
+        is_even = step.num_samples * size == step.global_samples
+        if is_even or self._peers.rank or self._is_told_uneven or not torch.is_grad_enabled():
+            return
+        self._is_told_uneven = True
+        sys.stderr.write(
+            f"rankwise: step {step.index} of an epoch has {step.global_samples} samples, and rank 0 holds {step.num_samples} of them: with {size} ranks "
+            "the mean of their means is not the mean of all; take loader.steps(), rankwise.accumulate and step.scale, which are exact\n"
+        )
 
     def steps(self) -> Iterator[Step]:
         """Begin a pass and yield its optimizer steps, each with its micro-batches.
