@@ -74,12 +74,16 @@ def test_copies_that_differ_come_from_one_rank(tmp_path: Path) -> None:
             model = nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4))
             model[0].weight.data.fill_(mine)
             model[1].running_mean.fill_(mine)  # type: ignore[union-attr, operator]
-            checkpoint.save(tmp_path, {"bare": model, "as dict": model[1].state_dict()}, step=1)
+            model[1].register_buffer("codebook", torch.full((4,), mine))
+            checkpoint.save(tmp_path, {"bare": model, "as dict": {"nested": model[1].state_dict()}}, step=1)
 
     run_ranks(body, 3)
     found = checkpoint.read(tmp_path)
     assert found["bare"]["0.weight"].sum() == found["bare"]["1.running_mean"].sum() == 0
-    assert found["as dict"]["running_mean"].sum() == 0  # statistics of batches: under DDP rank 0's count
+    # A module's own buffers: under DDP rank 0's count.
+    assert (
+        found["as dict"]["nested"]["running_mean"].sum() == found["as dict"]["nested"]["codebook"].sum() == 0
+    )
 
 
 def test_a_part_that_differs_is_told_once(tmp_path: Path) -> None:

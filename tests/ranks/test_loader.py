@@ -357,6 +357,6 @@ def test_unequal_shares_in_a_plain_loop_are_told_once(
 ) -> None:
     """A mean over each rank's batch is not the mean of all: rank 0 says so, once, where somebody trains; steps() is exact."""
     first, *others = run_ranks(_hear_uneven, 3, global_batch, is_training)
-    assert first.count("has 8 samples, and rank 0 holds 3 of them: with 3 ranks") == is_told
+    assert first.count("has 8 samples, of which rank 0 holds 3") == is_told
     assert bool(first) == is_told
     assert others == ["", ""]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 import rankwise
 from rankwise import checkpoint
-from rankwise.checkpoint import lock
+from rankwise.checkpoint import agreeing, lock
 from rankwise.data import metrics
 from rankwise.testing import run_ranks
 from rankwise.train import Callback, Evaluation
@@ -288,9 +288,15 @@ def test_an_epochs_end_is_dealt_with_once(tmp_path: Path) -> None:
 
 
 def meet_another_job(folder: Any) -> str:
-    with rankwise.init(device="cpu"), pytest.raises(rankwise.CheckpointError) as caught:
+    agreeing._LEASE_S = 0.1
+    said = io.StringIO()
+    with (
+        rankwise.init(device="cpu"),
+        contextlib.redirect_stderr(said),
+        pytest.raises(rankwise.CheckpointError) as caught,
+    ):
         build(folder=folder, epochs=1).fit()
-    return str(caught.value)
+    return f"{caught.value} {said.getvalue()}"
 
 
 def test_a_second_job_in_a_folder_is_refused_at_its_start(tmp_path: Path) -> None:
@@ -301,9 +307,17 @@ def test_a_second_job_in_a_folder_is_refused_at_its_start(tmp_path: Path) -> Non
     lock.take(tmp_path)
     try:
         told = run_ranks(meet_another_job, 2, tmp_path)
+        # A file server keeps the lock of a host that has crashed for a minute or two.
+        (tmp_path / lock.LOCK).write_text(json.dumps({"host": "crashed", "pid": 7}))
+        waited = run_ranks(meet_another_job, 2, tmp_path)
     finally:
         lock.let_go(tmp_path)
-    assert [f"process {os.getpid()} on host" in text for text in told] == [True, True]
+    assert [f"process {os.getpid()} on host" in text and "waiting for" not in text for text in told] == [
+        True,
+        True,
+    ]
+    assert ["process 7 on host crashed" in text for text in waited] == [True, True]
+    assert ["as a crashed host's lock is kept for some time" in text for text in waited] == [True, False]
     assert table.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [".writer", "steps.csv"]
 

@@ -270,11 +270,14 @@ def test_a_new_training_begins_a_new_table(tmp_path: Path) -> None:
 def test_a_foreign_table_is_put_aside(step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file with other columns is neither cut nor lost, whether a training begins or goes on; nor is the one put aside before."""
     path = tmp_path / "steps.csv"
-    for text, kept in (("a,b\n1,2\n", "steps.csv.old"), ("c\n3\n", "steps.csv.old-2")):
-        path.write_text(text)
+    texts = ["a,b\n1,2\n", "c\n3\n", "a\rb\n", "x" * 200_000]
+    for text, kept in zip(
+        texts, ["steps.csv.old", *(f"steps.csv.old-{number}" for number in (2, 3, 4))], strict=True
+    ):
+        path.write_bytes(text.encode())
         play(CsvLines(path), started(step=step), report(step + 1, 0.1))
         assert [row[0] for row in read_rows(path)] == [str(step + 1)]
-        assert (tmp_path / kept).read_text() == text
+        assert (tmp_path / kept).read_bytes() == text.encode()
         assert f"it is called {kept} now" in capsys.readouterr().err
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CheckpointError, RankwiseError, UsageError
 from rankwise.checkpoint import lock
 from rankwise.checkpoint.disk import remove_quietly, tell
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.ranks import Ranks
     from rankwise.checkpoint.retention import Keep
+
+#: NFS servers give a client that is silent up to so long.
+_LEASE_S = 120.0
 
 
 @final
@@ -116,7 +120,7 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
             "folder": request.told,
             "step": operator.index(request.step),
             "parts": {part: _digest(tree) for part, tree in flat.trees.items()},
-            "contents": {part: digest_contents(flat, part) for part in flat.trees},
+            "contents": digest_contents(flat) if ranks.world_size > 1 else {},
             "own parts": sorted(flat.rank_trees),
             "boxes": _digest([[box.name, box.dtype, box.whole, box.is_shared] for box in before.boxes]),
         }
@@ -248,6 +252,25 @@ def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ra
     return memory, parted
 
 
+def _take_patiently(folder: Path) -> None:
+    """Take a folder's lock; a file server keeps that of a host which has crashed for as long as its lease lasts."""
+    end_s, is_told = SYSTEM_CLOCK.monotonic() + _LEASE_S, False
+    while True:
+        try:
+            lock.take(folder)
+        except CheckpointError as error:
+            if lock.is_held_here(folder) or SYSTEM_CLOCK.monotonic() > end_s:
+                raise
+            if not is_told:
+                warn(
+                    f"{error.message}; waiting for {_LEASE_S:.0f} s, as a crashed host's lock is kept for some time"
+                )
+            is_told = True
+            SYSTEM_CLOCK.sleep(1.0)
+        else:
+            return
+
+
 def claim(folder: Path, ranks: Ranks) -> None:
     """Hold a folder for this job before anything is written there: a second job is refused at its start, and not at its first save.
 
@@ -256,7 +279,7 @@ def claim(folder: Path, ranks: Ranks) -> None:
         ranks: Of the job.
 
     Raises:
-        CheckpointError: Another job holds it, or it can't be written into; the same on every rank.
+        CheckpointError: Another job holds it; the same on every rank.
 
     Collective: every rank.
     """
@@ -264,12 +287,11 @@ def claim(folder: Path, ranks: Ranks) -> None:
     if ranks.rank == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.take(folder)
+            _take_patiently(folder)
         except CheckpointError as error:
             word = {"error": error.message, "hint": error.hint}
-        except OSError as error:
-            told = tell(error, f"can't write into {folder}")
-            word = {"error": told.message, "hint": told.hint}
+        except OSError:
+            pass  # nobody can write there: the first save says so, if there is one
     word = ranks.control.exchange(word, what="taking the folder of the training")[0]
     if word:
         raise CheckpointError(word["error"], rank=0, hint=word["hint"])

@@ -63,6 +63,13 @@ def take(folder: Path) -> bool:
     )
 
 
+def is_held_here(folder: Path) -> bool:
+    """Tell whether the last one to hold a folder was a process of this host."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads((folder / LOCK).read_text())["host"]) == socket.gethostname()
+    return True
+
+
 def let_go(folder: Path) -> None:
     """Stop holding a folder."""
     fd = _held.pop(folder.resolve(), None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 #: Bytes of one tensor, and of all of a part, of which it is looked whether they are the same on all ranks.
-_LARGEST_COMPARED, _MOST_COMPARED = 1 << 20, 64 << 20
+_LARGEST_COMPARED, _MOST_COMPARED, _MOST_TENSORS = 1 << 20, 64 << 20, 4096
 #: What each forward pass of torch's BatchNorm changes.
 _STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
 
@@ -50,12 +50,14 @@ class Flat:
         shared: Names of those that are the same on all ranks, as DDP sees to it: the ranks share the work of writing them.
         trees: For each part all else.
         rank_trees: For each part that this rank has its own of, all else.
+        of_modules: Names of those that stood in what a module's ``state_dict()`` returns.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     trees: dict[str, Any] = field(default_factory=dict)
     rank_trees: dict[str, Any] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
+    of_modules: set[str] = field(default_factory=set)
 
 
 def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) -> Flat:
@@ -78,6 +80,7 @@ def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) ->
         tree = _take_apart(value, encoder, names)
         (flat.rank_trees if is_own else flat.trees)[part] = tree
         flat.tensors.update(encoder.tensors)
+        flat.of_modules |= encoder.of_modules
         if not is_own and _is_kept_equal(value, state):
             flat.shared |= _list_equal(part, value, encoder)
     return flat
@@ -114,27 +117,29 @@ def make_own(flat: Flat, part: str, rank: int) -> None:
     flat.rank_trees[part] = tree
 
 
-def digest_contents(flat: Flat, part: str) -> int:
-    """Return a checksum of the arrays and tensors of a part that is no module or optimizer: ranks that differ are to be told.
+def digest_contents(flat: Flat) -> dict[str, int]:
+    """Return checksums of the arrays and tensors of the parts that are no module or optimizer: ranks that differ are to be told.
 
-    Of tensors on the CPU, none above 1 MiB and 64 MiB in all, so that a save costs no more than some milliseconds more. A model's
-    statistics of batches are left out: each rank has its own, and under DDP rank 0's count.
+    Of tensors on the CPU, none above 1 MiB, and of all parts together no more than 64 MiB and 4096 tensors: some 30 ms at most. What a
+    module's ``state_dict()`` gave is left out, with its copies' statistics of batches: under DDP each rank has its own, and rank 0's count.
 
     Args:
         flat: The state.
-        part: Its name.
     """
-    kind, held = next(iter(flat.trees[part].items()))
-    found, left = 0, _MOST_COMPARED
-    for name in list_tensors(held) if kind in {"stateful", "value"} else ():
-        tensor = flat.tensors[name]
-        num_bytes = tensor.numel() * tensor.element_size()
-        is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.device.type == "cpu"
-        if is_plain and num_bytes <= min(left, _LARGEST_COMPARED) and not name.endswith(_STATISTICS):
-            left -= num_bytes
-            whole = tensor.contiguous()
-            found = zlib.crc32(view_memory(whole.data_ptr(), num_bytes), found)
-    return found
+    sums, left, num_left = dict[str, int](), _MOST_COMPARED, _MOST_TENSORS
+    for part, tree in flat.trees.items():
+        kind, held = next(iter(tree.items()))
+        sums[part] = 0
+        for name in list_tensors(held) if kind in {"stateful", "value"} else ():
+            tensor = flat.tensors[name]
+            num_bytes = tensor.numel() * tensor.element_size()
+            is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.device.type == "cpu"
+            is_models = name in flat.of_modules or name.endswith(_STATISTICS)
+            if is_plain and not is_models and num_left and num_bytes <= min(left, _LARGEST_COMPARED):
+                left, num_left = left - num_bytes, num_left - 1
+                whole = tensor.contiguous()
+                sums[part] = zlib.crc32(view_memory(whole.data_ptr(), num_bytes), sums[part])
+    return sums
 
 
 def _check_name(part: object) -> None:

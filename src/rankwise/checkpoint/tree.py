@@ -10,6 +10,7 @@ import collections
 import math
 import pickle
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, final
 
@@ -40,6 +41,8 @@ class Encoder:
         self.prefix, self.can_pickle = prefix, can_pickle
         #: What was found: tensors by their names.
         self.tensors: dict[str, torch.Tensor] = {}
+        #: Those of them that stood in what a module's ``state_dict()`` returns.
+        self.of_modules: set[str] = set()
 
     def encode(self, value: Any, path: tuple[str, ...] = ()) -> Any:
         """Return what JSON can hold of a value, and collect its tensors.
@@ -56,7 +59,11 @@ class Encoder:
         if type(value) is list:
             return [self.encode(one, (*path, str(place))) for place, one in enumerate(value)]
         if type(value) in _DICTS:
-            return self._encode_dict(value, path)
+            before = len(self.tensors)
+            encoded = self._encode_dict(value, path)
+            if hasattr(value, "_metadata"):  # only a module's has it
+                self.of_modules.update(islice(self.tensors, before, None))
+            return encoded
         return self._encode_rare(value, path)
 
     def _encode_dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -190,9 +190,11 @@ class DataLoader:
         if is_even or self._peers.rank or self._is_told_uneven or not torch.is_grad_enabled():
             return
         self._is_told_uneven = True
-        sys.stderr.write(
-            f"rankwise: step {step.index} of an epoch has {step.global_samples} samples, and rank 0 holds {step.num_samples} of them: with {size} ranks "
-            "the mean of their means is not the mean of all; take loader.steps(), rankwise.accumulate and step.scale, which are exact\n"
+        warnings.warn(
+            f"step {step.index} of this epoch has {step.global_samples} samples, of which rank 0 holds {step.num_samples}, and not each rank as many: if "
+            "the loss is a mean over the batch, DDP's average of it is not the mean over all samples there. loader.steps() with rankwise.accumulate "
+            "and step.scale is exact",
+            stacklevel=3,
         )
 
     def steps(self) -> Iterator[Step]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from rankwise.base.faults import FaultRecord
 
@@ -19,23 +20,25 @@ _FOREIGN = (
     "/site-packages/", "/dist-packages/", "/lib/python3", "/src/rankwise/", "/rankwise/evidence/", "/rankwise/runtime/",
     "/rankwise/launcher/", "/rankwise/warm/",
 )  # fmt: skip
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
 _BACKWARD = {"_engine_run_backward"}
-#: Every function of rankwise's library in which a rank waits for what others do: its file, its name, and whether groups are made there.
-#: Not that of a checkpoint which is written in the background: it depends on no rank's main thread, and names who is silent itself.
-LIBRARY_WAITS: dict[tuple[str, str], bool] = {
-    (
-        "/rankwise/runtime/control.py",
-        "_wait",
-    ): False,  # all comparing and exchanging: of collectives, loaders, models, checkpoints
-    ("/rankwise/runtime/turns.py", "_wait"): False,  # main_first
-    ("/rankwise/runtime/joining.py", "_meet"): True,
-    ("/rankwise/runtime/connecting.py", "connect"): True,
-    ("/rankwise/runtime/groups.py", "_make"): True,
+#: What a rank waits for in rankwise's library: the same call of others, the end of the first rank's block, or their joining a group.
+LibraryWait = Literal["call", "turn", "meeting"]
+#: Every function of it that waits for what other ranks do, by its file and its name. Not that of a checkpoint which is written in the
+#: background: it depends on no rank's main thread, and names who is silent itself.
+LIBRARY_WAITS: dict[tuple[str, str], LibraryWait] = {
+    ("/rankwise/runtime/control.py", "_wait"): "call",
+    ("/rankwise/runtime/turns.py", "_wait"): "turn",
+    ("/rankwise/runtime/joining.py", "_meet"): "meeting",
+    ("/rankwise/runtime/connecting.py", "connect"): "meeting",
+    ("/rankwise/runtime/groups.py", "_make"): "meeting",
 }
-#: Parts of rankwise that stand in the stack of a rank beside what it has called.
-_ASIDE = ("/rankwise/evidence/", "/rankwise/warm/", "/rankwise/runtime/eager.py")
+#: The parts of the package that a script calls; a user's folder may be called rankwise, too, and hold an environment.
+_ROOMS = {"base", "runtime", "parallel", "checkpoint", "data", "train"}
+#: A decorator of its functions.
+_EAGER = "/rankwise/runtime/eager.py"
 #: Where ``Work.wait`` has its frame while it is recorded.
 _RECORDER = "/rankwise/evidence/recording.py"
 #: What such a function may stand in: it waits in a thread of its own, so that the wait has a bound.
@@ -102,28 +105,28 @@ class Stack:
         )
 
     @property
-    def library_wait(self) -> Frame | None:
-        """The frame of rankwise's library in which the thread waits for other ranks; None if it does not."""
+    def library_wait(self) -> LibraryWait | None:
+        """What the thread waits for in rankwise's library; None if it does not wait there."""
         at = next((one for one in self.frames if not any(part in one.file for part in _WITHIN)), None)
-        waits = at is not None and any(
-            at.file.endswith(file) and at.function == name for file, name in LIBRARY_WAITS
+        if at is None:
+            return None
+        waits = (
+            wait
+            for (file, name), wait in LIBRARY_WAITS.items()
+            if at.file.endswith(file) and at.function == name
         )
-        return at if waits else None
+        return next(waits, None)
 
     @property
     def library_call(self) -> str | None:
         """The function of rankwise that the user's line has called: ``rankwise.all_reduce``."""
         inside = [frame for frame in self._below_user() if is_librarys(frame)]
-        return f"rankwise.{inside[-1].function}" if inside else None
-
-    @property
-    def makes_group(self) -> bool:
-        """Whether it waits there for others to join, and not for what they do later."""
-        at = self.library_wait
-        return at is not None and any(
-            is_made and at.file.endswith(file) and at.function == name
-            for (file, name), is_made in LIBRARY_WAITS.items()
-        )
+        if not inside:
+            return None
+        room, _, rest = inside[-1].file.rpartition("/rankwise/")[2].partition("/")
+        # A stack knows no classes: of a loader's __iter__ its file tells more.
+        name = inside[-1].function if not inside[-1].function.startswith("__") else rest.removesuffix(".py")
+        return f"rankwise.{room}.{name}" if room == "checkpoint" else f"rankwise.{name}"
 
     @property
     def is_farewell(self) -> bool:
@@ -135,8 +138,10 @@ class Stack:
 
 
 def is_librarys(frame: Frame) -> bool:
-    """Tell whether a line is of rankwise's library: neither of its evidence, nor a decorator of its functions."""
-    return "/rankwise/" in frame.file and not any(part in frame.file for part in _ASIDE)
+    """Tell whether a line is of rankwise's library, and no decorator of its functions."""
+    _, found, rest = frame.file.rpartition("/rankwise/")
+    is_there = bool(found) and rest.partition("/")[0] in _ROOMS
+    return is_there and not frame.file.endswith(_EAGER) and not any(part in f"/{rest}" for part in _INSTALLED)
 
 
 def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:

@@ -100,7 +100,7 @@ class Sites:
             if self._kinds.get(id(frame.f_code)) == _TORCHS:
                 _add(inside, frame.f_code.co_name)
             elif self._is_rankwises(frame.f_code.co_filename):
-                called = frame.f_code
+                called = frame
             frame = frame.f_back
         if not inside and called is not None:
             inside = [
@@ -138,10 +138,15 @@ class Sites:
         return _LIBRARYS if is_library else _USERS
 
 
-def _name_call(code: Any, folder: str) -> str:
-    """Return the name by which users know a function of rankwise: ``rankwise.all_reduce``."""
+def _name_call(frame: Any, folder: str) -> str:
+    """Return the name by which users know a function of rankwise: ``rankwise.all_reduce``, ``rankwise.Trainer.fit``."""
+    code = frame.f_code
     room = code.co_filename[len(folder) :].partition(os.sep)[0]
-    name = getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # co_qualname: Python 3.11
+    name = getattr(code, "co_qualname", None)  # Python 3.11
+    if name is None:
+        is_method = code.co_varnames[:1] == ("self",)
+        name = f"{type(frame.f_locals['self']).__name__}.{code.co_name}" if is_method else code.co_name
+    name = name.partition(".<locals>")[0]
     name = name.removesuffix(".__iter__").removesuffix(".__init__")
     return f"rankwise.{room}.{name}" if room in _ROOMS else f"rankwise.{name}"
 

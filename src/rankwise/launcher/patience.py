@@ -69,6 +69,8 @@ def is_hung(scene: Scene, quiet_s: Mapping[int, float], *, timeout_s: float | No
 
 def waits(facts: RankFacts) -> bool:
     """Tell whether a rank waits for others: by its stack, or on a GPU by a collective that is not over."""
+    if facts.stack is not None and facts.stack.library_wait == "turn":
+        return False  # for a download, say: it has a bound of its own, and then names the rank
     if facts.stack is not None and facts.stack.op is not None:
         return True
     ops = facts.evidence.ops if facts.evidence is not None else ()

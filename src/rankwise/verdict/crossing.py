@@ -1,7 +1,7 @@
-"""Ranks that wait for each other in two groups of the same members: to whoever wrote the script it is one place, at which they did not do the same.
+"""Ranks that wait for each other, some in a call of rankwise's library, the others in a collective of torch's.
 
-rankwise's library compares what ranks are about to do over a group of its own. So a rank that calls it alone waits there, and
-the others wait for that rank in theirs: no number of one group tells it, as the numbers of a group do of two collectives of torch.
+The library compares what ranks are about to do over a group of its own. So a rank that is alone in a call waits in that group, and the
+others wait for it in theirs: two groups of the same members, where two collectives of torch's would meet in one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def find_crossing(view: View) -> Parting | None:
     members = {lane.ranks for _, _, lane in known if lane is not None}
     if not is_met or len(members) != 1 or len({id(lane) for _, lane in others}) != 1:
         return None
-    if not all(
-        view.is_settled(one.rank) and (op.library_call or view.is_fresh(one.rank)) for one, op, _ in known
-    ):
+    # Only fresh records tell that a rank has not come to what C++ issued.
+    if not all(view.is_settled(one.rank) and view.is_fresh(one.rank) for one in standings):
         return None
     op, lane = others[0]
     sides = sorted(_group(known), key=lambda side: (len(side[0]), side[0]))

@@ -140,7 +140,7 @@ def _find_wait(facts: RankFacts) -> Wait | None:
 def _find_library_wait(stack: Stack) -> Wait | None:
     """Return the wait of a rank in rankwise's library, or in a line of the user's own that waits for a Work."""
     if stack.library_wait is not None:
-        return "meeting" if stack.makes_group else "library"
+        return "meeting" if stack.library_wait == "meeting" else "library"
     return "handle" if stack.is_in_work else None
 
 
@@ -178,8 +178,8 @@ def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
 
 def _find_turn(stack: Stack) -> tuple[Op, ...]:
     """Return the wait for the first rank's block: it is at the store, and so in no record."""
-    at, call = stack.library_wait, stack.library_call
-    if at is None or call is None or not at.file.endswith("/rankwise/runtime/turns.py"):
+    call = stack.library_call
+    if call is None or stack.library_wait != "turn":
         return ()
     return (Op(group="", seq=0, name=call, site=stack.where, inside=(call,), is_over=False),)
 

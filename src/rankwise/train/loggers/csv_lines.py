@@ -28,7 +28,7 @@ class CsvLines(Logger):
     means since the report before. evaluations.csv has a row for each evaluation: ``step,epoch`` and its metrics.
 
     What is unknown is empty; a metric that comes up later gets a column then. A new training writes the tables anew, and one that goes on
-    cuts off the rows of steps that did not happen after all; a file of another form is renamed to "….old". Numbers have all their digits; what is not finite is ``nan``, ``inf``
+    cuts off the rows of steps that did not happen after all; a file with other columns is renamed to ``steps.csv.old``. Numbers have all their digits; what is not finite is ``nan``, ``inf``
     or ``-inf``.
 
     What can't be written (a full disk) is lost, with a warning; the training goes on.

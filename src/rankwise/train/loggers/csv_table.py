@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+#: Bytes; what has a longer first line is nobody's table.
+_LONGEST_HEADER = 1 << 16
+
 
 @final
 class CsvTable:
@@ -87,7 +90,9 @@ class CsvTable:
         )
         kept = next(path for path in map(self._path.with_name, names) if not path.exists())
         self._path.rename(kept)
-        self._complain(f"{self._path} was no table of this training: it is called {kept.name} now")
+        self._complain(
+            f"{self._path} has other columns than this training writes: it is called {kept.name} now"
+        )
 
     def _add(self, rows: list[Mapping[str, Any]]) -> None:
         if self._fd is None:
@@ -117,7 +122,7 @@ class CsvTable:
         """Return where the rows up to ``step`` end, and take up the columns; None if the file is absent or not of this form."""
         try:
             with self._path.open("rb") as file:
-                header = file.readline()
+                header = file.readline(_LONGEST_HEADER)
                 columns = tuple(next(csv.reader([header.decode(errors="replace")]), ()))
                 known = columns[: len(self._fixed)] if self._grows else columns
                 if known != self._fixed or header != _to_line(columns):
@@ -129,7 +134,7 @@ class CsvTable:
                     if not row.endswith(b"\n") or not number.isdigit() or int(number) > step:
                         break
                     end += len(row)
-        except FileNotFoundError:
+        except (FileNotFoundError, csv.Error):
             return None
         self._columns = columns
         return end
