@@ -11,6 +11,10 @@ import pytest
 from rankwise.base.errors import LaunchError
 from rankwise.launcher.command import parse
 from rankwise.launcher.entry_check import EntryCheck, may_check
+from rankwise.lint.registry import all_rules
+from rankwise.lint.running.entry import NOT_AT_LAUNCH, find_errors
+from rankwise.lint.running.files import Plan, check_files
+from rankwise.lint.running.settings import Settings
 
 if TYPE_CHECKING:
     from rankwise.launcher.console import Console
@@ -54,6 +58,19 @@ def test_who_is_checked(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import torch\n")
     assert may_check(parse(words, env)) is is_checked
+
+
+def test_a_launch_tells_only_of_rules_that_were_right_on_public_code(tmp_path: Path) -> None:
+    """A device by the global rank is right on one node, as most scripts of the kind are run: `check` says it, a launch does not."""
+    assert {rule.id for rule in all_rules()} >= NOT_AT_LAUNCH
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nimport torch.distributed as dist\n\ndist.init_process_group('nccl')\nrank = dist.get_rank()\n"
+        "torch.cuda.set_device(rank)\nif rank == 0:\n    dist.barrier()\n"
+    )
+    errors = check_files([str(script)], Settings(), Plan(jobs=1)).findings
+    assert {one.rule for one in errors if one.severity == "error"} >= {"RW201", "RW102"}
+    assert [one.rule for one in find_errors(str(script))] == ["RW102"]
 
 
 def test_errors_are_told_and_refused_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
