@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
+from array import array
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypedDict, final
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from rankwise.launcher.signals import Signals
 
 _LONGEST_DATAGRAM = 60_000
+#: A keeper takes an order in well under a millisecond; a process is started in a few.
+_ORDER_S = 60.0
+_FULL_LOOK_S = 0.01
 
 
 class _Message(TypedDict, total=False):
@@ -61,6 +66,7 @@ class KeptWorkers:
         self._signals, self._clock = signals, clock
         self._pid, self._sock = fork_keeper()
         self._waiting: list[Change] = []
+        self._answers: dict[str, int] = {}
         self._lost = self._is_leaving = False
 
     def warm_up(self, command: Command) -> bool:
@@ -109,14 +115,13 @@ class KeptWorkers:
         awaited = [self._sock.fileno(), *([self._signals.fileno()] if for_signals else [])]
         return wait_ready(awaited, timeout_s)
 
-    def _receive(self) -> dict[str, int]:
-        """Take all messages that are there; answers to a question of ours are returned."""
-        answers: dict[str, int] = {}
+    def _receive(self) -> None:
+        """Take all messages that are there: changes, and answers to questions of ours."""
         while True:
             try:
                 data = self._sock.recv(DATAGRAM_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return answers
+                return
             except ConnectionError:
                 data = b""
             if not data:
@@ -124,19 +129,22 @@ class KeptWorkers:
                     end_descendants((self._pid,), 0, self._clock)
                     self._waiting.append(KeeperLost())
                 self._lost = True
-                return answers
+                return
             message = json.loads(data)
             if change := _to_change(message):
                 self._waiting.append(change)
             else:
-                answers.update(message)
+                self._answers.update(message)
 
     def _wait_answer(self, name: str, timeout_s: float) -> int:
         end, hurried = self._clock.monotonic() + timeout_s, False
+        self._answers.pop(name, None)
         while not self._lost and (rest := end - self._clock.monotonic()) > 0:
             ready = self._wait_ready(rest, for_signals=not hurried)
-            if self._sock.fileno() in ready and name in (answers := self._receive()):
-                return answers[name]
+            if self._sock.fileno() in ready:
+                self._receive()
+            if name in self._answers:
+                return self._answers.pop(name)
             if self._signals.has_pending and not hurried:
                 # Somebody presses Ctrl-C: any further order tells the keeper to hurry. The signal itself is left
                 # for the loop that takes signals.
@@ -153,7 +161,7 @@ class KeptWorkers:
             os.write(payload, data)
             data, fds = json.dumps({"op": order.op, "payload": True}).encode(), [*fds, payload]
         try:
-            socket.send_fds(self._sock, [data], fds)
+            self._hand_over(data, fds)
         except (BrokenPipeError, ConnectionError):
             return  # the next look at the socket tells that the keeper is lost
         except OSError as error:
@@ -161,6 +169,27 @@ class KeptWorkers:
         finally:
             if payload is not None:
                 os.close(payload)
+
+    def _hand_over(self, data: bytes, fds: list[int]) -> None:
+        """Send one order, and read while the socket is full: the keeper takes no order while its own answers find no room."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        end = self._clock.monotonic() + _ORDER_S
+        while not self._lost:
+            try:
+                self._sock.sendmsg([data], rights, socket.MSG_DONTWAIT)
+            except OSError as error:
+                # Too many descriptors on their way at once (ETOOMANYREFS) is a full socket, too.
+                if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS}:
+                    raise
+            else:
+                return
+            if self._clock.monotonic() > end:
+                raise LaunchError(
+                    f"the keeper (pid {self._pid}) has taken no order for {_ORDER_S:.0f} s",
+                    hint="is it stopped? `ps -o pid,stat,wchan -p PID` says what it does",
+                )
+            self._receive()
+            wait_ready([self._sock.fileno()], _FULL_LOOK_S, to_write=True)
 
     def _end_keeper(self) -> None:
         end = self._clock.monotonic() + 12
