@@ -9,6 +9,7 @@ nodes started by us meet in one job.
 import importlib.util
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -21,8 +22,8 @@ del sys.path[0]  # our own folder: its names must not shadow anybody's
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 _lock = threading.Lock()
-# A store that another node has taken away with it is told in a line of ours, not in a stack of C++.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+# A store that is not reached, or that another node has taken away with it, is told in a line of ours, not in a stack of C++.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -55,6 +56,51 @@ def bind_numa(mode: str, num_ranks: int) -> list[Any]:
     return [list(wrap((), gpu_index=index, numa_options=options)) for index in range(num_ranks)]
 
 
+def _take_address(orders: dict[str, Any]) -> str:
+    """Give this node the address by which it reaches the endpoint if its own name has none; return what to say of it.
+
+    torch asks for the name's addresses to find out which node opens the store, and fails; and the name is what it gives the ranks
+    of all nodes for rank 0's address, which they look up until their time-out.
+    """
+    host, _, port = orders["endpoint"].rpartition(":")
+    own = socket.gethostname()
+    if not host or _look_up(own):
+        return ""
+    found = _look_up(host.strip("[]"), port)
+    if orders["backend"] == "c10d":
+        orders["conf"].setdefault("is_host", "1" if host == own or any(map(_is_here, found)) else "0")
+    orders["local_addr"] = address = orders["local_addr"] or _find_address_towards(found)
+    return f"this host's own name {own} has no address; {address} is used, by which it reaches {host}" if address else ""
+
+
+def _look_up(host: str, port: str = "") -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, int(port) if port.isdecimal() else None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return []
+
+
+def _find_address_towards(found: list[Any]) -> str | None:
+    for family, kind, _, _, address in found:
+        with socket.socket(family, kind) as probe:  # connecting sends nothing; it asks the routing table
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return None
+
+
+def _is_here(found: Any) -> bool:
+    family, kind, _, _, address = found
+    with socket.socket(family, kind) as probe:
+        try:
+            probe.bind((address[0], 0, *address[2:]))
+        except OSError:
+            return False
+    return True
+
+
 class Meeting:
     """One job's rendezvous as this node sees it, over all its restarts."""
 
@@ -65,6 +111,7 @@ class Meeting:
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
         self.orders, self.static = orders, orders["backend"] == "static"
+        self.note = "" if self.static else _take_address(orders)
         self.handler = registry.get_rendezvous_handler(
             RendezvousParameters(
                 backend=orders["backend"],
@@ -222,7 +269,7 @@ class Desk:
     def open(self, **orders: Any) -> dict[str, Any]:
         self._meeting = Meeting(orders)
         threading.Thread(target=self._meeting.watch, daemon=True).start()
-        return {}
+        return {"note": self._meeting.note}
 
     def join(self, restart: int, host: str) -> dict[str, Any]:
         return self._met().join(restart, host)
@@ -270,6 +317,13 @@ class Desk:
         return self._meeting
 
 
+def _describe(error: BaseException) -> str:
+    """Return an error in a line, and the one that it refers to as the inner exception."""
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    refers, inner = " See inner exception for details.", error.__cause__
+    return text.replace(refers, f" {_describe(inner)}") if inner is not None else text
+
+
 def main() -> None:
     """Serve requests until the parent closes our input."""
     desk = Desk()
@@ -280,7 +334,7 @@ def main() -> None:
         try:
             answer = getattr(desk, request.pop("op"))(**request)
         except BaseException as error:  # noqa: BLE001 - the parent is told whatever it was
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"error": _describe(error)}
         if number is not None:
             _say({"answer": answer, "number": number})
 

@@ -62,13 +62,14 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
 
         check = EntryCheck(spec, console)
-        rendezvous = open_rendezvous(spec, host, helper, console)
+        host_look = _look_at_host(spec, num_ranks, interpreter.path, console)
+        rendezvous = open_rendezvous(spec, host, helper, console, host_look)
         folder = make_folder(spec.logs, rendezvous.run_id)
         memory = open_memory_folder()
         job = Job(
             spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
             workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
-            host_look=_look_at_host(spec, num_ranks, interpreter.path, console),
+            host_look=host_look,
         )  # fmt: skip
         if spec.strict:
             check.refuse_errors()

@@ -43,11 +43,14 @@ if TYPE_CHECKING:
 _SWEEP_S = 1.0
 
 
-def open_rendezvous(spec: LaunchSpec, host: Host, helper: Helper | None, console: Console) -> Rendezvous:
-    """Return where the nodes of a job meet."""
+def open_rendezvous(
+    spec: LaunchSpec, host: Host, helper: Helper | None, console: Console, host_look: HostLook | None = None
+) -> Rendezvous:
+    """Return where the nodes of a job meet; ``host_look`` says, while they don't, what may keep them apart here."""
     if spec.is_one_node or helper is None:
         return SingleNode(spec, host.num_ranks, rank0_serves=host.interpreter.torch_version is None)
-    return SeveralNodes(spec, host.num_ranks, helper, console)
+    find_causes = (lambda: ()) if host_look is None else host_look.find_obstacles
+    return SeveralNodes(spec, host.num_ranks, helper, console, find_causes)
 
 
 def run_attempts(job: Job, publish: Publish = publish) -> int:

@@ -53,6 +53,14 @@ class HostLook:
 
         return tell(find_ailments(self._host(is_running=True)))
 
+    def find_obstacles(self) -> tuple[str, ...]:
+        """Return, while other nodes are waited for, what on this host keeps nodes apart, as sentences; a few seconds at most."""
+        if not self._is_on:
+            return ()
+        from rankwise.doctor.at_launch import look_after, tell  # noqa: PLC0415 - most nodes meet at once
+
+        return tell(look_after(self._host(is_running=True), class_id="I3"))
+
     def add_to(self, verdict: Verdict, ailments: Sequence[str]) -> Verdict:
         """Return the verdict on a job that has ended with what the hosts' state adds to it.
 

@@ -21,14 +21,31 @@ if TYPE_CHECKING:
     from rankwise.launcher.spec import LaunchSpec
 
 _EXIT_BARRIER_S = 300.0
+_IMPORT_S = 60.0
 
 
 @final
 class SeveralNodes:
-    """Asks the helper; says on the console for whom it waits."""
+    """Asks the helper; says on the console for whom it waits.
 
-    def __init__(self, spec: LaunchSpec, num_ranks: int, helper: Helper, console: Console) -> None:
+    Args:
+        spec: What is launched.
+        num_ranks: Ranks on this node.
+        helper: Has torch.
+        console: Where to speak.
+        find_causes: Returns what on this host may keep nodes apart, as sentences; asked once, when they have not met for some seconds.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        num_ranks: int,
+        helper: Helper,
+        console: Console,
+        find_causes: Callable[[], tuple[str, ...]],
+    ) -> None:
         self._spec, self._helper, self._console = spec, helper, console
+        self._find_causes: Callable[[], tuple[str, ...]] | None = find_causes
         conf: dict[str, object] = dict(spec.meeting.conf)
         if spec.meeting.backend == "static":
             conf["rank"] = spec.node_rank
@@ -37,9 +54,10 @@ class SeveralNodes:
             str(conf.get("join_timeout" if spec.meeting.backend != "static" else "timeout", 600))
         )
         try:
-            helper.ask(
+            opened = helper.ask(
                 "open",
-                timeout_s=120,
+                timeout_s=_IMPORT_S + 2 * float(str(conf.get("read_timeout", 60))),  # torch connects twice
+                on_wait=self._say_connecting,
                 backend=spec.meeting.backend,
                 endpoint=spec.meeting.endpoint,
                 run_id=spec.meeting.run_id,
@@ -51,11 +69,9 @@ class SeveralNodes:
                 local_world_size=num_ranks,
             )
         except LaunchError as error:
-            backend = spec.meeting.backend
-            raise UsageError(
-                f"--rdzv-backend {backend} can't be used: {error.message.splitlines()[0]}",
-                hint="static and c10d are always there; others need their own package",
-            ) from error
+            raise self._explain_refusal(error) from error
+        if note := opened.get("note"):
+            console.say(f"rankwise: {note}")
 
     @property
     def run_id(self) -> str:
@@ -131,12 +147,42 @@ class SeveralNodes:
                 hint="start the same command on every node; check with `nc -vz HOST PORT` that the endpoint is reached",
             ) from error
 
+    def _explain_refusal(self, error: LaunchError) -> LaunchError | UsageError:
+        """Return why this node could not even begin to meet the others."""
+        meeting, said = self._spec.meeting, error.message
+        if not meeting.endpoint or "Connection" not in said:
+            return UsageError(
+                f"--rdzv-backend {meeting.backend} can't be used: {said}",
+                hint="static and c10d are always there; others need their own package",
+            )
+        self._say_causes()
+        return RendezvousError(
+            f"node {self._spec.node_rank} did not reach the store at {meeting.endpoint} ({meeting.backend}): {said}",
+            hint="is the launcher on that host started, and does the endpoint lead there? `rankwise doctor` on both hosts says what is between them",
+        )
+
+    def _say_causes(self) -> None:
+        """Say, once, what on this host may keep nodes apart."""
+        if self._find_causes is None:
+            return
+        find, self._find_causes = self._find_causes, None
+        for cause in find():
+            self._console.say(f"rankwise: {cause}")
+
+    def _say_connecting(self, waited_s: float) -> None:
+        if round(waited_s) in {10, 30}:
+            self._console.say(
+                f"rankwise: opening the rendezvous at {self._spec.meeting.endpoint}, {waited_s:.0f} s so far"
+            )
+            self._say_causes()
+
     def _say_waiting(self, waited_s: float) -> None:
         if round(waited_s) in {10, 60, 300}:
             self._console.say(
                 f"rankwise: waiting for other nodes, {waited_s:.0f} s so far, at {self._spec.meeting.endpoint}: "
                 f"{self._spec.min_nodes} are needed in all"
             )
+            self._say_causes()
 
     def _say_waiting_to_end(self, waited_s: float) -> None:
         if round(waited_s) in {10, 60}:
