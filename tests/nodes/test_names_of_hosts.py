@@ -28,7 +28,16 @@ dist.destroy_process_group()
 def test_hosts_whose_own_names_have_no_address_meet_by_their_addresses(tmp_path: Path) -> None:
     """Neither host's name can be looked up, where torchrun ends with a gaierror: both meet at the endpoint's address, and each says so."""
     script = write_script(tmp_path, SCRIPT)
-    meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29500", "--rdzv-id", "job"]
+    meet = [
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "10.77.0.1:29500",
+        "--rdzv-id",
+        "job",
+    ]
     with open_hosts([NAMELESS, NAMELESS], tmp_path) as hosts:
         agents = [
             host.start([*RANKWISE, *meet, str(script)], {"GLOO_SOCKET_IFNAME": "cable"}) for host in hosts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence.notes import Frame, Stack
+from rankwise.evidence.notes import Frame, Problem, Stack
 from rankwise.verdict.case import Case, RankEnd, Verdict
 from rankwise.verdict.exits import is_abort_at_exit
 from rankwise.verdict.judge import judge
@@ -71,6 +71,18 @@ def test_root_cause_is_first_not_loudest() -> None:
     assert "rank 2: ValueError: boom" in verdict.message
     assert _fates(verdict) == {0: "lost its peer", 1: "lost its peer"}
     assert "boom" in verdict.traceback
+
+
+def test_ranks_that_claimed_one_place_are_named_and_not_who_left_first() -> None:
+    """Two got through and ended, the third lost its peers: what one of them had found when they met is the cause, unless a rank raised."""
+    text = "2 processes of one launch claim rank 1 of 2: pid 5 on h with LOCAL_RANK 1, pid 6 on h with LOCAL_RANK 2"
+    problem = Problem(text=text, fix="don't set RANK", local_ranks=(1, 2))
+    for fault in (_PEER, f"rankwise.HandshakeError: {text}"):
+        verdict = _judge(_end(0), _end(1, problem=problem), _raised(2, fault, at=2.0))
+        assert (verdict.message, verdict.culprits, verdict.class_id) == (text, (1, 2), "I10")
+        assert verdict.fix == "don't set RANK"
+    verdict = _judge(_raised(0, "ValueError: boom"), _end(1, problem=problem), _raised(2, _PEER, at=2.0))
+    assert verdict.culprits == (0,)
 
 
 def test_a_culprit_that_closes_its_connections_before_it_raises_is_found() -> None:

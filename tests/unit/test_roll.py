@@ -95,6 +95,23 @@ def test_hosts_found_at_loopback_addresses() -> None:
     assert judge([{**record, "host": "h0"} for record in hosts], None) == []
 
 
+def test_processes_of_one_launch_that_claim_one_rank_are_no_leftover() -> None:
+    """Local ranks 1 and 2 of one parent both claim rank 1 of 2, and one has ended: that is told first, and not that it came and went."""
+    own = describe_process(rank=0, world_size=2)
+    one, other = ({**own, "rank": 1, "given": given} for given in "12")
+    (first, *_) = judge([{**own, "given": "0"}, {**other, "pid": 2**22 + 1}, one], None)
+    assert first["kind"] == "clash"
+    assert (
+        f"claim rank 1 of 2: pid {own['pid']} on {own['host']} with LOCAL_RANK 1, pid 4194305"
+        in first["text"]
+    )
+    assert first["local_ranks"] == "1 2"
+    # A second start of the same place is an earlier run's, and so may be one below another launcher.
+    for given, parent in (("1", own["parent"]), ("2", own["parent"] + 1)):
+        again = {**one, "given": given, "parent": parent, "pid": 2**22 + 1}
+        assert judge([one, again], None)[0]["kind"] == "gone"
+
+
 def test_a_process_that_has_ended_is_seen() -> None:
     """A record of this machine whose process is gone is told; our own is not."""
     own = describe_process(rank=0, world_size=2)

@@ -70,7 +70,11 @@ def _take_address(orders: dict[str, Any]) -> str:
     if orders["backend"] == "c10d":
         orders["conf"].setdefault("is_host", "1" if host == own or any(map(_is_here, found)) else "0")
     orders["local_addr"] = address = orders["local_addr"] or _find_address_towards(found)
-    return f"this host's own name {own} has no address; {address} is used, by which it reaches {host}" if address else ""
+    return (
+        f"this host's own name {own} has no address; {address} is used, by which it reaches {host}"
+        if address
+        else ""
+    )
 
 
 def _look_up(host: str, port: str = "") -> list[Any]:

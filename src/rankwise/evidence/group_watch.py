@@ -207,6 +207,8 @@ class _Stay:
         reader.join(_EXPLAIN_S)
         for problem in told[:1]:
             self._say(problem)
+            if problem["kind"] in _CERTAIN - {"gone"}:
+                self._note_problem(problem)
 
     def _run(self) -> None:
         try:
@@ -223,7 +225,10 @@ class _Stay:
         # Its own connection: while torch waits in one, nobody else gets a word in.
         store = self._store.clone() if hasattr(self._store, "clone") else self._store
         self._roll = module.Roll(store, record)
-        self._roll.enter()
+        for problem in self._roll.enter():
+            if "local_ranks" in problem:
+                # Whoever comes last sees it; torch may connect the first two all the same, and the others lose them later.
+                self._note_problem(problem)
         while not self._done.wait(_STUCK_S) and time.monotonic() - self._start < _NOTICE_S:
             if self._roll.is_contested:
                 self._give_up(self._judge())
@@ -250,6 +255,11 @@ class _Stay:
         }
         return all(os.environ.get(name) == str(value) for name, value in mine.items())
 
+    def _note_problem(self, problem: dict[str, str]) -> None:
+        """Write it into the notes, for the verdict on a job that ends in lost peers and time-outs."""
+        local_ranks = [int(one) for one in problem.get("local_ranks", "").split()]
+        self._note("problem", text=problem["text"], fix=problem["hint"], local_ranks=local_ranks)
+
     def _say(self, problem: dict[str, str]) -> None:
         sys.stderr.write(f"rankwise: [rank {self._who['rank']}] {problem['text']}\n  -> {problem['hint']}\n")
         sys.stderr.flush()
@@ -259,6 +269,8 @@ class _Stay:
         if not problems or self._done.is_set():
             return
         self._say(problems[0])
+        if "local_ranks" in problems[0]:
+            self._note_problem(problems[0])
         import threading
         import traceback
 

@@ -169,6 +169,38 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a rank found to be wrong with the ranks that it was to meet.
+
+    Attributes:
+        text: What is wrong.
+        fix: What to do.
+        local_ranks: Whom it concerns on this node; empty if that is not known.
+    """
+
+    text: str
+    fix: str
+    local_ranks: tuple[int, ...] = ()
+
+
+def parse_problem(text: str) -> Problem | None:
+    """Return the last problem that a rank has noted; None if it met the others."""
+    found = None
+    for line in text.splitlines():
+        try:
+            note = json.loads(line)
+            if note["note"] == "problem":
+                found = Problem(
+                    text=str(note["text"]),
+                    fix=str(note["fix"]),
+                    local_ranks=tuple(map(int, note["local_ranks"])),
+                )
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut short by the rank's death
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Where a rank's standard error stood when its interpreter began to end, and behind its functions of atexit.
 

@@ -42,7 +42,7 @@ def describe_process(**known: Any) -> Record:
     path = _find_script()
     record = {
         "host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _read_link("/proc/self/ns/pid"),
-        "pid": os.getpid(), "started": _read_start("self"), "torch": str(getattr(torch, "__version__", "")),
+        "pid": os.getpid(), "parent": os.getppid(), "given": os.environ.get("LOCAL_RANK", ""), "started": _read_start("self"), "torch": str(getattr(torch, "__version__", "")),
         "python": ".".join(str(part) for part in sys.version_info[:3]), "script": path, "script_hash": _hash_file(path),
         "job": os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID", ""),
         "loopback": "", "device": None, "local_rank": None, "backend": "", "nccl": "",
@@ -253,6 +253,18 @@ def judge(records: list[Record], waited_s: float | None) -> list[Problem]:
 
 def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
     problems = []
+    doubled = {rank: members for rank, members in _group(records, "rank").items() if len(members) > 1}
+    for rank, members in doubled.items():
+        if _are_siblings(
+            members
+        ):  # no leftover of an earlier job: those that claim it have met without the others
+            ordered = sorted(members, key=lambda member: (len(member["given"]), member["given"]))
+            own = ", ".join(
+                f"{_place(member)} with LOCAL_RANK {member['given']}" for member in ordered[:_MOST_NAMED]
+            )
+            problems.append(_error("clash", f"{len(members)} processes of one launch claim rank {rank} of {world_size}: {own}",
+                                   "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher has given each process its own RANK")
+                            | {"local_ranks": " ".join(str(member["given"]) for member in ordered)})  # fmt: skip
     gone = [record for record in records if is_gone(record)]
     if gone:
         problems.append(_error("gone", f"{_name_all(gone)}: came and went before all were there",
@@ -261,14 +273,21 @@ def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
     if wrong:
         problems.append(_error("out of range", f"{_name_all(wrong)}: the ranks of a world of {world_size} are 0 to {world_size - 1}",
                                "give each process a RANK of its own below WORLD_SIZE; on several nodes, count on from node to node"))  # fmt: skip
-    for rank, members in _group(records, "rank").items():
-        if len(members) > 1:
+    for rank, members in doubled.items():
+        if not _are_siblings(members):
             where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
             absent = sorted(set(range(world_size)) - {record["rank"] for record in records})
             nobody = f"; nobody is {name_ranks(absent)} so far" if absent else ""
             problems.append(_error("clash", f"{len(members)} processes claim rank {rank}: {where}{_tell_jobs(members)}{nobody}",
                                    "give each process its own RANK (torchrun, rankwise: its own --node-rank), and end what is left of an earlier job"))  # fmt: skip
     return problems
+
+
+def _are_siblings(members: list[Record]) -> bool:
+    """Whether one launcher has started them, each with a local rank of its own."""
+    parents = {(_machine(member), member["space"], member.get("parent")) for member in members}
+    given = {member.get("given") for member in members}
+    return len(parents) == 1 and len(given) == len(members) and not given & {None, ""}
 
 
 def _tell_jobs(members: list[Record]) -> str:

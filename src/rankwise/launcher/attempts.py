@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rankwise.launcher.console import Console
     from rankwise.launcher.helper import Helper
+    from rankwise.launcher.host_look import HostLook
     from rankwise.launcher.job import Job
     from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
     from rankwise.launcher.spec import LaunchSpec

@@ -14,6 +14,7 @@ from rankwise.evidence.notes import (
     Ending,
     parse_ending,
     parse_notes,
+    parse_problem,
     parse_stack,
     parse_traceback,
     split_crash,
@@ -111,6 +112,7 @@ def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_r
         finished_s=finished_s,
         crash=crash,
         stack=rank.stack,
+        problem=parse_problem(notes),
         last_words=last_words,
         log=str(log) if log.exists() else None,
     )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.facts import Scene
-    from rankwise.evidence.notes import Stack
+    from rankwise.evidence.notes import Problem, Stack
     from rankwise.verdict.sight import Sight
 
 Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
@@ -40,6 +40,7 @@ class RankEnd:
         finished_s: When its script was through, if it was.
         crash: Its stack when it crashed.
         stack: Its stack at the moment when the first rank had failed, if it still lived then.
+        problem: What it found to be wrong with the ranks that it was to meet in a process group.
         last_words: The end of its standard error.
         log: Where all of that stands.
     """
@@ -56,6 +57,7 @@ class RankEnd:
     finished_s: float | None = None
     crash: Stack | None = None
     stack: Stack | None = None
+    problem: Problem | None = None
     last_words: str = ""
     log: str | None = None
 

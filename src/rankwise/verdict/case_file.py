@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from rankwise.evidence.notes import Problem
 from rankwise.evidence.scene_file import VERSION, fill, fill_fault, fill_stack, spread_fault, spread_stack
 from rankwise.verdict.case import Case, RankEnd, Waiting
 from rankwise.verdict.sight import Sight
@@ -72,6 +73,7 @@ def _spread_end(end: RankEnd) -> Plain:
     return {
         **body,
         "fault": spread_fault(end.fault),
+        "problem": None if end.problem is None else asdict(end.problem),
         "crash": spread_stack(end.crash),
         "stack": spread_stack(end.stack),
     }
@@ -82,9 +84,14 @@ def _fill_end(body: Plain) -> RankEnd:
         RankEnd,
         body,
         fault=fill_fault(body["fault"]),
+        problem=_fill_problem(body.get("problem")),
         crash=fill_stack(body["crash"]),
         stack=fill_stack(body["stack"]),
     )
+
+
+def _fill_problem(body: Plain | None) -> Problem | None:
+    return None if body is None else fill(Problem, body)
 
 
 def _spread_sight(sight: Sight) -> Plain:

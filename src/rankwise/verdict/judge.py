@@ -12,7 +12,7 @@ from rankwise.verdict.case import Casualty, Verdict, name_ranks
 from rankwise.verdict.clash import find_clash
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
 from rankwise.verdict.leavers import find_leavers_here
-from rankwise.verdict.meanings import find_fix, find_missing
+from rankwise.verdict.meanings import find_fix, find_meaning, find_missing
 from rankwise.verdict.quiet_leave import find_quiet_leavers
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
 from rankwise.verdict.sighted import (
@@ -115,6 +115,8 @@ def _judge_by_sight(case: Case) -> Verdict | None:
         left = [end for end in left if end.fault or end.code not in {-KILL_SIGNAL, -signal.SIGTERM}]
     if any(_is_own(case, end) for end in left):
         return None
+    if left and any(end.problem for end in case.ranks):
+        return None
     # Who lost a peer after the hang had been decided lost the one that we stopped first.
     if case.hung and all(find_blame(end) == "peer" for end in left):
         return judge_hung(case)
@@ -159,8 +161,9 @@ def _find_cause(case: Case) -> _Cause:
             reason="somebody killed it, or the kernel did for memory",
         )
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
-    if own := [end for end in left if find_blame(end) in {"own", "mismatch"}]:
-        return _judge_own(case, own)
+    own = [end for end in left if find_blame(end) in {"own", "mismatch"}]
+    if (problem := _judge_problem(case, left, own)) or own:
+        return problem or _judge_own(case, own)
     if waited := [end for end in left if find_blame(end) == "timeout"]:
         return _judge_timeout(case, waited)
     if case.store_code is not None:
@@ -198,9 +201,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
     last = find_last(case, first.rank) if is_silent else None
     if len(alike) == len(case.ranks) and len(alike) > 1:
-        who = (
-            f"{'both ranks' if len(alike) == 2 else f'all {len(alike)} ranks'} alike, rank {first.rank} first"
-        )
+        who = f"{_name_alike(case, alike)} alike, rank {first.rank} first"
     return _Cause(
         kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
         culprits=tuple(alike),
@@ -214,6 +215,39 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         if first.code is None or first.stopped_s is not None
         else explain_exit(first.code, case, first),
     )
+
+
+def _is_handshake(end: RankEnd) -> bool:
+    return end.fault is not None and end.fault.message.startswith("rankwise.HandshakeError: ")
+
+
+def _judge_problem(case: Case, left: Sequence[RankEnd], own: Sequence[RankEnd]) -> _Cause | None:
+    """Ranks lost each other, and one had found that they did not fit together when they were to meet.
+
+    The error of a handshake tells the same of one of them: then only where it is known whom the problem concerns.
+    """
+    if not left or not all(map(_is_handshake, own)):
+        return None
+    for finder in case.ranks:
+        problem = finder.problem
+        if problem is None or (own and not problem.local_ranks):
+            continue
+        meaning = find_meaning(f"rankwise.HandshakeError: {problem.text}")
+        return _Cause(
+            kind="failure",
+            culprits=tuple(end for end in case.ranks if end.local_rank in problem.local_ranks) or (finder,),
+            message=problem.text,
+            class_id=meaning.class_id if meaning else None,
+            where=left[0].where,
+            fix=problem.fix,
+        )
+    return None
+
+
+def _name_alike(case: Case, alike: Sequence[RankEnd]) -> str:
+    if len(alike) < len(case.ranks) or len(alike) < 2:
+        return name_ranks(sorted(end.rank for end in alike))
+    return "both ranks" if len(alike) == 2 else f"all {len(alike)} ranks"
 
 
 def _tell_end(end: RankEnd) -> str:
@@ -249,13 +283,14 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     class_id = meaning.class_id if meaning else None
     fix = find_fix(text_of(first), meaning)
     if missing and min(missing) >= case.world_size:
+        alike = [end for end in waited if min(find_missing(text_of(end)) or (0,)) >= case.world_size]
         return _Cause(
             kind="hang",
-            culprits=(first,),
+            culprits=tuple(alike),
             class_id="I12",
             where=first.where,
-            message=f"rank {first.rank} waited for rank {missing[0]}, and this job has {case.world_size} ranks: "
-            "it was given another world size",
+            message=f"{_name_alike(case, alike)} waited for rank {missing[0]}, and this job has {case.world_size} ranks: "
+            "the script has given another world size",
             fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher tells every rank the same",
         )
     culprits = [by_rank[rank] for rank in missing if rank in by_rank]

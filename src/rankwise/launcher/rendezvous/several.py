@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.errors import LaunchError, RendezvousError, UsageError
+from rankwise.base.errors import LaunchError, RankwiseError, RendezvousError, UsageError
 from rankwise.launcher.node_link import NodeLink
 from rankwise.launcher.rendezvous.assignment import Assignment
 from rankwise.launcher.rendezvous.single import bind_store
@@ -147,7 +147,7 @@ class SeveralNodes:
                 hint="start the same command on every node; check with `nc -vz HOST PORT` that the endpoint is reached",
             ) from error
 
-    def _explain_refusal(self, error: LaunchError) -> LaunchError | UsageError:
+    def _explain_refusal(self, error: LaunchError) -> RankwiseError:
         """Return why this node could not even begin to meet the others."""
         meeting, said = self._spec.meeting, error.message
         if not meeting.endpoint or "Connection" not in said:
