@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rankwise.base import files
-from rankwise.base.files import read_tail, write_atomic
+from rankwise.base.files import read_regular, read_tail, write_atomic
 
 
 @pytest.mark.parametrize("data", ["text \u2013 caf\u00e9", b"\0bytes", ""])
@@ -62,3 +62,19 @@ def test_the_tail_is_the_end(tmp_path_factory: pytest.TempPathFactory, data: byt
     path.write_bytes(data)
     assert read_tail(path, size) == (data[-size:] if size else b"")
     assert read_tail(path.with_name("absent"), size) == b""
+
+
+def test_only_regular_files_within_a_bound_are_read(tmp_path: Path) -> None:
+    """A pipe is not waited for, a device has no end, and a large file fills the memory: each is an OSError at once."""
+    path = tmp_path / "train.py"
+    path.write_bytes(b"x" * 10)
+    assert read_regular(path, 10) == b"x" * 10
+    for other in (tmp_path, Path("/dev/zero"), tmp_path / "absent"):
+        with pytest.raises(OSError):
+            read_regular(other, 10)
+    with pytest.raises(OSError, match="10 bytes, more than 9"):
+        read_regular(path, 9)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(OSError, match="no regular file"):
+            read_regular(tmp_path / "pipe", 10)

@@ -8,6 +8,7 @@ import pytest
 
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence import joint_scene
+from rankwise.evidence.bounds import MOST_RANKS, expand_runs
 from rankwise.evidence.facts import Child, Evidence, Group, Op, RankFacts
 from rankwise.evidence.joint_scene import NodeScene, Sign, count_ops, join, open_letter, pack, read_letter
 from scenes import in_call, op, rank, scene
@@ -110,3 +111,11 @@ def test_scenes_of_nodes_are_one() -> None:
     assert [facts.rank for facts in joint.ranks] == [0, 1, 2, 3]
     assert (joint.is_whole, joint.now_s) == (True, 9.0)
     assert not join(own, []).is_whole
+
+
+def test_a_group_of_more_ranks_than_any_job_has_is_refused() -> None:
+    """A few bytes of another node can name 10^12 ranks: that is no scene, and fills no memory."""
+    assert expand_runs([[0, 2], [5, 5]]) == [0, 1, 2, 5]
+    for runs in ([[0, 10**12]], [[0, MOST_RANKS - 1]] * 3):
+        with pytest.raises(ValueError, match="are known"):
+            expand_runs(runs)

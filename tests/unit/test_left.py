@@ -222,3 +222,23 @@ def test_records_that_grow_without_a_bound_are_refused(tmp_path: Path) -> None:
     path.write_bytes(head + b"\n" + zlib.compress(bytes(99))[:-3])
     with pytest.raises(UsageError, match="it is cut short"):
         read(tmp_path)
+
+
+def test_a_world_that_no_job_has_is_refused(tmp_path: Path) -> None:
+    """A header with 10^12 ranks would fill the memory with the names of the absent: one line says so."""
+    path = write_rank(tmp_path, 0, step_s=90.0)
+    head, _, copy = path.read_bytes().partition(b"\n")
+    path.write_bytes(json.dumps({**json.loads(head), "world_size": 10**12}).encode() + b"\n" + copy)
+    with pytest.raises(UsageError, match="a job of 1000000000000 ranks"):
+        read(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_among_the_evidence_is_not_waited_for(tmp_path: Path) -> None:
+    """Opening a named pipe would wait for a writer for ever: beside a rank's records it is passed over."""
+    path = write_rank(tmp_path, 0, step_s=90.0)
+    for name in ("rank1.evidence", "rank0.notes.jsonl"):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+    assert path.exists()
+    assert len(read(tmp_path).scene.ranks) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -48,6 +50,28 @@ def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_regular(path: str | Path, most_bytes: int) -> bytes:
+    """Return a file that anybody may have put there: a pipe of that name, or a device, is not waited for.
+
+    Args:
+        path: The file; a link to one will do.
+        most_bytes: How many are accepted.
+
+    Raises:
+        OSError: It can't be opened, is no regular file, or is larger.
+    """
+    flags = (
+        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    )
+    with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - these flags
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {most_bytes}", str(path))
+        return file.read(most_bytes)
 
 
 def read_tail(path: str | Path, size_bytes: int, *, end: int | None = None) -> bytes:

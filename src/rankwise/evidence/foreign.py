@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
+from rankwise.base.files import read_regular
 from rankwise.evidence import flight_dump, pyspy
+from rankwise.evidence.bounds import check_world_size
 from rankwise.evidence.facts import Evidence, RankFacts, Scene
 from rankwise.evidence.source import with_sources
 
@@ -22,6 +24,7 @@ _ENDINGS = (".json", ".txt", ".log", ".pkl", ".pickle")
 _PICKLE = b"\x80"
 _STACKS_ONLY = "a stack tells where a rank stood at one moment, not which collective, nor for how long"
 _MOST_NAMED = 5
+_MOST_BYTES = 1 << 30
 
 
 @final
@@ -85,7 +88,10 @@ def read(paths: Sequence[Path]) -> Foreign:
         )
     notes = [f"not read, as they are no dumps: {_name_some(left_out)}"] if left_out else []
     told = [size for one in ranks.values() if one.flight and (size := one.flight.world_size)]
-    world_size = max([*told, max(ranks) + 1])
+    try:
+        world_size = check_world_size(max([*told, max(ranks) + 1]))
+    except ValueError as error:
+        raise UsageError(f"these are no dumps of one job: {error}") from error
     if absent := [rank for rank in range(world_size) if rank not in ranks]:
         notes.append(
             f"no file of rank{'s' if len(absent) > 1 else ''} {_name_some(map(str, absent))}: who has left none may have died, or "
@@ -109,7 +115,7 @@ def _add(ranks: dict[int, _Rank], file: Path, kind: str | None) -> None:
             hint="name the files of one moment only, one of a kind for each rank",
         )
     try:
-        data = file.read_bytes()
+        data = read_regular(file, _MOST_BYTES)
         if kind == "spy":
             one.spy = pyspy.parse(data)
         else:

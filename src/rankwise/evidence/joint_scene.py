@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.evidence import scene_file
-from rankwise.evidence.inflating import inflate
+from rankwise.evidence.bounds import expand_runs, inflate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -173,7 +173,7 @@ def read_letter(letter: dict[str, Any], *, later_s: float) -> NodeScene:
         for fault in (evidence.get("handled") or {}).values():
             _move(fault, MOMENTS_OF_FAULT, later_s)
         for group in evidence["groups"].values():
-            group["ranks"] = _from_runs(group["ranks"])
+            group["ranks"] = expand_runs(group["ranks"])
         columns = [evidence["ops"]["columns"].index(name) for name in MOMENTS_OF_OP]
         for row in evidence["ops"]["rows"]:
             for column in columns:
@@ -219,7 +219,3 @@ def _to_runs(ranks: Iterable[int]) -> list[list[int]]:
         else:
             runs.append([rank, rank])
     return runs
-
-
-def _from_runs(runs: Iterable[list[int]]) -> list[int]:
-    return [rank for first, last in runs for rank in range(first, last + 1)]

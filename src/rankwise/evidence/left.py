@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
 from rankwise.evidence import leaving, left_alive
+from rankwise.evidence.bounds import check_world_size
 from rankwise.evidence.facts import Child, Evidence, RankFacts, Scene
 from rankwise.evidence.left_file import SILENT_S, fill, find_code, find_end, list_files, read_head, tell_hows
 from rankwise.evidence.notes import Stack, parse_stack
@@ -96,7 +97,12 @@ def read(paths: Sequence[Path], clock: Clock) -> Left:
         file.live = looks.get(file.rank)
         fill(file)
     tell_hows(files)
-    world_size = max([int(file.head["world_size"]) for file in files.values()] + [max(files) + 1])
+    try:
+        world_size = check_world_size(
+            max([int(file.head["world_size"]) for file in files.values()] + [max(files) + 1])
+        )
+    except ValueError as error:
+        raise UsageError(f"{paths[0]} can't be read: {error}") from error
     absent = tuple(rank for rank in range(world_size) if rank not in files)
     scene, silent = _to_scene(files, world_size)
     ranks = tuple(

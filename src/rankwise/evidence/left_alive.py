@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from rankwise.base.files import read_regular
 from rankwise.evidence import leaving, ring
 from rankwise.evidence.kernel_wait import find_wait
 from rankwise.evidence.process import read_children, read_process, reads_terminal, ticks_per_second
@@ -102,8 +103,7 @@ def _read(head: Mapping[str, Any]) -> bytes | None:
         try:
             status = place.stat()
             if [status.st_dev, status.st_ino] == head["ring_id"]:
-                with place.open("rb") as file:
-                    return file.read(ring.SIZE_BYTES)
+                return read_regular(place, ring.SIZE_BYTES)
         except OSError:
             continue  # closed meanwhile, or another user's
     return None

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.faults import FaultRecord
-from rankwise.base.files import write_atomic
+from rankwise.base.files import read_regular, write_atomic
 from rankwise.evidence import leaving, ring
-from rankwise.evidence.inflating import inflate
+from rankwise.evidence.bounds import inflate
 from rankwise.evidence.merging import merge
 from rankwise.evidence.notes import parse_notes, split_crash
 
@@ -31,6 +31,8 @@ How = Literal["lives", "finished", "raised", "crashed", "terminated", "vanished"
 #: A rank that copies itself at least every so often (and its own rhythm), and has not, can't.
 SILENT_S = 75.0
 _ENDING = ".evidence"
+#: Of one rank: its records, or its notes, which grow with every exception that it prints.
+_MOST_BYTES = 1 << 28
 _CRASHES = {"Aborted": -6, "Segmentation fault": -11, "Bus error": -7, "Floating": -8, "Illegal": -4}
 
 
@@ -94,7 +96,7 @@ def list_files(folder: Path) -> list[Path]:
 def read_head(path: Path) -> LeftFile | None:
     """Return a file, its first line read; None if it is none of ours."""
     try:
-        line, _, copy = path.read_bytes().partition(b"\n")
+        line, _, copy = read_regular(path, _MOST_BYTES).partition(b"\n")
         head = json.loads(line)
     except (OSError, ValueError):
         return None  # written by nobody of ours
@@ -153,7 +155,7 @@ def _take_memory(file: LeftFile) -> bytes | None:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path, _MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

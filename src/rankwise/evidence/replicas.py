@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from rankwise.evidence.inflating import inflate
+from rankwise.evidence.bounds import inflate
 
 #: What the names of all parameters may take.
 _MOST_BYTES = 64 << 20

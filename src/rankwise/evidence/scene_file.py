@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.base.faults import FaultRecord
+from rankwise.evidence.bounds import check_world_size
 from rankwise.evidence.facts import Child, Evidence, Group, Op, RankFacts, Scene
 from rankwise.evidence.notes import Frame, Stack
 from rankwise.evidence.replicas import Digest, Replica
@@ -38,7 +39,12 @@ def from_json(body: Plain) -> Scene:
     if body.get("version") != VERSION:
         raise ValueError(f"version {body.get('version')!r} of a scene, and this reader knows {VERSION}")
     try:
-        return fill(Scene, body, ranks=tuple(map(_fill_rank, body["ranks"])))
+        return fill(
+            Scene,
+            body,
+            ranks=tuple(map(_fill_rank, body["ranks"])),
+            world_size=check_world_size(body["world_size"]),
+        )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no scene: {error!r}") from error
 

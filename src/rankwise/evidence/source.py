@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rankwise.base.files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,10 +27,9 @@ def with_sources(scene: Scene) -> Scene:
         if len(found) == _MOST_FILES:
             break
         try:
-            if Path(path).stat().st_size <= _MOST_BYTES:
-                found[path] = Path(path).read_text(errors="replace")
+            found[path] = read_regular(path, _MOST_BYTES).decode("utf-8", "replace")
         except OSError:
-            continue  # not a file, or of another machine
+            continue  # not a file, too large for one, or of another machine
     return replace(scene, sources=found)
 
 

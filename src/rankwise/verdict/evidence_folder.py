@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import UsageError
-from rankwise.base.files import write_atomic
+from rankwise.base.files import read_regular, write_atomic
 from rankwise.evidence import scene_file
 from rankwise.verdict import case_file
 from rankwise.verdict.case import Case, RankEnd
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rankwise.evidence.facts import Scene
 
 _SCENE, _CASE = "scene.json", "case.json"
+#: Of a thousand ranks it has some 50 MB.
+_MOST_BYTES = 1 << 30
 
 
 def save(folder: Path, *, scene: Scene, case: Case | None = None) -> None:
@@ -100,7 +102,7 @@ def _write(path: Path, body: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    body = json.loads(path.read_text(encoding="utf-8"))
+    body = json.loads(read_regular(path, _MOST_BYTES))
     if not isinstance(body, dict):
         raise ValueError(f"{path.name} holds no object")  # noqa: TRY004 - of a file, not of a call
     return body
