@@ -1,4 +1,4 @@
-"""Do what the parent needs torch for: count devices, bind to NUMA nodes, meet the other nodes of a job.
+"""Do what the parent needs torch for: count devices, bind to NUMA nodes, serve ranks' timers, meet the other nodes of a job.
 
 Requests and answers are JSON lines on standard input and output, each answer with its request's number; a request without
 one gets none. ``{"waiting": n}`` is sent unasked when other nodes want to join, and so is what other nodes' launchers tell of
@@ -103,6 +103,26 @@ def _is_here(found: Any) -> bool:
         except OSError:
             return False
     return True
+
+
+def serve_timers(path: str, run_id: str) -> dict[str, Any]:
+    """Serve the timers of torch.distributed.elastic.timer, as torchrun does; tell the parent who was killed, and for which."""
+    from torch.distributed.elastic.timer import FileTimerServer
+
+    expired: dict[str, str] = {}
+
+    class Server(FileTimerServer):  # type: ignore[misc]
+        def _reap_worker(self, worker_pid: int, signal: int) -> bool:
+            # Behind each rank it would end its own process, with torchrun: here the parent takes care of the others.
+            return worker_pid == os.getpid() or bool(super()._reap_worker(worker_pid, signal))
+
+    def tell(event: str, timer: Any) -> None:
+        if event == "timer expired" and timer.signal > 0:
+            expired[str(timer.worker_pid)] = timer.scope_id
+            _say({"expired": expired})
+
+    Server(file_path=path, run_id=run_id, max_interval=0.1, daemon=True, log_event=tell).start()
+    return {}
 
 
 class Meeting:
@@ -234,8 +254,14 @@ class Meeting:
 
     def close(self) -> dict[str, Any]:
         """Close the meeting for good."""
+        import logging
+
         self.watching = False
         self._end_exchange()
+        # The store has gone with the node that held it, if that ended first: torch would warn of it below a job that is through.
+        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(
+            logging.CRITICAL
+        )
         self.handler.shutdown()
         return {}
 
@@ -269,6 +295,9 @@ class Desk:
 
     def numa(self, mode: str, num_ranks: int) -> dict[str, Any]:
         return {"prefixes": bind_numa(mode, num_ranks)}
+
+    def serve_timers(self, path: str, run_id: str) -> dict[str, Any]:
+        return serve_timers(path, run_id)
 
     def open(self, **orders: Any) -> dict[str, Any]:
         self._meeting = Meeting(orders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -13,15 +14,17 @@ from rankwise.base.requeue import REQUEUE
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
 from rankwise.launcher.job import Job, make_folder
-from rankwise.launcher.memory_folder import MemoryFolder, open_memory_folder
+from rankwise.launcher.memory_folder import open_memory_folder
 from rankwise.launcher.signals import Signals
+from rankwise.launcher.timers import are_asked_for, open_timers
 from rankwise.launcher.warm_start import Host, WarmStart
 from rankwise.verdict.exits import name_signal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
-    from rankwise.launcher.entry_check import EntryCheck
     from rankwise.launcher.host_look import HostLook
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
@@ -40,39 +43,15 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     Raises:
         RankwiseError: The job could not be started.
     """
-    signals, clock = Signals(spec.signals), SYSTEM_CLOCK
-    workers = open_workers(signals, clock)
+    signals = Signals(spec.signals)
+    workers = open_workers(signals, SYSTEM_CLOCK)
     raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
-    helper: Helper | None = None
-    memory: MemoryFolder | None = None
-    check: EntryCheck | None = None
+    closings: list[Callable[[], None]] = []
     code = 0
     try:
-        interpreter = find_interpreter(needs_torch=spec.program.how != "program")
-        if not interpreter.is_ours:
-            console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
-        if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None:
-            helper = Helper(interpreter.path, signals, clock)
-        num_ranks, prefixes = ask_host(spec, helper)
-        num_threads = share_cores(num_ranks)
-        host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
-        warm = WarmStart(spec, host, workers, console)
-        # While the server imports torch: what follows costs 0.04 s before the first rank.
-        from rankwise.launcher.attempts import open_rendezvous, run_attempts  # noqa: PLC0415
-        from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
+        job = _prepare(spec, console, workers, signals, closings)
+        from rankwise.launcher.attempts import run_attempts  # noqa: PLC0415 - it is there by now
 
-        check = EntryCheck(spec, console)
-        host_look = _look_at_host(spec, num_ranks, interpreter.path, console)
-        rendezvous = open_rendezvous(spec, host, helper, console, host_look)
-        folder = make_folder(spec.logs, rendezvous.run_id)
-        memory = open_memory_folder()
-        job = Job(
-            spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
-            workers=workers, signals=signals, console=console, clock=clock, events=EventLog(folder / "events.jsonl"),
-            host_look=host_look,
-        )  # fmt: skip
-        if spec.strict:
-            check.refuse_errors()
         code = run_attempts(job)
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
@@ -80,9 +59,49 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         _report_failure(spec, console, error.message, error.exit_code, fix=error.hint or "")
         raise
     finally:
-        _close(workers, check, memory, helper)
+        workers.close()
+        for close in reversed(closings):
+            close()
         signals.close(deaf=code == REQUEUE)  # whoever sent a notice may send it again
     return code
+
+
+def _prepare(
+    spec: LaunchSpec, console: Console, workers: Workers, signals: Signals, closings: list[Callable[[], None]]
+) -> Job:
+    """Bring together what the attempts of a launch share; ``closings`` gets what is to be called at its end, last first."""
+    interpreter, helper = find_interpreter(needs_torch=spec.program.how != "program"), None
+    if not interpreter.is_ours:
+        console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
+    if _needs_helper(spec):
+        helper = Helper(interpreter.path, signals, SYSTEM_CLOCK)
+        closings.append(helper.close)
+    num_ranks, prefixes = ask_host(spec, helper)
+    num_threads = share_cores(num_ranks)
+    host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
+    warm = WarmStart(spec, host, workers, console)
+    # While the server imports torch: what follows costs 0.04 s before the first rank.
+    from rankwise.launcher.attempts import open_rendezvous  # noqa: PLC0415
+    from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
+
+    check = EntryCheck(spec, console)
+    closings.append(check.close)
+    host_look = _look_at_host(spec, num_ranks, interpreter.path, console)
+    rendezvous = open_rendezvous(spec, host, helper, console, host_look)
+    folder = make_folder(spec.logs, rendezvous.run_id)
+    if (memory := open_memory_folder()) is not None:
+        closings.append(memory.drop)
+    if (timers := open_timers(helper, rendezvous.run_id)) is not None:
+        closings.append(timers.close)
+        spec = replace(spec, variables=(*spec.variables, *timers.variables))
+    job = Job(
+        spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
+        workers=workers, signals=signals, console=console, clock=SYSTEM_CLOCK, events=EventLog(folder / "events.jsonl"),
+        host_look=host_look, timers=timers,
+    )  # fmt: skip
+    if spec.strict:
+        check.refuse_errors()
+    return job
 
 
 def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Console) -> HostLook:
@@ -93,16 +112,9 @@ def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Consol
     return look
 
 
-def _close(
-    workers: Workers, check: EntryCheck | None, memory: MemoryFolder | None, helper: Helper | None
-) -> None:
-    workers.close()
-    if check is not None:
-        check.close()
-    if memory is not None:
-        memory.drop()
-    if helper is not None:
-        helper.close()
+def _needs_helper(spec: LaunchSpec) -> bool:
+    """Whether there is something to do before the ranks, or beside them, that needs torch."""
+    return spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None or are_asked_for()
 
 
 def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:

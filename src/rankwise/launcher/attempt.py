@@ -446,6 +446,7 @@ class Attempt:
             last_words=rank.refusal or read_last_words(rank.streams, self._pump, find_ending(rank)),
             stopped_s=None if by_another and self._requeue.has_begun else rank.stopped_s,
             asks_requeue=self._requeue.takes(rank.code, rank.notes_fd),
+            expired="" if self._job.timers is None else self._job.timers.find_expired(rank.pid),
         )
 
     def _to_case(self) -> Case:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Rendezvous
     from rankwise.launcher.signals import Signals
     from rankwise.launcher.spec import LaunchSpec, Logs
+    from rankwise.launcher.timers import Timers
     from rankwise.launcher.warm_start import WarmStart
     from rankwise.launcher.workers import Workers
 
@@ -36,6 +37,7 @@ class Job:
         folder: Where logs and error files of this run go.
         serial: Which job this is on workers that outlive it; None where they end with it.
         host_look: Asks the doctor about this host; None where nobody does.
+        timers: Those that ranks set themselves; None where nobody has asked for them.
     """
 
     spec: LaunchSpec
@@ -53,6 +55,7 @@ class Job:
     events: EventLog
     serial: int | None = None
     host_look: HostLook | None = None
+    timers: Timers | None = None
 
     @property
     def passed_on(self) -> set[int]:

@@ -74,7 +74,9 @@ def find_ending(rank: Rank) -> Ending | None:
     return parse_ending(read_all(rank.notes_fd), rank.pid)
 
 
-def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_requeue: bool) -> RankEnd:
+def describe_end(
+    rank: Rank, *, last_words: str, stopped_s: float | None, asks_requeue: bool, expired: str = ""
+) -> RankEnd:
     """Bring together what a rank has left: notes, error file, stacks, the end of its standard error.
 
     Args:
@@ -82,6 +84,7 @@ def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_r
         last_words: The end of its standard error.
         stopped_s: When we ended it; None if it was not us.
         asks_requeue: Whether it wants to be started again.
+        expired: The timer of its own for which torch's watchdog has killed it.
     """
     notes = read_all(rank.notes_fd)
     fault, finished_s = parse_notes(notes)
@@ -113,6 +116,7 @@ def describe_end(rank: Rank, *, last_words: str, stopped_s: float | None, asks_r
         crash=crash,
         stack=rank.stack,
         problem=parse_problem(notes),
+        expired=expired,
         last_words=last_words,
         log=str(log) if log.exists() else None,
     )

@@ -41,6 +41,7 @@ class RankEnd:
         crash: Its stack when it crashed.
         stack: Its stack at the moment when the first rank had failed, if it still lived then.
         problem: What it found to be wrong with the ranks that it was to meet in a process group.
+        expired: The timer of its own (torch.distributed.elastic.timer) for which torch's watchdog has killed it.
         last_words: The end of its standard error.
         log: Where all of that stands.
     """
@@ -58,6 +59,7 @@ class RankEnd:
     crash: Stack | None = None
     stack: Stack | None = None
     problem: Problem | None = None
+    expired: str = ""
     last_words: str = ""
     log: str | None = None
 

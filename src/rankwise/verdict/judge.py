@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_EXIT = "look for an exit that tells nothing (os._exit, sys.exit) behind {at}: an exception in its place would name its line"
+_EXPIRED = "what stands in the timer's `with` took longer than its `after`: see what the rank did there, or give it more time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,10 +210,12 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         + (f", after {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=last.site if last else first.where,
-        fix=find_fix(text_of(first), meaning) or (_SILENT_EXIT.format(at=shorten(last.site)) if last else ""),
+        fix=(_EXPIRED if first.expired else "")
+        or find_fix(text_of(first), meaning)
+        or (_SILENT_EXIT.format(at=shorten(last.site)) if last else ""),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
         reason=""
-        if first.code is None or first.stopped_s is not None
+        if first.code is None or first.stopped_s is not None or first.expired
         else explain_exit(first.code, case, first),
     )
 
@@ -256,6 +259,8 @@ def _tell_end(end: RankEnd) -> str:
         return told
     if end.code < 0:
         by = f"killed by {name_signal(-end.code)}"
+        if end.expired:
+            return f"{by} by torch's watchdog, as {end.expired} expired"
         return f"{by}: {told}" if end.code == -6 and told else by
     return told or f"ended with exit code {end.code}"
 
