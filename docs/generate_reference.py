@@ -31,7 +31,7 @@ GROUPS = {
     "DistributedDataParallel": [
         "apply_ddp", "accumulate", "loss_scale", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
     ],
-    "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate"],
+    "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate", "predict"],
     "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],
     "Checkpoints": [
         "save", "Saving", "Keep", "PerRank", "check", "load", "read", "latest", "list_checkpoints", "verify", "export_safetensors",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankwise.data.distributed_sampler import DistributedSampler as DistributedSampler
     from rankwise.data.evaluation import evaluate as evaluate
     from rankwise.data.loader import DataLoader as DataLoader
+    from rankwise.data.predicting import predict as predict
     from rankwise.data.sampler import GlobalBatchSampler as GlobalBatchSampler
     from rankwise.data.steps import Step as Step
     from rankwise.launcher.function import launch as launch
@@ -74,6 +75,7 @@ _NAMES = {
     "rankwise.data.distributed_sampler": "DistributedSampler",
     "rankwise.data.evaluation": "evaluate",
     "rankwise.data.loader": "DataLoader",
+    "rankwise.data.predicting": "predict",
     "rankwise.data.sampler": "GlobalBatchSampler",
     "rankwise.data.steps": "Step",
     "rankwise.launcher.function": "launch",

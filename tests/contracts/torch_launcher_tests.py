@@ -42,9 +42,11 @@ FILES = (
     "launcher/api_test.py",
     "elastic/agent/server/test/local_elastic_agent_test.py",
 )
+_BOUND_S = 120
 _MOCKS = "replaces parts of torch's agent by mocks"
 _ADDRESS = "gives the agent another master address by its Python interface; the command line has no such flag for etcd"
 _HEALTH = "asks for a health check server, which torch itself has as an empty class"
+_OLD_MODULE = "has --use-env of the deprecated torch.distributed.launch, which torchrun refuses, too"
 _COUNTS = "replaces torch.cuda in this process; a launcher is another one"
 #: Parts of names, and why these tests are left out for both.
 LEFT_OUT = {
@@ -61,6 +63,8 @@ LEFT_OUT = {
     "test_nproc_gpu_launch": _COUNTS,
     "test_nproc_xpu_launch": _COUNTS,
     "test_virtual_local_rank": "needs two GPUs",
+    "launch_test.py::LaunchTest::test_launch_with_env": _OLD_MODULE,
+    "launch_test.py::LaunchTest::test_launch_without_env": _OLD_MODULE,
 }
 _CALL = """\
 import importlib.util, json, os, pickle, sys
@@ -87,7 +91,9 @@ def _run(words: Sequence[str], **more: Any) -> int:
 
     command = [sys.executable, "-m", "rankwise", "run", *words]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, check=False, env=env, preexec_fn=die_with_parent, stdout=subprocess.PIPE, text=True, **more)  # noqa: PLW1509
+    done = subprocess.run(
+        command, check=False, env=env, preexec_fn=die_with_parent, stdout=subprocess.PIPE, text=True, **more
+    )
     sys.stdout.write(done.stdout)
     return done.returncode
 
@@ -114,7 +120,16 @@ class Launch:
         from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 
         folder = Path(tempfile.mkdtemp(dir=os.environ[_FOLDER]))
-        code = _run([*self._flags, "--log-dir", str(folder / "logs"), "--report", str(folder / "report.json"), *self._write(folder)])
+        code = _run(
+            [
+                *self._flags,
+                "--log-dir",
+                str(folder / "logs"),
+                "--report",
+                str(folder / "report.json"),
+                *self._write(folder),
+            ]
+        )
         if code == 0:
             values = {int(path.stem): pickle.loads(path.read_bytes()) for path in folder.glob("*.pickle")}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
@@ -126,7 +141,12 @@ class Launch:
             return ["--no-python", self._entrypoint, *map(str, self._args)]
         script, function = folder / "call.py", self._entrypoint
         script.write_text(_CALL)
-        told = {"module": function.__module__, "file": function.__code__.co_filename, "function": function.__name__, "arguments": self._args}
+        told = {
+            "module": function.__module__,
+            "file": function.__code__.co_filename,
+            "function": function.__name__,
+            "arguments": self._args,
+        }
         return [str(script), json.dumps(told), str(folder)]
 
 
@@ -148,7 +168,14 @@ def launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], **_more: Any
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     run_id = config.run_id or uuid.uuid4().hex
-    flags = _meet(config.rdzv_backend, config.rdzv_endpoint, run_id, config.min_nodes, config.max_nodes, config.rdzv_configs)
+    flags = _meet(
+        config.rdzv_backend,
+        config.rdzv_endpoint,
+        run_id,
+        config.min_nodes,
+        config.max_nodes,
+        config.rdzv_configs,
+    )
     flags += ["--nproc-per-node", str(config.nproc_per_node), "--max-restarts", str(config.max_restarts)]
     result = Launch(flags, entrypoint, args).run()
     if result.is_failed():
@@ -164,16 +191,29 @@ def _meet(backend: str, endpoint: str, run_id: str, low: int, high: int, conf: d
     flags += ["--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
     told = {name: value for name, value in conf.items() if name != "is_host"}
     # A job of one to two nodes waits half a minute for the second unless it is told otherwise, as torch's agent does.
-    return [*flags, "--rdzv-conf", ",".join(f"{name}={value}" for name, value in told.items())] if told else flags
+    return (
+        [*flags, "--rdzv-conf", ",".join(f"{name}={value}" for name, value in told.items())]
+        if told
+        else flags
+    )
 
 
 class CommandAgent:
     """Stands for ``LocalElasticAgent``."""
 
-    def __init__(self, spec: Any, logs_specs: Any, log_line_prefix_template: str | None = None, **_more: Any) -> None:
+    def __init__(
+        self, spec: Any, logs_specs: Any, log_line_prefix_template: str | None = None, **_more: Any
+    ) -> None:
         told = spec.rdzv_handler.told
         flags = _meet(told.backend, told.endpoint, told.run_id, told.min_nodes, told.max_nodes, {})
-        flags += ["--nproc-per-node", str(spec.local_world_size), "--max-restarts", str(spec.max_restarts), "--role", spec.role]
+        flags += [
+            "--nproc-per-node",
+            str(spec.local_world_size),
+            "--max-restarts",
+            str(spec.max_restarts),
+            "--role",
+            spec.role,
+        ]
         for flag, value in (("--redirects", logs_specs._redirects), ("--tee", logs_specs._tee)):
             if isinstance(value, int) and int(value):
                 flags += [flag, str(int(value))]
@@ -243,11 +283,32 @@ class Plugin:
         """Mark what is left out."""
         names = {item.name for item in items}
         for item in items:
-            why = next((why for name, why in LEFT_OUT.items() if name in item.name), None)
-            if not _has_etcd() and "_etcd" in item.name and f"{item.name.partition('_etcd')[0]}_c10d" in names:
+            why = next((why for name, why in LEFT_OUT.items() if name in item.nodeid), None)
+            if (
+                not _has_etcd()
+                and "_etcd" in item.name
+                and f"{item.name.partition('_etcd')[0]}_c10d" in names
+            ):
                 why = "needs etcd; its twin runs with c10d"
+            if not _has_etcd() and "fault_tolerance" in item.name:
+                why = "needs etcd; with c10d the store may go with the agent that is killed"
             if why is not None:
                 item.add_marker(pytest.mark.skip(reason=why))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Any:
+        """End a test that hangs."""
+
+        def give_up(_number: int, _frame: object) -> None:
+            raise TimeoutError(f"not through after {_BOUND_S} s")
+
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.alarm(_BOUND_S)
+        try:
+            return (yield)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Count."""
@@ -282,19 +343,37 @@ def _run_one(sources: Path, more: Sequence[str], *, is_ours: bool) -> int:
     os.environ.pop("PYTEST_ADDOPTS", None)
     files = [str(path) for name in FILES if (path := sources / "test" / "distributed" / name).exists()]
     if not files:
-        sys.exit(f"{sources} holds none of torch's tests: {', '.join(FILES)} are looked for below test/distributed")
+        sys.exit(
+            f"{sources} holds none of torch's tests: {', '.join(FILES)} are looked for below test/distributed"
+        )
     os.chdir(sources / "test")  # no configuration of ours
     plugin = Plugin(is_ours=is_ours)
-    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--no-header", "-rN", "--tb=short", "-c", os.devnull, f"--rootdir={sources}"]
+    flags = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "--no-header",
+        "-rN",
+        "--tb=short",
+        "-c",
+        os.devnull,
+        f"--rootdir={sources}",
+    ]
     pytest.main([*flags, *files, *more], plugins=[plugin])
     counts = ", ".join(f"{count} {what}" for what, count in sorted(plugin.counts.items()))
-    sys.stdout.write(f"{'rankwise run' if is_ours else 'torchrun'}: {counts}\n" + "".join(f"  failed: {name}\n" for name in plugin.failed))
+    sys.stdout.write(
+        f"{'rankwise run' if is_ours else 'torchrun'}: {counts}\n"
+        + "".join(f"  failed: {name}\n" for name in plugin.failed)
+    )
     return len(plugin.failed)
 
 
 def main() -> int:
     """Run the tests with torchrun, then with rankwise: each in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sources", type=Path, help="a checkout of PyTorch")
     parser.add_argument("--only", choices=("torchrun", "rankwise"), help="one of the two")
     args, more = parser.parse_known_args()

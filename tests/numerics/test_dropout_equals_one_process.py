@@ -84,7 +84,7 @@ def train_by_hand() -> list[float]:
 
 def train(
     dataset: Dataset, micro_batch: int | None, num_workers: int = 0, state: Any = None, stop_after: int | None = None,
-    *, is_global: bool = True,
+    *, is_global: bool = True, fetches: bool = False,
 ) -> tuple[list[float], Any]:  # fmt: skip
     """Return the losses over all ranks from where the state was, and the state behind the last step."""
     with rankwise.init(device="cpu", timeout_s=30) as ctx:
@@ -105,7 +105,10 @@ def train(
             for step in loader.steps():
                 optimizer.zero_grad()
                 total = torch.zeros((), dtype=torch.float64)
-                for inputs, targets in rankwise.accumulate(ddp, step):
+                micro_batches = step.fetch() if fetches else step
+                if fetches:  # as who weighs by tokens does
+                    assert sum(len(targets) for _, targets in micro_batches) == step.num_samples
+                for inputs, targets in rankwise.accumulate(ddp, micro_batches):
                     loss = mse_loss(ddp(inputs), targets, reduction="sum") * step.scale
                     loss.backward()
                     total += loss.detach()
@@ -139,6 +142,12 @@ def on_ranks(world_size: int, *args: Any, **more: Any) -> tuple[list[float], Any
 def test_ranks_with_dropout_train_as_one_process_does(world_size: int, micro_batch: int | None) -> None:
     """Each step's loss is that of a loop by hand over whole batches, with accumulation and an uneven last step."""
     assert_same(on_ranks(world_size, build_samples(), micro_batch)[0], train_by_hand())
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 3), (2, 3), (3, 2)])
+def test_micro_batches_that_are_looked_at_first_drop_the_same(world_size: int, micro_batch: int) -> None:
+    """Taken all at once and counted before the first forward, as for a loss by tokens: each is at hand when its turn comes."""
+    assert_same(on_ranks(world_size, build_samples(), micro_batch, fetches=True)[0], train_by_hand())
 
 
 @pytest.mark.parametrize(("first", "second", "micro_batch"), [(2, 3, None), (4, 1, 2), (1, 8, 1)])

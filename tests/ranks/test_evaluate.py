@@ -259,3 +259,54 @@ def test_without_a_job_one_process_evaluates_alone() -> None:
     model, data = make(11)
     told = rankwise.evaluate(model, data, METRICS, batch_size=4)
     assert told["accuracy"] == direct(11)["accuracy"]
+
+
+# ------------------------------------------------------------------------------------------ predict
+
+
+def forecast(size: int, batch_size: int, as_stream: bool, shape: str) -> Any:
+    with rankwise.init(device="cpu", timeout_s=30) as ctx:
+        model, data = make(size)
+        forwards = {
+            "tensor": None,
+            "dict": lambda model, batch: {"logits": model(batch[0]), "first": batch[0][:, 0]},
+            "rows": lambda model, batch: model(batch[0]).mean(),
+        }
+        ddp = rankwise.apply_ddp(model, ctx=ctx)
+        return rankwise.predict(
+            ddp, Lines(data) if as_stream else data, batch_size=batch_size, forward=forwards[shape]
+        )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "size", "batch_size", "as_stream"),
+    [(1, 7, 3, False), (2, 7, 3, False), (3, 7, 1, False), (3, 2, 4, False), (2, 7, 2, True)],
+)
+def test_predictions_are_those_of_one_process_in_order(
+    world_size: int, size: int, batch_size: int, as_stream: bool
+) -> None:
+    """Rank 0 gets one output for each sample, in the data set's order, also where ranks have no sample; the others get none."""
+    model, data = make(size)
+    expected = model.eval()(data.tensors[0]).detach()
+    first, *others = run_ranks(forecast, world_size, size, batch_size, as_stream, "tensor")
+    torch.testing.assert_close(first, expected)
+    assert others == [None] * (world_size - 1)
+    told, *_ = run_ranks(forecast, world_size, size, batch_size, as_stream, "dict")
+    torch.testing.assert_close(told, {"logits": expected, "first": data.tensors[0][:, 0]})
+
+
+def test_outputs_that_are_not_one_for_each_sample_are_refused() -> None:
+    """The mean over a batch has no row for each sample: the shape and the way out are told, on the rank that saw it first."""
+    outcomes = try_ranks(forecast, 2, 7, 3, False, "rows")
+    assert any(
+        isinstance(one.error, UsageError) and "a tensor of shape ()" in str(one.error) for one in outcomes
+    )
+
+
+def test_without_ranks_predict_is_a_plain_loop() -> None:
+    """No job was joined: one process, the same result."""
+    model, data = make(5)
+    expected = model.eval()(data.tensors[0]).detach()
+    model.train()
+    torch.testing.assert_close(rankwise.predict(model, data, batch_size=2), expected)
+    assert model.training

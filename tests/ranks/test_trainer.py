@@ -9,6 +9,8 @@ import json
 import math
 import os
 import signal
+import warnings
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +28,7 @@ from rankwise.testing import run_ranks
 from rankwise.train import Callback, Evaluation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NUM_SAMPLES, GLOBAL_BATCH = 40, 8  # five steps an epoch
@@ -742,7 +745,7 @@ def test_a_rank_without_samples_adds_nothing_to_any_gradient() -> None:
 
 
 def evaluate_with_statistics() -> Any:
-    with rankwise.init(device="cpu") as ctx:
+    with rankwise.init(device="cpu") as ctx, _plain_norms():
         torch.manual_seed(0)
         trainer = build(model=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)), evaluates=True, epochs=1)
         trainer.fit()
@@ -756,8 +759,15 @@ def test_an_evaluation_is_that_of_one_model() -> None:
         assert measured == pytest.approx(own, rel=1e-5)
 
 
+@contextlib.contextmanager
+def _plain_norms() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the losses of 2 ranks")
+        yield
+
+
 def skip_spoilt_statistics() -> list[float]:
-    with rankwise.init(device="cpu"):
+    with rankwise.init(device="cpu"), _plain_norms():
         inputs, targets = (tensor.clone() for tensor in build_data().tensors)
         inputs[7] = math.nan
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -770,6 +780,63 @@ def test_a_skipped_step_leaves_no_trace_in_running_statistics() -> None:
     """A sample that is NaN spoils neither weights nor BatchNorm's statistics."""
     for found in run_ranks(skip_spoilt_statistics, 2):
         assert all(math.isfinite(value) for value in found)
+
+
+def fit_with_warnings(layers: dict[str, nn.Module], **config: Any) -> list[str]:
+    with rankwise.init(device="cpu"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build(model=nn.Sequential(OrderedDict(layers)), epochs=1, **config).fit()
+    return [str(one.message) for one in caught]
+
+
+def test_layers_that_know_one_rank_only_are_warned_of_once() -> None:
+    """Plain dropout and BatchNorm on two ranks are named, with the ways out; one rank, and layers that are exact, bring no word."""
+    plain = {"drop": nn.Dropout(0.5), "norm": nn.BatchNorm1d(4), "out": nn.Linear(4, 1)}
+    (told,), silent = run_ranks(fit_with_warnings, 2, plain)
+    assert told.startswith("the losses of 2 ranks will differ from those of one process: drop drops by")
+    assert "replace_dropout(model)" in told
+    assert "norm normalises by the samples of one rank (TrainerConfig(sync_batchnorm=True)" in told
+    assert silent == []
+    assert run_ranks(fit_with_warnings, 1, plain) == [[]]
+    assert run_ranks(fit_exact_layers, 2) == [[], []]
+
+
+def fit_exact_layers() -> list[str]:
+    layers = {"drop": rankwise.train.GlobalDropout(0.5), "off": nn.Dropout(0.0), "norm": nn.BatchNorm1d(4)}
+    return fit_with_warnings({**layers, "out": nn.Linear(4, 1)}, sync_batchnorm=True)
+
+
+class Doubled(Callback):
+    """Doubles the gradients, and writes down their norm."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any) -> None:
+        gradients = [parameter.grad for parameter in trainer.model.parameters()]
+        self.norms.append(torch.nn.utils.get_total_norm(gradients).item())
+        for gradient in gradients:
+            gradient.mul_(2)
+
+
+def fit_doubled(clip_norm: float | None) -> Any:
+    with rankwise.init(device="cpu"):
+        callback = Doubled()
+        trainer = build(callbacks=[callback], epochs=1, clip_norm=clip_norm, micro_batch=2)
+        trainer.fit()
+        return callback.norms, [parameter.detach() for parameter in trainer.model.parameters()]
+
+
+def test_gradients_are_shown_whole_before_they_are_clipped() -> None:
+    """Averaged over ranks and micro-batches, once a step, equal on all ranks and to those of one process; what a callback changes there counts."""
+    (alone, weights), *_ = run_ranks(fit_doubled, 1, None)
+    for norms, found in run_ranks(fit_doubled, 2, None):
+        assert norms == pytest.approx(alone, rel=1e-5)
+        torch.testing.assert_close(found, weights)
+    assert len(alone) == 5
+    # The norm that is shown is not the clipped one.
+    (clipped, _), *_ = run_ranks(fit_doubled, 1, 1e-3)
+    assert clipped[0] == pytest.approx(alone[0])
 
 
 class Interrupt(Callback):

@@ -382,8 +382,10 @@ def test_a_stream_that_tells_no_length_has_none() -> None:
 
 def test_a_state_of_other_data_is_refused() -> None:
     """For a stream as for a data set with an index, with both values."""
-    with pytest.raises(DataError, match="num_samples 10, and this sampler has 11"):
-        load(Numbers(11)).load_state_dict(load(Numbers(10)).state_dict())
+    begun = load(Numbers(10))
+    next(iter(begun))
+    with pytest.raises(DataError, match="num_samples 10, in the middle of epoch 0, and this sampler has 11"):
+        load(Numbers(11)).load_state_dict(begun.state_dict())
     with pytest.raises(DataError, match="seed 0, and this loader has 1"):
         load(Stream(), seed=1).load_state_dict(load(Stream(), seed=0).state_dict())
     with pytest.raises(DataError, match="version None"):

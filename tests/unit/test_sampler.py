@@ -220,6 +220,24 @@ def test_set_epoch_begins_an_epoch_from_its_start() -> None:
         assert next(iter(sampler)) == next(sampler.draw(4, start))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_between_epochs_a_data_set_may_grow_or_shrink(drop_last: bool) -> None:
+    """Saved behind an epoch's last step: the resumed pass is empty, and the next epoch has the samples of now; the other rank does not warn."""
+    saved = make(53, 1, 2, global_batch=10, drop_last=drop_last)
+    for _ in saved:
+        state = saved.state_dict()
+    for size in (80, 20):
+        sampler = make(size, 0, 2, global_batch=10, drop_last=drop_last)
+        with pytest.warns(UserWarning, match=f"two epochs of 53 samples, and the data set has {size} now"):
+            sampler.load_state_dict(state)
+        assert list(sampler) == []
+        assert list(sampler) == list(sampler.draw(1))
+        make(size, 1, 2, global_batch=10, drop_last=drop_last).load_state_dict(state)
+    fresh = make(80, 1, 2, global_batch=10)
+    fresh.load_state_dict(saved.state_dict())  # the start of epoch 1
+    assert list(fresh) == list(fresh.draw(1))
+
+
 def test_a_pass_that_was_left_early_goes_on() -> None:
     """One step or several: the next pass goes on behind them; behind the last step comes the next epoch."""
     sampler = make(50, global_batch=10)
@@ -278,6 +296,8 @@ def test_the_state_is_small() -> None:
         ({"order": "sequential"}, ["'sequential'", "'shuffled'"]),
         ({"consumed": 51}, ["51 of 50"]),
         ({"consumed": -1}, ["-1 of 50"]),
+        ({"num_samples": None}, ["10 of None"]),
+        ({"global_batch": "10"}, ["damaged"]),
         ({"consumed": 3.0}, ["3.0 of 50"]),
         ({"epoch": "1"}, ["epoch '1'"]),
         ({"version": 2}, ["version 2", "1 is wanted"]),

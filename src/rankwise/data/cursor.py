@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError, UsageError
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 _VERSION = 1
 #: Told in a state, so that one of the other kind of data set is known for what it is.
 KIND, STREAM_KIND = "indexed", "stream"
+_OTHER_SIZE = (
+    "end the epoch with the data set that it began with: between epochs it may grow or shrink. To begin anew with these weights, load "
+    "them alone, checkpoint.load(folder, {'model': model, 'optimizer': optimizer}), and save in another folder"
+)
 
 
 @final
@@ -111,6 +116,9 @@ class Cursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place.
 
+        Between two epochs the data set may have another number of samples than when the state was saved: the next epoch has those
+        of now, and rank 0 warns. Within an epoch its places would mean other samples.
+
         Args:
             state: What ``state_dict`` has returned.
 
@@ -118,14 +126,39 @@ class Cursor:
             DataError: The state belongs to other data or another order, or is damaged; the cursor stays where it was.
         """
         self._check(state)
-        self._go_to(state["epoch"], state["consumed"])
+        size, consumed = self._schedule.num_samples, state["consumed"]
+        if size != state["num_samples"] and self._schedule.rank == 0:
+            warnings.warn(
+                f"this was saved between two epochs of {state['num_samples']} samples, and the data set has {size} now: so has the next epoch",
+                stacklevel=2,
+            )
+        self._go_to(state["epoch"], size if consumed and self._is_between_epochs(state) else consumed)
         self._resumed_at = self.consumed
+
+    def _is_between_epochs(self, state: dict[str, Any]) -> bool:
+        """Whether nothing of a sound state's epoch was delivered, or all that this schedule would deliver."""
+        left = state["num_samples"] - state["consumed"]
+        is_over = left < state["global_batch"] if self._schedule.drop_last else left == 0
+        return state["consumed"] == 0 or bool(is_over)
 
     def _check(self, state: Any) -> None:
         rank, size = self._schedule.rank, self._schedule.num_samples
         check_kind(state, _VERSION, KIND, rank)
+        epoch, consumed, saved_size = state.get("epoch"), state.get("consumed"), state.get("num_samples")
+        counts = (epoch, consumed, saved_size, state.get("global_batch"))
+        if any(type(one) is not int or one < 0 for one in counts) or not consumed <= saved_size:
+            raise DataError(
+                f"the state says epoch {epoch!r} and {consumed!r} of {saved_size!r} samples consumed",
+                rank=rank,
+                hint="the state is damaged: load an older one",
+            )
+        if saved_size != size and not self._is_between_epochs(state):
+            raise DataError(
+                f"the state was saved with num_samples {saved_size}, in the middle of epoch {epoch}, and this sampler has {size}",
+                rank=rank,
+                hint=_OTHER_SIZE,
+            )
         for name, own, hint in (
-            ("num_samples", size, "take the same data set, or begin an epoch anew with set_epoch"),
             ("seed", self._seed, "give the sampler the seed of the state"),
             ("order", self._order.name, "give the sampler the shuffle, weights, lengths of the state, and with lengths its global batch"),
         ):  # fmt: skip
@@ -135,13 +168,6 @@ class Cursor:
                     rank=rank,
                     hint=hint,
                 )
-        epoch, consumed = state.get("epoch"), state.get("consumed")
-        if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed <= size:
-            raise DataError(
-                f"the state says epoch {epoch!r} and {consumed!r} of {size} samples consumed",
-                rank=rank,
-                hint="the state is damaged: load an older one",
-            )
 
 
 def check_kind(state: Any, version: int, kind: str, rank: int) -> None:

@@ -67,19 +67,16 @@ def evaluate(  # noqa: PLR0913 - most calls give four
     Collective: every rank, with the same data set and metrics. The sums take one all-reduce at the end; a minimum or a
     maximum one more, and torchmetrics what it takes.
     """
-    ctx = ctx or find_current()
-    bare = unwrap(model)
-    where = torch.device(device) if device is not None else _find_device(bare, ctx)
-    loader = _make_loader(
-        dataset, batch_size, ctx, collate_fn=collate_fn, num_workers=num_workers, device=where
+    bare, loader, ctx = open_pass(
+        model, dataset, batch_size, ctx, collate_fn=collate_fn, num_workers=num_workers, device=device
     )
-    tally, is_sharded = Tally(metrics, where, ctx), _is_sharded(bare)
+    tally, takes_empty = Tally(metrics, loader.device, ctx), is_sharded(bare)
     predict = predict or predict_pair
     try:
-        with _evaluating(bare):
+        with evaluating(bare):
             for step in loader.steps():
                 for batch in step:
-                    if step.num_samples or is_sharded:
+                    if step.num_samples or takes_empty:
                         outputs, targets = _unpack(predict(bare, batch))
                         if step.num_samples:
                             tally.add(outputs, targets, step.num_samples)
@@ -96,6 +93,21 @@ def unwrap(model: nn.Module) -> nn.Module:
     while isinstance(inner, DistributedDataParallel):
         model = inner = inner.module
     return model
+
+
+def open_pass(
+    model: nn.Module,
+    dataset: Any,
+    batch_size: int,
+    ctx: RankContext | None,
+    *,
+    device: str | torch.device | None,
+    **options: Any,
+) -> tuple[nn.Module, DataLoader, RankContext | None]:
+    """Return the bare model, a loader that deals each sample out once, in order, and who the ranks are."""
+    ctx, bare = ctx or find_current(), unwrap(model)
+    where = torch.device(device) if device is not None else _find_device(bare, ctx)
+    return bare, _make_loader(dataset, batch_size, ctx, device=where, **options), ctx
 
 
 def _make_loader(dataset: Any, batch_size: int, ctx: RankContext | None, **options: Any) -> DataLoader:
@@ -125,7 +137,7 @@ def _find_device(model: nn.Module, ctx: RankContext | None) -> torch.device:
     return ctx.device if ctx is not None else torch.device("cpu")
 
 
-def _is_sharded(model: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> bool:
     """Tell whether a forward pass is a collective: FSDP2 and tensor parallel have DTensors, FSDP1 wraps modules."""
     return any(hasattr(one, "full_tensor") and hasattr(one, "to_local") for one in model.parameters()) or any(
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
@@ -133,7 +145,7 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, and each module's own mode again afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -50,7 +50,7 @@ class Place:
             raise UsageError(
                 "a micro-batch was taken from its step before the model has seen the one that comes before: whose samples are at hand now?",
                 rank=find_rank(),
-                hint="take the micro-batches of a step one by one: no list(step), no reading ahead; or say it:"
+                hint="take the micro-batches of a step one by one, or all by step.fetch(), which list(step) is not; or say it:"
                 " `with rankwise.train.placed(...)`",
             )
 

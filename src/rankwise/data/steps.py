@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.data.place import hide
+from rankwise.data.place import Place, find_place, hide, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@final
+class MicroBatches:
+    """The micro-batches of a step, all at once.
+
+    Args:
+        taken: Each with its place; None where nobody knows it.
+    """
+
+    def __init__(self, taken: list[tuple[Any, Place | None]]) -> None:
+        self._taken = taken
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._taken)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them; each becomes the one at hand."""
+        before: Place | None = None
+        for batch, place in self._taken:
+            if place is not None:
+                before = Place(
+                    place.epoch, place.positions, before
+                )  # as good as new: nobody has asked for it in this round
+                show(before)
+            yield batch
 
 
 @final
@@ -43,6 +70,14 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         """Yield them; each becomes the one at hand (``rankwise.data.place``), and the step counts as consumed with the last."""
         return self._micro_batches
+
+    def fetch(self) -> MicroBatches:
+        """Take all micro-batches of the step at once: for who must look at them before the first forward, to count tokens, say.
+
+        Returns:
+            The micro-batches, to be iterated as often as needed; each becomes the one at hand when it comes.
+        """
+        return MicroBatches([(batch, find_place()) for batch in self._micro_batches])
 
     def __repr__(self) -> str:
         return f"Step(index={self.index}, num_samples={self.num_samples}, global_samples={self.global_samples}, micro_batches={len(self)})"

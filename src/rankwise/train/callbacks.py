@@ -24,6 +24,13 @@ class Callback:
             started: How it begins, or goes on.
         """
 
+    def on_before_optimizer_step(self, trainer: Trainer) -> None:
+        """Called when a step's gradients are complete, averaged over the ranks and unscaled; before they are clipped and the weights moved.
+
+        Args:
+            trainer: Whose ``fit()`` is running; ``trainer.step`` steps are done.
+        """
+
     def on_step(self, trainer: Trainer, step: int) -> None:
         """Called after each optimizer step.
 

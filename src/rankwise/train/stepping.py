@@ -148,12 +148,13 @@ class Stepping:
             for buffer, part in zip(buffers, flat.split([one.numel() for one in buffers]), strict=True):
                 buffer.detach().copy_(part.view_as(buffer))
 
-    def move_weights(self, step: Step, track: Track) -> None:
+    def move_weights(self, step: Step, track: Track, before: Callable[[], object] | None = None) -> None:
         """Make the optimizer's step; note that it is done.
 
         Args:
             step: The step whose gradients are there.
             track: What is told.
+            before: Called when the gradients are complete, before they are clipped.
 
         Raises:
             NumericsError: Too many steps in a row had gradients that are not finite.
@@ -168,12 +169,14 @@ class Stepping:
                 if parameter.grad is not None
             ]
         self._weighing.correct(gradients, step)
+        if before is not None:
+            before()
         norm = self._clip(gradients)
         is_skipped = self._skips and norm is not None and not math.isfinite(norm)
         if is_skipped:
             self._skip(float(norm or 0.0), track.steps_done + 1)
-            for buffer, before in self._kept_buffers:
-                buffer.copy_(before)  # running statistics, of a batch that is none
+            for buffer, kept in self._kept_buffers:
+                buffer.copy_(kept)  # running statistics, of a batch that is none
         else:
             self._num_skipped = 0
         if (

@@ -18,7 +18,9 @@ from rankwise.parallel.accumulation import accumulate
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.arguments import check_arguments
+from rankwise.train.callbacks import Callback
 from rankwise.train.evaluating import Best
+from rankwise.train.inexact import warn_of_inexact_layers
 from rankwise.train.stepping import Stepping, check_finite
 from rankwise.train.tracking import Track
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from rankwise.data.loader import DataLoader
     from rankwise.data.steps import Step
     from rankwise.runtime.context import RankContext
-    from rankwise.train.callbacks import Callback
     from rankwise.train.config import Every, TrainerConfig
     from rankwise.train.evaluating import Evaluation
     from rankwise.train.events import Ended, Logger, Report
@@ -115,6 +116,9 @@ class Trainer:
         self._metrics: dict[str, float] = {}
         self._evaluated_step, self._saved_step, self._closed_epochs = -1, -1, 0
         self._save_is_due = self._is_loaded = False
+        # Asked before each step, and hardly ever wanted.
+        own = Callback.on_before_optimizer_step
+        self._watching = [one for one in callbacks if type(one).on_before_optimizer_step is not own]
         self._saving: checkpoint.Saving | None = None
         self._reason: str | None = None
 
@@ -148,7 +152,9 @@ class Trainer:
                 for step in self._steps():
                     for batch in accumulate(self.ddp, step, ctx=self.ctx):
                         self._stepping.backward(batch, step, self.track)
-                    self._stepping.move_weights(step, self.track)
+                    self._stepping.move_weights(
+                        step, self.track, self._tell_gradients if self._watching else None
+                    )
                     self._schedule("step")
                     self._do_what_is_due()
                 if self._reason is None:
@@ -213,6 +219,7 @@ class Trainer:
         self._load_once()
         if not self.model.training:
             self.ddp.train()
+        warn_of_inexact_layers(self.model, self.ctx)
         if self.step == 0 and self.config.seed is not None:
             self.ctx.seed(self.config.seed)
         self._saved_step = self.step
@@ -326,6 +333,10 @@ class Trainer:
         is_moved = self.scheduler is not None and self.config.scheduler_every == after
         if is_moved and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
+
+    def _tell_gradients(self) -> None:
+        for callback in self._watching:
+            callback.on_before_optimizer_step(self)
 
     def _hear_report(self, report: Report) -> None:
         for callback in self.callbacks:
