@@ -67,7 +67,7 @@ def test_flags_that_make_no_sense_are_refused(
     [
         ("--hosts", "--hosts names no host"), ("--only", "--only names no probe"),
         *((flag, f"an empty value (is a variable of the job script not set?): {flag}") for flag in (
-            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--html", "--python", "--ssh", "--token",
+            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--html", "--python", "--ssh", "--token", "--token-file",
         )),
     ],
 )  # fmt: skip

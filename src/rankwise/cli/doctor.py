@@ -13,7 +13,7 @@ from rankwise.base import terminal
 from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic
-from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile
+from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile, read_token
 from rankwise.cli.doctor_hosts import look
 from rankwise.cli.doctor_ssh import look_over_ssh
 from rankwise.cli.printing import put
@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
     if args.list:
         put("\n".join((*list_probes(probes), "")))
         return 0
+    if args.token_file is not None:
+        args.token = read_token(args.token_file)
     hosts = args.hosts or (read_hostfile(args.hostfile) if args.hostfile else ())
     seen = (look_over_ssh(args, probes, argv, hosts), True) if hosts else look(args, probes)
     if seen is None:

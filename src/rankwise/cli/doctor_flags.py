@@ -159,8 +159,17 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         action=Given,
         default="",
         metavar="WORD",
-        help="The same word on all hosts keeps strangers, and other meetings at this port, out (--hosts makes one).",
+        help="The same word on all hosts keeps strangers, and other meetings at this port, out (--hosts makes one). Other users of a host "
+        "can read it there.",
     )
+    hosts.add_argument(
+        "--token-file",
+        action=Given,
+        type=read_path,
+        metavar="FILE",
+        help="A file whose first line is that word.",
+    )
+    hosts.add_argument("--token-from-input", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -323,3 +332,22 @@ def _find_page_fault(path: Path) -> str:
     except OSError as error:
         return (error.strerror or str(error)).lower()
     return "" if os.access(path.absolute().parent, os.W_OK | os.X_OK) else "its folder can't be written to"
+
+
+def read_token(path: Path) -> str:
+    """Return the word in a file.
+
+    Raises:
+        UsageError: It can't be read, or there is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--token-file {path} can't be read: {error}", hint="its first line is the word"
+        ) from error
+    if not lines:
+        raise UsageError(
+            f"--token-file {path} is empty", hint="openssl rand -hex 16 > FILE; the same file on all hosts"
+        )
+    return lines[0]

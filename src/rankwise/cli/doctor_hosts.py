@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from rankwise.doctor.probe import Probe
 
 
+#: A word; what is longer is none.
+_MOST_TOKEN_BYTES = 4096
+
+
 def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, bool] | None:
     """Look at this host, or take part where several meet, as the flags and the environment say.
 
@@ -49,6 +53,8 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
     Raises:
         UsageError: It is not said where the hosts meet.
     """
+    if args.token_from_input:
+        args.token = _read_line()
     if args.end_with_input:
         threading.Thread(target=_end_with_input, daemon=True).start()
     env = environ()
@@ -143,6 +149,14 @@ def _is_first(together: Together, plan: Plan) -> bool:
     if plan.is_holder is not None:
         return plan.is_holder
     return bool(together.hosts) and together.hosts[0].name == Host().name
+
+
+def _read_line() -> str:
+    """Return the first line of standard input, and take nothing of what follows it."""
+    line = b""
+    while len(line) < _MOST_TOKEN_BYTES and (sign := os.read(0, 1)) not in {b"", b"\n"}:
+        line += sign
+    return line.decode(errors="replace")
 
 
 def _end_with_input() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Flags of the hosts that ssh starts are those of this one, less what it does itself.
 _OF_HERE = (
-    "--hosts", "--hostfile", "--ssh", "--html", "--format", "--master-addr", "--master_addr", "--master-port", "--master_port", "--token",
+    "--hosts", "--hostfile", "--ssh", "--html", "--format", "--master-addr", "--master_addr", "--master-port", "--master_port", "--token", "--token-file",
 )  # fmt: skip
 _SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")
 #: What a job that is started from here would take along; the hosts' own settings stay where nothing is set here.
@@ -105,7 +105,7 @@ def _meet(
     for number, host in enumerate(hosts):
         if number != own:
             command = [*_set_variables(env), *build_command(argv, plan, number)]
-            remotes.start(host, command, folder=Path.cwd(), keeps_output=number == 0)
+            remotes.start(host, command, folder=Path.cwd(), keeps_output=number == 0, secret=plan.token)
     if own is None:
         return _read_answer(remotes, hosts[0], args.arrival_timeout + _MEETING_S)
     plan = limit(args, plan, probes)
@@ -163,10 +163,19 @@ def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
             kept.append(word)
     place = {
         "--nnodes": str(plan.num_hosts), "--node-rank": str(number), "--master-addr": plan.endpoint_host, "--master-port": str(plan.endpoint_port),
-        "--expect": ",".join(plan.expected), "--token": plan.token, "--format": "json",
+        "--expect": ",".join(plan.expected), "--format": "json",
     }  # fmt: skip
     flags = [word for pair in place.items() for word in pair]
-    return [sys.executable, "-m", "rankwise", "doctor", *kept, *flags, "--end-with-input"]
+    return [
+        sys.executable,
+        "-m",
+        "rankwise",
+        "doctor",
+        *kept,
+        *flags,
+        "--token-from-input",
+        "--end-with-input",
+    ]
 
 
 def _read_answer(remotes: RemoteHosts, host: str, timeout_s: float) -> Together:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 #: So many that were sent away are told of: more than that are no hosts of one job.
 _MOST_SENT_AWAY = 64
+#: So many hosts that say no node rank are let in where nobody knows how many are to come.
+_MOST_WITHOUT_RANK = 4096
+_FULL = "{wanted} hosts without a node rank are here already, and no more are waited for"
 
 
 @final
@@ -58,8 +61,16 @@ class Admission:
                 f"the meeting at {plan.endpoint} has begun without {seat.name}, which came {late_s:.0f} s after it was opened",
                 "start it on all hosts at the same time, or give them longer: --arrival-timeout 120", "I1",
             )  # fmt: skip
-        if seat.node_rank is None or seat.is_own:
+        if seat.is_own:
             return None
+        if seat.node_rank is None:
+            wanted = plan.num_hosts or len(plan.expected) or _MOST_WITHOUT_RANK
+            without = sum(one.node_rank is None and not one.is_own for one in self._here())
+            return (
+                refuse(_FULL.format(wanted=wanted), "give each host its --node-rank, from 0")
+                if without >= wanted
+                else None
+            )
         same = [(one.name, one.address) for one in self._here() if one.node_rank == seat.node_rank]
         # Our own host may come later than others do; its place is its own all the same.
         if not same and plan.node_rank == seat.node_rank:

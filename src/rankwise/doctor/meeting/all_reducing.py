@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: For so long torch may import itself, meet and reduce; then it is killed.
 BOUND_S = 60.0
+#: No host has more GPUs; each rank is a process.
+_MOST_RANKS = 128
 _TORCH_S, _MOST_WHY = 90.0, 500
 
 
@@ -117,6 +119,10 @@ class Reducing:
     def run(self, order: Message) -> Message:
         """Start the ranks, and return what they say; who is late is killed."""
         count = whole(order, "ranks") or 1
+        if not 0 < count <= _MOST_RANKS:
+            return _tell_failed(
+                f"{count} ranks on this host were asked for; at most {_MOST_RANKS} are started"
+            )
         names: Message = {
             "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),
             "MASTER_PORT": whole(order, "port"), "BACKEND": text(order, "backend"), "LIFELINE": 1,

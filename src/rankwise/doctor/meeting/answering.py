@@ -45,14 +45,14 @@ class Answering:
     """Listens at ports that the kernel chooses, in a thread of its own.
 
     Args:
-        token: Of the meeting.
+        mark: Of the meeting.
         number: Of this host in the meeting.
         name: Of this host.
         clock: Where the time comes from.
     """
 
-    def __init__(self, *, token: str, number: int, name: str, clock: Clock) -> None:
-        self._greeting = encode({GREETING: VERSION, "token": token, "number": number, "name": name})
+    def __init__(self, *, mark: str, number: int, name: str, clock: Clock) -> None:
+        self._greeting = encode({GREETING: VERSION, "mark": mark, "number": number, "name": name})
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._guests: dict[int, _Guest] = {}

@@ -12,6 +12,7 @@ from rankwise.base.host import find_port_holder, listen_tcp
 from rankwise.doctor.meeting.border import one_line
 from rankwise.doctor.meeting.not_arriving import describe, explain_failure
 from rankwise.doctor.meeting.plan import MeetingError, Plan
+from rankwise.doctor.meeting.proof import is_proof, make_nonce, mark, prove
 from rankwise.doctor.meeting.tether import Tether
 from rankwise.doctor.meeting.wire import (
     GREETING,
@@ -93,31 +94,42 @@ def arrive(host: Host, plan: Plan, say: Callable[[str], None], *, own: str = "")
 
 
 def _try(host: Host, plan: Plan, until_s: float, own: str) -> Tether:
+    nonce = make_nonce()
     hello: Message = {
-        GREETING: VERSION, "token": plan.token, "name": host.name, "node_rank": plan.node_rank, "num_hosts": plan.num_hosts,
+        GREETING: VERSION, "mark": mark(plan.token), "nonce": nonce, "name": host.name, "node_rank": plan.node_rank, "num_hosts": plan.num_hosts,
         "own": own,
     }  # fmt: skip
     where = (plan.listen_address or "127.0.0.1") if own else plan.endpoint_host
     tether = Tether(connect(where, plan), hello, host.clock, plan.silence_s)
     try:
-        _wait_welcome(tether, host, until_s)
+        _wait_welcome(tether, host, until_s, plan.token, nonce)
     except BaseException:
         tether.close()
         raise
     return tether
 
 
-def _wait_welcome(tether: Tether, host: Host, until_s: float) -> None:
+def _wait_welcome(tether: Tether, host: Host, until_s: float, token: str, nonce: str) -> None:
+    told = _wait_word(tether, host, until_s)
+    if token and "no" not in told:
+        if not is_proof(text(told, "proof"), token, "holder", nonce, text(told, "challenge")):
+            raise StrangerError("it does not know this meeting's token")
+        tether.send({"proof": prove(token, "guest", nonce, text(told, "challenge"))})
+        told = _wait_word(tether, host, until_s)
+    if "no" in told:
+        raise read_refusal(told)
+    if whole(told, "welcome") != VERSION:
+        raise StrangerError("it speaks another version of the doctor's language")
+
+
+def _wait_word(tether: Tether, host: Host, until_s: float) -> Message:
     begin_s = host.clock.monotonic()
     # A little longer than all have: who has just come must be heard, too.
     bound_s = max(_LEAST_WORD_S, min(_WORD_S, until_s - begin_s))
     while (told := tether.next(0.25)) is None:
         if host.clock.monotonic() > begin_s + bound_s:
             raise SilentError(f"it opened, and said nothing within {bound_s:.0f} s")
-    if "no" in told:
-        raise read_refusal(told)
-    if whole(told, "welcome") != VERSION:
-        raise StrangerError("it speaks another version of the doctor's language")
+    return told
 
 
 def read_refusal(told: Message) -> MeetingError:

@@ -105,7 +105,7 @@ def judge_error(error: OSError) -> Outcome:
 def try_all(
     targets: Sequence[Target],
     *,
-    token: str,
+    mark: str,
     clock: Clock,
     source_address: str = "",
     at_once: int = 128,
@@ -115,7 +115,7 @@ def try_all(
 
     Args:
         targets: Where.
-        token: Of the meeting: who answers must know it.
+        mark: Of the meeting: who answers must say it.
         clock: Where the time comes from.
         source_address: From where to connect; empty: the kernel chooses.
         at_once: How many attempts may be open at a time.
@@ -124,7 +124,7 @@ def try_all(
     Returns:
         How it went, in their order.
     """
-    trial = _Trial(targets, token=token, clock=clock, source_address=source_address, word_s=word_s)
+    trial = _Trial(targets, mark=mark, clock=clock, source_address=source_address, word_s=word_s)
     try:
         return trial.run(at_once)
     finally:
@@ -140,9 +140,9 @@ def _has_no_route(error: OSError, target: Target) -> bool:
 @final
 class _Trial:
     def __init__(
-        self, targets: Sequence[Target], *, token: str, clock: Clock, source_address: str, word_s: float
+        self, targets: Sequence[Target], *, mark: str, clock: Clock, source_address: str, word_s: float
     ) -> None:
-        self._targets, self._token, self._clock, self._source = targets, token, clock, source_address
+        self._targets, self._mark, self._clock, self._source = targets, mark, clock, source_address
         self._word_s = word_s
         self._results: list[Tried | None] = [None] * len(targets)
         self._selector = selectors.DefaultSelector()
@@ -227,7 +227,7 @@ class _Trial:
         self._end(attempt, "other host" if who else "ok", who)
 
     def _find_stranger(self, word: dict[str, Fact], target: Target) -> str:
-        if GREETING not in word or text(word, "token") != self._token:
+        if GREETING not in word or text(word, "mark") != self._mark:
             return "it is not of this meeting"
         return "" if whole(word, "number") == target.number else text(word, "name") or "another host"
 

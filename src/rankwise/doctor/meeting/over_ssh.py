@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, final
@@ -59,7 +60,9 @@ class RemoteHosts:
         self._say = say
         self._remotes: list[_Remote] = []
 
-    def start(self, host: str, command: Sequence[str], *, folder: Path, keeps_output: bool = False) -> None:
+    def start(
+        self, host: str, command: Sequence[str], *, folder: Path, keeps_output: bool = False, secret: str = ""
+    ) -> None:
         """Start a command on a host, in a folder there, if it has it.
 
         Args:
@@ -67,6 +70,7 @@ class RemoteHosts:
             command: The words; the shell there gets them quoted.
             folder: Where to start it.
             keeps_output: Whether ``take_output`` will ask for what it prints.
+            secret: The first line of its standard input: a command line can be read by all users of a host.
 
         Raises:
             UsageError: There is no such program as the ssh command.
@@ -83,6 +87,10 @@ class RemoteHosts:
             raise UsageError(
                 f"{self._ssh[0]} can't be run: {error.strerror}", hint="install ssh, or name it by --ssh"
             ) from error
+        if secret and process.stdin is not None:
+            with suppress(OSError):  # it has ended already: the next look tells why
+                process.stdin.write(f"{secret}\n".encode())
+                process.stdin.flush()
         self._remotes.append(_Remote(host=host, process=process, words=words))
 
     def try_all(self, hosts: Sequence[str], command: Sequence[str], clock: Clock) -> list[Reading]:

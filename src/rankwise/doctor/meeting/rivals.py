@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.deadline import OverdueError
 from rankwise.doctor.meeting.arriving import connect, is_own, read_refusal
 from rankwise.doctor.meeting.border import one_line
+from rankwise.doctor.meeting.proof import mark
 from rankwise.doctor.meeting.tether import Tether
 from rankwise.doctor.meeting.wire import GREETING, VERSION, GoneError, text
 
@@ -73,7 +74,7 @@ class Rivals:
 
     def _ask(self) -> Message | None:
         hello: Message = {
-            GREETING: VERSION, "token": self._plan.token, "name": one_line(self._host.name), "node_rank": self._plan.node_rank,
+            GREETING: VERSION, "mark": mark(self._plan.token), "name": one_line(self._host.name), "node_rank": self._plan.node_rank,
             "num_hosts": self._plan.num_hosts, "holds": self._secret,
         }  # fmt: skip
         tether = Tether(connect(self._plan.endpoint_host, self._plan), hello, self._host.clock, _WORD_S)

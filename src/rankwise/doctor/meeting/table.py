@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.meeting.border import clean_name, one_line
+from rankwise.doctor.meeting.proof import is_proof, make_nonce, mark, prove
 from rankwise.doctor.meeting.together import NO_SENSE
 from rankwise.doctor.meeting.wire import (
     BEAT_S,
@@ -47,6 +48,7 @@ class Seat:
         name: Its name, fit for a terminal and for a command's comment; made distinct when all are there.
         address: Where it comes from; ``met_at``: at which of our addresses.
         is_own: Whether it is the holder itself.
+        nonce: What it is to prove that it knows the token with, and ``challenge``, ours; empty until it has said hello.
         rival: What another holder calls itself, who asks whether this is it; empty for all others.
         lost: Why it is not here any more; empty while it is.
         answers: The last answer to each kind of order.
@@ -60,6 +62,8 @@ class Seat:
     node_rank: int | None = None
     num_hosts: int | None = None
     is_own: bool = False
+    nonce: str = ""
+    challenge: str = ""
     rival: str = ""
     number: int = -1
     lost: str = ""
@@ -268,23 +272,29 @@ class Table:
             else:
                 self.lose(seat, _explain_end(error))
             return
-        seat.heard_s = self._clock.monotonic()
+        # Who has not said who it is has so long from its coming, however it doles out its words.
+        seat.heard_s = seat.heard_s if seat in self._unknown else self._clock.monotonic()
         for message in messages:
-            if seat in self._unknown:
-                self._meet(seat, message)
-            elif text(message, "broke"):
-                why = one_line(text(message, "broke"), 500)
-                self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")
-            elif text(message, "leaves"):
-                self.lose(seat, one_line(text(message, "leaves"), 500))
-                return
-            elif text(message, "answer"):
-                seat.answers[text(message, "answer")] = message
+            self._take(seat, message)
         if seat.is_here and seat in self.seats:
             self._watch(seat)
 
+    def _take(self, seat: Seat, message: Message) -> None:
+        if seat in self._unknown:
+            self._meet(seat, message)
+        elif text(message, "broke"):
+            why = one_line(text(message, "broke"), 500)
+            self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")
+        elif text(message, "leaves"):
+            self.lose(seat, one_line(text(message, "leaves"), 500))
+        elif text(message, "answer"):
+            seat.answers[text(message, "answer")] = message
+
     def _meet(self, seat: Seat, message: Message) -> None:
-        self._unknown.remove(seat)
+        if seat.challenge:
+            is_known = is_proof(text(message, "proof"), self._token, "guest", seat.nonce, seat.challenge)
+            self._decide(seat, self._admit(seat) if is_known else _refuse_other())
+            return
         seat.name, seat.rival = clean_name(text(message, "name")) or seat.address, text(message, "holds")
         # Compared in whole: nobody else knows it.
         seat.is_own = text(message, "own") == self._own
@@ -294,21 +304,34 @@ class Table:
                 f"the holder speaks version {VERSION} of the doctor's language, this host {one_line(repr(message.get(GREETING)), 20)}",
                 "use the same version of rankwise on all hosts", "R11",
             )  # fmt: skip
-        elif text(message, "token") != self._token:
-            refusal = refuse(
-                "another doctor has its meeting at this port",
-                "start all hosts with the same arguments, or choose another port",
-            )
+        elif text(message, "mark") != mark(self._token):
+            refusal = _refuse_other()
+        elif self._token and not seat.rival:  # a rival is told nothing but that it is one
+            self._challenge(seat, text(message, "nonce"))
+            return
         else:
             refusal = self._admit(seat)
+        self._decide(seat, refusal)
+
+    def _challenge(self, seat: Seat, nonce: str) -> None:
+        """Prove that we know the token, and ask for the same."""
+        seat.nonce, seat.challenge = nonce, make_nonce()
+        proof = prove(self._token, "holder", seat.nonce, seat.challenge)
+        try:
+            seat.wire.send(encode({"challenge": seat.challenge, "proof": proof}))
+        except GoneError:
+            self._drop(seat)
+
+    def _decide(self, seat: Seat, refusal: Message | None) -> None:
         if refusal is None:
+            self._unknown.remove(seat)
+            seat.heard_s = self._clock.monotonic()
             seat.wire.is_known = True
             self.seats.append(seat)
             self.tell(seat, {"welcome": VERSION})
         else:
             with suppress(GoneError):
                 seat.wire.send(encode(refusal))
-            self._unknown.append(seat)
             self._drop(seat)
 
     def _drop(self, seat: Seat) -> None:
@@ -346,6 +369,13 @@ def _explain_end(error: GoneError) -> str:
     if isinstance(error, StrangerError):
         return f"{NO_SENSE}: {error}"
     return str(error) if str(error) == CLOSED else f"its connection ended: {error}"
+
+
+def _refuse_other() -> Message:
+    return refuse(
+        "another doctor has its meeting at this port",
+        "start all hosts with the same arguments, or choose another port",
+    )
 
 
 def _read_count(message: Message, key: str) -> int | None:

@@ -19,6 +19,7 @@ from rankwise.doctor.meeting.border import read_port
 from rankwise.doctor.meeting.connecting import Target, Tried, try_all
 from rankwise.doctor.meeting.judging_links import list_networks
 from rankwise.doctor.meeting.measuring import measure_way
+from rankwise.doctor.meeting.proof import mark
 from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
 from rankwise.doctor.network.firewalls import suggest_opening
 from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     Handler: TypeAlias = Callable[[Message], Message]
 
 #: Firewalls open ranges of ports: several ports, far from each other, tell more than one. Where there are many hosts, one must do.
+#: So long a way is measured at most, whatever the holder says.
+_MOST_MEASURE_S = 60.0
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
 _AT_ONCE, _AT_ONCE_PLAYED = 128, 12
 _WORD_S, _WORD_S_PLAYED = 10.0, 120.0
@@ -112,7 +115,9 @@ class Tasks:
     def _open(self, order: Message) -> Message:
         host, plan = self._host, self._plan
         self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
-        self._answering = Answering(token=plan.token, number=self._number, name=host.name, clock=host.clock)
+        self._answering = Answering(
+            mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock
+        )
         own = plan.listen_address or text(order, "own")
         interfaces = () if plan.listen_address else list_interfaces(host)
         gloo = plan.listen_address or find_gloo_address(host, interfaces)
@@ -164,7 +169,7 @@ class Tasks:
         names = {} if played else self._look_up()
         targets = list(self._list_targets(names))
         tried = try_all(
-            targets, token=self._plan.token, clock=self._host.clock, source_address=self._plan.listen_address,
+            targets, mark=mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
             at_once=_AT_ONCE_PLAYED if played else _AT_ONCE, word_s=_WORD_S_PLAYED if played else _WORD_S,
         )  # fmt: skip
         told = [*self._tell_names(names), *self._tell_master_name(names)]
@@ -234,7 +239,7 @@ class Tasks:
 
     def _measure(self, order: Message) -> Message:
         way = measure_way(
-            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=number(order, "seconds"),
+            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=min(number(order, "seconds"), _MOST_MEASURE_S),
             source_address=self._plan.listen_address, bytes_per_s=number(order, "pace"),
         )  # fmt: skip
         return {

@@ -130,7 +130,7 @@ class Tether:
 
     def _hear(self) -> None:
         for message in self._wire.receive():
-            if not self._wire.is_known and not {"welcome", "no"} & message.keys():
+            if not self._wire.is_known and not {"welcome", "no", "challenge"} & message.keys():
                 raise StrangerError(f"it says {str(message)[:40]!r}")
             self._wire.is_known = True
             if text(message, "do") == "time":

@@ -10,7 +10,7 @@ sense is lost in the same way.
 
 **Who can take part.** Whoever reaches the port while the doctor waits there: nothing is encrypted, and hosts are believed what they tell
 of themselves, the commands that would mend them included. Nothing that another host tells is run, and its texts are stripped of what a
-terminal would obey; but look at a command before you type it. `--token WORD`, the same secret word on all hosts, keeps strangers out;
+terminal would obey; but look at a command before you type it. `--token-file FILE`, with the same secret word on all hosts, keeps strangers out;
 `--hosts` makes one up.
 
 **What to do.** Look at the host that is named: is it up, was the same command started there, does `timeout 3 bash -c '</dev/tcp/node0/29500'`
