@@ -26,7 +26,7 @@ def test_doubled_ranks_end_the_job_and_are_named(way: list[str], tmp_path: Path)
     result, report = run_reported([*way, "--nproc-per-node", "2", str(script)], tmp_path)
     assert result.code == 1
     assert report["class"] == "I10"
-    assert "2 processes of one launch claim rank 0 of 2: pid " in report["message"]
+    assert "2 processes claim rank 0: pid " in report["message"]
     assert report["culprits"] == [0, 1]
     assert report["where"] == f"{script}:2"
     assert "own RANK" in report["fix"]

@@ -75,7 +75,7 @@ def test_root_cause_is_first_not_loudest() -> None:
 
 def test_ranks_that_claimed_one_place_are_named_and_not_who_left_first() -> None:
     """Two got through and ended, the third lost its peers: what one of them had found when they met is the cause, unless a rank raised."""
-    text = "2 processes of one launch claim rank 1 of 2: pid 5 on h with LOCAL_RANK 1, pid 6 on h with LOCAL_RANK 2"
+    text = "2 processes claim rank 1: pid 5 on h with LOCAL_RANK 1, pid 6 on h with LOCAL_RANK 2"
     problem = Problem(text=text, fix="don't set RANK", local_ranks=(1, 2))
     for fault in (_PEER, f"rankwise.HandshakeError: {text}"):
         verdict = _judge(_end(0), _end(1, problem=problem), _raised(2, fault, at=2.0))

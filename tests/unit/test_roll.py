@@ -102,7 +102,7 @@ def test_processes_of_one_launch_that_claim_one_rank_are_no_leftover() -> None:
     (first, *_) = judge([{**own, "given": "0"}, {**other, "pid": 2**22 + 1}, one], None)
     assert first["kind"] == "clash"
     assert (
-        f"claim rank 1 of 2: pid {own['pid']} on {own['host']} with LOCAL_RANK 1, pid 4194305"
+        f"2 processes claim rank 1: pid {own['pid']} on {own['host']} with LOCAL_RANK 1 and pid 4194305"
         in first["text"]
     )
     assert first["local_ranks"] == "1 2"

@@ -252,19 +252,26 @@ def judge(records: list[Record], waited_s: float | None) -> list[Problem]:
 
 
 def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
-    problems = []
-    doubled = {rank: members for rank, members in _group(records, "rank").items() if len(members) > 1}
-    for rank, members in doubled.items():
-        if _are_siblings(
-            members
-        ):  # no leftover of an earlier job: those that claim it have met without the others
-            ordered = sorted(members, key=lambda member: (len(member["given"]), member["given"]))
-            own = ", ".join(
-                f"{_place(member)} with LOCAL_RANK {member['given']}" for member in ordered[:_MOST_NAMED]
+    problems, rest = [], []
+    absent = sorted(set(range(world_size)) - {record["rank"] for record in records})
+    nobody = f"; nobody is {name_ranks(absent)} so far" if absent else ""
+    for rank, members in _group(records, "rank").items():
+        if len(members) < 2:
+            continue
+        what = f"{len(members)} processes claim rank {rank}"
+        if _are_siblings(members):
+            members.sort(key=lambda member: (len(member["given"]), member["given"]))
+            where = " and ".join(
+                f"{_place(member)} with LOCAL_RANK {member['given']}" for member in members[:_MOST_NAMED]
             )
-            problems.append(_error("clash", f"{len(members)} processes of one launch claim rank {rank} of {world_size}: {own}",
-                                   "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher has given each process its own RANK")
-                            | {"local_ranks": " ".join(str(member["given"]) for member in ordered)})  # fmt: skip
+            told = _error("clash", f"{what}: {where}{nobody}",
+                          "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher has given each process its own RANK")  # fmt: skip
+            problems.append(told | {"local_ranks": " ".join(member["given"] for member in members)})
+        else:
+            where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
+            rest.append(_error("clash", f"{what}: {where}{_tell_jobs(members)}{nobody}",
+                               "give each process its own RANK (torchrun, rankwise: its own --node-rank), and end what is left of an earlier job"))  # fmt: skip
+    # Processes of one launch are no leftovers: those that claim a place twice have come and gone because of that.
     gone = [record for record in records if is_gone(record)]
     if gone:
         problems.append(_error("gone", f"{_name_all(gone)}: came and went before all were there",
@@ -273,14 +280,7 @@ def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
     if wrong:
         problems.append(_error("out of range", f"{_name_all(wrong)}: the ranks of a world of {world_size} are 0 to {world_size - 1}",
                                "give each process a RANK of its own below WORLD_SIZE; on several nodes, count on from node to node"))  # fmt: skip
-    for rank, members in doubled.items():
-        if not _are_siblings(members):
-            where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
-            absent = sorted(set(range(world_size)) - {record["rank"] for record in records})
-            nobody = f"; nobody is {name_ranks(absent)} so far" if absent else ""
-            problems.append(_error("clash", f"{len(members)} processes claim rank {rank}: {where}{_tell_jobs(members)}{nobody}",
-                                   "give each process its own RANK (torchrun, rankwise: its own --node-rank), and end what is left of an earlier job"))  # fmt: skip
-    return problems
+    return problems + rest
 
 
 def _are_siblings(members: list[Record]) -> bool:

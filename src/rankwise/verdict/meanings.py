@@ -45,7 +45,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _own("peer", None, r"main_first: rank \d+ failed in the block|a peer left while we waited for it|came and went before all were there"
          r"|the store at .{0,200}? failed: "),
     _own("own", "I12", r"the ranks disagree about the world size|is \d+ in the call and \d+ in "),
-    _own("own", "I10", r"processes (?:of one launch )?claim rank \d+"),
+    _own("own", "I10", r"processes claim rank \d+"),
     _own("own", "I11", r"the ranks of a world of \d+ are 0 to"),
     _own("own", "R13", r"use the same GPU"),
     _own("own", "R11", r"the ranks have different versions of"),
