@@ -62,11 +62,11 @@ def _take_address(orders: dict[str, Any]) -> str:
     torch asks for the name's addresses to find out which node opens the store, and fails; and the name is what it gives the ranks
     of all nodes for rank 0's address, which they look up until their time-out.
     """
-    host, _, port = orders["endpoint"].rpartition(":")
+    host, port = _split(orders["endpoint"])
     own = socket.gethostname()
     if not host or _look_up(own):
         return ""
-    found = _look_up(host.strip("[]"), port)
+    found = _look_up(host, port)
     if orders["backend"] == "c10d":
         orders["conf"].setdefault("is_host", "1" if host == own or any(map(_is_here, found)) else "0")
     orders["local_addr"] = address = orders["local_addr"] or _find_address_towards(found)
@@ -75,6 +75,12 @@ def _take_address(orders: dict[str, Any]) -> str:
         if address
         else ""
     )
+
+
+def _split(endpoint: str) -> tuple[str, str]:
+    """Return a host and its port; ``[fe80::1]:29500`` is one of IPv6, and the port may be left out."""
+    host, separator, port = endpoint.rpartition(":")
+    return (host.strip("[]"), port) if separator and port.isdecimal() else (endpoint.strip("[]"), "")
 
 
 def _look_up(host: str, port: str = "") -> list[Any]:

@@ -59,7 +59,14 @@ class HostLook:
             return ()
         from rankwise.doctor.at_launch import look_after, tell  # noqa: PLC0415 - most nodes meet at once
 
-        return tell(look_after(self._host(is_running=True), class_id="I3"))
+        found = tell(look_after(self._host(is_running=True), class_id="I3"))
+        # The doctor speaks of the variable; what this job was given is a flag.
+        is_static = self._spec.meeting.backend == "static"
+        return (
+            found
+            if is_static
+            else tuple(one.replace("export MASTER_ADDR=", "--rdzv-endpoint ") for one in found)
+        )
 
     def add_to(self, verdict: Verdict, ailments: Sequence[str]) -> Verdict:
         """Return the verdict on a job that has ended with what the hosts' state adds to it.
