@@ -839,6 +839,37 @@ def test_gradients_are_shown_whole_before_they_are_clipped() -> None:
     assert clipped[0] == pytest.approx(alone[0])
 
 
+class Replaced(Callback):
+    """Puts other, much greater tensors in the place of the gradients, and writes down the norm that is reported."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any) -> None:
+        for parameter in trainer.model.parameters():
+            parameter.grad = parameter.grad * 1000
+
+    def on_report(self, trainer: Any, report: Any) -> None:
+        self.norms += report.grad_norms
+
+
+def fit_replaced() -> Any:
+    with rankwise.init(device="cpu"):
+        callback = Replaced()
+        trainer = build(callbacks=[callback], steps=1, clip_norm=0.1)
+        before = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
+        trainer.fit()
+        after = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+        return float((after - before).norm()), callback.norms
+
+
+def test_gradients_that_a_callback_has_replaced_are_clipped() -> None:
+    """Clipping and the reported norm are of the tensors that stand in parameter.grad afterwards, and not of those before."""
+    for moved, (norm,) in run_ranks(fit_replaced, 2):
+        assert moved == pytest.approx(0.05 * 0.1, rel=1e-3)  # learning rate times clip_norm
+        assert norm > 100
+
+
 class Interrupt(Callback):
     def __init__(self) -> None:
         self.is_armed = True

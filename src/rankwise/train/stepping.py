@@ -160,17 +160,12 @@ class Stepping:
             NumericsError: Too many steps in a row had gradients that are not finite.
         """
         self.precision.unscale(self._optimizer)
-        gradients: list[Tensor] = []
-        if self._weighing.has_counts or self._clip_norm is not None or self._skips:
-            gradients = [
-                parameter.grad
-                for group in self._optimizer.param_groups
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ]
+        is_needed = self._weighing.has_counts or self._clip_norm is not None or self._skips
+        gradients = self._list_gradients() if is_needed else []
         self._weighing.correct(gradients, step)
         if before is not None:
             before()
+            gradients = self._list_gradients()  # other tensors may stand there now
         norm = self._clip(gradients)
         is_skipped = self._skips and norm is not None and not math.isfinite(norm)
         if is_skipped:
@@ -186,6 +181,14 @@ class Stepping:
         self._optimizer.zero_grad()
         self._kept_buffers = []
         track.step(step, grad_norm=norm)
+
+    def _list_gradients(self) -> list[Tensor]:
+        return [
+            parameter.grad
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
 
     def _clip(self, gradients: list[Tensor]) -> Tensor | None:
         if self._clip_norm is None and not self._skips:
