@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clocks import FakeClock
+from rankwise.base.clock import SystemClock
 from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
 from rankwise.doctor.meeting.admitting import Admission
 from rankwise.doctor.meeting.all_reducing import Reducing
 from rankwise.doctor.meeting.examining import examine_together
+from rankwise.doctor.meeting.over_ssh import RemoteHosts
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.proof import is_proof, make_nonce, mark, prove
 from rankwise.doctor.meeting.table import Seat, Table
@@ -136,6 +138,37 @@ def test_a_holder_that_does_not_know_the_token_is_left() -> None:
             examine_together(Host(name="guest", env={}), (), plan, lambda _: None)
         thread.join(timeout=5)
     assert "does not know this meeting's token" in caught.value.message
+
+
+def test_who_was_sent_away_is_no_host_that_was_lost(table: tuple[Table, FakeClock]) -> None:
+    """What it says in the same breath as a false proof is not taken: no host of the meeting is lost by it."""
+    lost: list[Seat] = []
+    holder = table[0]
+    holder._on_loss = lost.append
+    guest = Guest(holder)
+    guest.hello()
+    guest._sock.sendall(encode({"proof": ""}) + encode({"leaves": "never was here"}))
+    assert guest.hear()["no"] == "another doctor has its meeting at this port"
+    assert (holder.seats, lost) == ([], [])
+    guest.close()
+
+
+def test_an_ssh_that_has_ended_takes_no_secret(tmp_path: Path) -> None:
+    """It ends before the token is written: its own last line is the reading, and closing breaks on no pipe."""
+    said: list[str] = []
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec 0<&-\necho no route to host >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    remotes = RemoteHosts(str(ssh), said.append)
+    clock = SystemClock()
+    for _ in range(3):
+        remotes.start("far", ["rankwise", "doctor"], folder=tmp_path, secret=TOKEN)
+    end_s = clock.monotonic() + 10
+    while len(said) < 3 and clock.monotonic() < end_s:
+        clock.sleep(0.05)
+        remotes.look()
+    remotes.close(clock)
+    assert said == ["rankwise: ssh does not reach far: no route to host"] * 3
 
 
 def test_hosts_with_one_token_meet() -> None:

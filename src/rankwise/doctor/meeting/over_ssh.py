@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import tempfile
@@ -88,9 +89,9 @@ class RemoteHosts:
                 f"{self._ssh[0]} can't be run: {error.strerror}", hint="install ssh, or name it by --ssh"
             ) from error
         if secret and process.stdin is not None:
+            # Not through its buffer: what an ssh that has ended did not take would be written again when it is closed.
             with suppress(OSError):  # it has ended already: the next look tells why
-                process.stdin.write(f"{secret}\n".encode())
-                process.stdin.flush()
+                os.write(process.stdin.fileno(), f"{secret}\n".encode())
         self._remotes.append(_Remote(host=host, process=process, words=words))
 
     def try_all(self, hosts: Sequence[str], command: Sequence[str], clock: Clock) -> list[Reading]:

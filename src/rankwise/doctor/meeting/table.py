@@ -282,6 +282,8 @@ class Table:
     def _take(self, seat: Seat, message: Message) -> None:
         if seat in self._unknown:
             self._meet(seat, message)
+        elif seat not in self.seats:  # sent away by a message before this one
+            return
         elif text(message, "broke"):
             why = one_line(text(message, "broke"), 500)
             self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")

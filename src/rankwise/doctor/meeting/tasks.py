@@ -115,6 +115,8 @@ class Tasks:
     def _open(self, order: Message) -> Message:
         host, plan = self._host, self._plan
         self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
+        if self._answering is not None:
+            self._answering.close()
         self._answering = Answering(
             mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock
         )
@@ -239,7 +241,7 @@ class Tasks:
 
     def _measure(self, order: Message) -> Message:
         way = measure_way(
-            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=min(number(order, "seconds"), _MOST_MEASURE_S),
+            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=max(0.0, min(number(order, "seconds"), _MOST_MEASURE_S)),
             source_address=self._plan.listen_address, bytes_per_s=number(order, "pace"),
         )  # fmt: skip
         return {
