@@ -16,7 +16,7 @@ NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus
 # Tests that run at once: many wait for processes and clocks more than they compute.
 WORKERS ?= 3
 
-.PHONY: help demo test test-gpu smoke lint bench docs clean
+.PHONY: help demo test test-fast test-gpu smoke lint bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, o
 
 test: $(DEV)  ## run the tests
 	$(BIN)/pytest -n $(WORKERS)
+
+test-fast: $(DEV)  ## run what an edit breaks first, in two minutes: rules, parsers, the doctor, and some launches
+	$(BIN)/pytest -n $(WORKERS) tests/unit tests/lint tests/doctor tests/contracts/test_house.py tests/launch/test_run.py tests/launch/test_kill.py
 
 test-gpu:  ## run the tests that need a GPU, by PYTHON (python3) as it is: nothing is installed
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu

@@ -9,20 +9,26 @@ Three quantities of every job, each as the median of all rounds, with the smalle
   stand after their last step. Other programs on the host that use the same torch make it smaller for both.
 
 The jobs: `hello` (init_process_group, all_reduce, destroy_process_group), `ddp` (three steps of a small model
-with an optimizer), `transformers` (imports a model from there, then as hello). All use Gloo, on the CPU.
+with an optimizer), `transformers` (imports a model from there, then as hello). All use Gloo, on the CPU. `resident` rows are
+those of every run but the first with `--resident`: the server is there, and its own memory is not counted.
 
-Run it as `python benchmarks/launch.py [--rounds N] [--only hello|ddp|transformers]`; the machine should be idle.
+Run it as `python benchmarks/launch.py [--rounds N] [--only hello|ddp|transformers|resident]`; the machine should be idle.
+`--runs 1000` instead lets one resident server serve so many runs, and prints what it holds before and after.
 The ratio is that of the medians, ours by torchrun's: below 1 is faster, or smaller. The aims stand beside.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parts.jobs import (
@@ -36,6 +42,8 @@ from parts.jobs import (
     start_job,
     sum_pss_bytes,
 )
+
+from rankwise.launcher.resident import list_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,29 +128,33 @@ class Case:
     """One script on so many ranks.
 
     Attributes:
-        aim_s: The ratio that we aim at, of the time to the first all_reduce; ``aim_mb`` of the memory.
+        aim_s: The ratio that we aim at, of the time to the first all_reduce; ``aim_exit_s`` to the exit; ``aim_mb`` of the memory.
+        flags: What rankwise is given beside.
         preloads: What rankwise is told to preload, one row each; empty for none.
     """
 
     group: str
+    name: str = ""
     script: str
     num_ranks: int
     aim_s: float | None = None
+    aim_exit_s: float | None = None
     aim_mb: float | None = None
+    flags: tuple[str, ...] = ()
     preloads: tuple[str, ...] = ("",)
 
     @property
     def title(self) -> str:
         """The row's name, with a star if the ranks outnumber the cores."""
         star = " *" if self.num_ranks > count_cores() else ""
-        return f"{self.group}, {self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}{star}"
+        return f"{self.group}{' ' * bool(self.name)}{self.name}, {self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}{star}"
 
     def list_launchers(self) -> list[Launcher]:
         """Return ours, one for each kind of preload, and torchrun."""
         ours = [
             Launcher(
                 f"{RANKWISE.name} --preload {preload}" if preload else RANKWISE.name,
-                (*RANKWISE.argv, *(["--preload", preload] if preload else [])),
+                (*RANKWISE.argv, *self.flags, *(["--preload", preload] if preload else [])),
             )
             for preload in self.preloads
         ]
@@ -157,6 +169,11 @@ CASES = (
     *(
         Case(group="ddp", script=_DDP, num_ranks=num, aim_s=aim, aim_mb=0.65 if num == 8 else None)
         for num, aim in ((2, 0.55), (4, 0.35), (8, 0.28))
+    ),
+    *(
+        Case(group="resident", name=name, script=script, num_ranks=num, aim_exit_s=aim, flags=("--resident",))
+        for name, script, aims in (("hello", _HELLO, (0.10, 0.08, 0.07)), ("ddp", _DDP, (0.15, 0.10, 0.08)))
+        for num, aim in zip((2, 4, 8), aims, strict=True)
     ),
     Case(
         group="transformers",
@@ -265,7 +282,7 @@ def show(results: Sequence[tuple[Case, list[Series]]]) -> None:
         "seconds to the launcher's exit, median (min-max)",
         results,
         lambda series: series.exit_s,
-        lambda _case: None,
+        lambda case: case.aim_exit_s,
         2,
     )
     show_table(
@@ -288,8 +305,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"jobs of a row ({ROUNDS})")
     parser.add_argument("--only", choices=sorted({case.group for case in CASES}), help="these cases only")
+    parser.add_argument(
+        "--runs", type=int, metavar="N", help="so many runs of one resident server, and what it holds then"
+    )
     args = parser.parse_args()
     prepare()
+    with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
+        os.environ["RANKWISE_RESIDENT_FOLDER"] = folder
+        try:
+            if args.runs:
+                serve_many(args.runs)
+            else:
+                compare(args)
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "rankwise", "resident", "stop"], check=False, stdout=subprocess.DEVNULL
+            )
+
+
+def serve_many(num_runs: int) -> None:
+    """Run hello on two ranks again and again, from one server, and print its descriptors, children and memory."""
+    case = next(case for case in CASES if case.group == "resident")
+    series = Series(launcher=case.list_launchers()[0])
+    for number in range(num_runs + 1):
+        time_job(case, series)
+        if number in {1, num_runs}:
+            (server,) = list_servers()
+            proc = Path(f"/proc/{server.pid}")
+            print(
+                f"after {server.served} runs: server {server.pid}, {len(list((proc / 'fd').iterdir()))} descriptors, {server.running} runs, "
+                f"{len((proc / 'task' / str(server.pid) / 'children').read_text().split())} children, {server.memory_bytes / 1e6:.1f} MB",
+                flush=True,
+            )  # fmt: skip
+    print(
+        f"seconds to the launcher's exit: {_spread(series.exit_s, 2)}; {len(series.complaints)} complaints {series.complaints[:3]}"
+    )
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Run the cases, ours and torchrun's in turn."""
     cases = [case for case in CASES if args.only in {None, case.group}]
     if find_spec("transformers") is None:
         print("transformers is not installed: left out")
@@ -297,8 +351,9 @@ def main() -> None:
     print(describe_host(), flush=True)
     results = list[tuple[Case, list[Series]]]()
     for case in cases:
-        if case.group not in {done.group for done, _ in results}:
-            # The files of torch, and of what else the script imports, come from the disk only once.
+        if case.flags or case.group not in {done.group for done, _ in results}:
+            # The files of torch, and of what else the script imports, come from the disk only once; a resident server is
+            # started once.
             for launcher in case.list_launchers():
                 time_job(case, Series(launcher=launcher))
         results.append((case, measure(case, args.rounds)))

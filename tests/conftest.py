@@ -29,6 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
 _REAL_PROCESSES = ("gpu", "launch", "nodes", "warm")
+#: Not in tests/warm, which is about the import of torch; nor in tests/nodes, where each host is a namespace of its own, which no
+#: server serves from outside.
+_RESIDENT = ("contracts", "examples", "launch")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -41,13 +44,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register our markers."""
     config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
     config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
+    config.addinivalue_line(
+        "markers", "own_server: its launchers import torch by themselves, as users' first runs do"
+    )
     config.addinivalue_line("markers", "checked: its launchers check their scripts, as they do by default")
+    if sys.platform.startswith("linux"):
+        import accounting
+
+        config.pluginmanager.register(accounting.Accounting())
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what is started here would, too
     if not hasattr(config, "workerinput"):
         # Hundreds of launchers and ranks start below. Where PYTHONDONTWRITEBYTECODE is set, each of them would compile
         # the package anew, which takes a launcher longer than all else that it does.
         compileall.compile_dir(_SOURCE, quiet=1)
+        import support
+
+        config.add_cleanup(support.stop_residents)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test of the launcher that leaves a process behind, unless it says so."""
     folders = request.node.path.parts
+    if sys.platform.startswith("linux"):
+        import support
+
+        has_own = request.node.get_closest_marker("own_server") is not None
+        support.set_resident(not has_own and any(name in folders for name in _RESIDENT))
     if not sys.platform.startswith("linux") or not any(name in folders for name in _REAL_PROCESSES):
         yield
         return

@@ -10,6 +10,7 @@ import os
 import pty
 import random
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -38,9 +39,17 @@ TORCHRUN: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
 
 #: Variables of an outer launcher or of the machine that would change what a test sees.
 _NOT_OURS = ("PET_", "RANKWISE_", "TORCHELASTIC_", "PYTHONPATH", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
-             "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR", "PYTEST_")  # fmt: skip
+             "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR", "PYTEST_", "TESTS_RESIDENT")  # fmt: skip
 _markers: list[str] = ["none"]
 _is_checked: list[bool] = [False]
+#: Where the resident servers of this session's launchers are; its first process names it for the others.
+RESIDENT_FOLDER = Path(
+    os.environ.setdefault("TESTS_RESIDENT_FOLDER", f"{tempfile.gettempdir()}/rankwise-tests-{os.getpid()}")
+)
+#: As many as there are kinds of launches: other numbers of ranks, with and without the compiler, scripts and modules.
+_FOLDER, _MOST_RESIDENT = "RANKWISE_RESIDENT_FOLDER", "12"
+_is_resident: list[bool] = [False]
+_launches: list[int] = [0]
 
 
 def find_torch() -> tuple[int, int]:
@@ -76,11 +85,47 @@ def set_checked(is_checked: bool) -> None:
     _is_checked[0] = is_checked
 
 
+def set_resident(is_resident: bool) -> None:
+    """Say whether launchers started from now on fork their ranks off this session's resident servers.
+
+    A launch that imports torch for itself costs three seconds of the CPU; where that is not the point, one pays for all.
+    """
+    _is_resident[0] = is_resident
+
+
+def count_launches() -> int:
+    """Return how many launchers this process has started so far."""
+    return _launches[0]
+
+
+def make_resident_env() -> dict[str, str]:
+    """Return the variables by which a launch uses one of this session's resident servers."""
+    return {
+        _FOLDER: str(RESIDENT_FOLDER),
+        "RANKWISE_RESIDENT": "always",
+        "RANKWISE_RESIDENT_MOST": _MOST_RESIDENT,
+    }
+
+
+def stop_residents() -> None:
+    """End this session's resident servers."""
+    env = {**os.environ, _FOLDER: str(RESIDENT_FOLDER)}
+    if RESIDENT_FOLDER.exists():
+        subprocess.run(
+            [sys.executable, "-m", "rankwise", "resident", "stop"],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        shutil.rmtree(RESIDENT_FOLDER, ignore_errors=True)
+
+
 def make_env(env: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """Return a clean environment with the marker; None in ``env`` takes a variable out."""
     base = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
     if not _is_checked[0]:
         base["RANKWISE_CHECK"] = "0"
+    base |= make_resident_env() if _is_resident[0] else {_FOLDER: str(RESIDENT_FOLDER)}
     wanted = {**base, MARK: _markers[0], **(env or {})}
     return {name: value for name, value in wanted.items() if value is not None}
 
@@ -111,7 +156,8 @@ def list_marked(marker: str | None = None) -> list[str]:
             )
         except OSError:
             continue
-        if state not in "ZX":
+        # It outlives the run that has started it, whose environment it has.
+        if state not in "ZX" and not command.strip().endswith(" rankwise-resident"):
             found.append(f"{entry} {command.strip()}")
     return found
 
@@ -192,6 +238,7 @@ class Running:
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as we do
         self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as we do
         self.started_s = time.monotonic()
+        _launches[0] += 1
         self.process = subprocess.Popen(
             list(command), cwd=cwd, env=make_env(env), stdout=self._out if out is None else out, stderr=self._err,
             stdin=subprocess.PIPE if isinstance(stdin, str) else stdin if stdin is not None else subprocess.DEVNULL,

@@ -151,7 +151,14 @@ def list_job_processes() -> list[int]:
         below = children.get(todo.pop(), [])
         found += below
         todo += below
-    return found
+    return [pid for pid in found if not _is_resident(pid)]
+
+
+def _is_resident(pid: int) -> bool:
+    """Whether a process is a server that outlives its jobs; what is below it counts."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0rankwise-resident\0")
+    return False
 
 
 def sum_pss_bytes(pids: Sequence[int]) -> int:

@@ -31,7 +31,7 @@ import pytest
 
 import gloo_words
 from gloo_words import without_gloo
-from support import find_torch, without_patience
+from support import find_torch, make_resident_env, without_patience
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "rankwise"
@@ -194,7 +194,12 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
         command = re.sub(
             r"(rankwise run [^|]*)\|(?!\|)", rf"\1| {sys.executable} {gloo_words.__file__} |", command
         )
-    env |= {"CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8", "COLUMNS": "120"}
+    env |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "LC_ALL": "C.UTF-8",
+        "COLUMNS": "120",
+        **_resident_env(command, folder),
+    }
     process = subprocess.Popen(
         ["bash", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True,
@@ -206,6 +211,15 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
         output, _ = process.communicate(timeout=10)
         pytest.fail(f"still running after {COMMAND_TIMEOUT_S} s: $ {command}\n{output}")
     return process.returncode, output
+
+
+def _resident_env(command: str, folder: Path) -> dict[str, str]:
+    """Return what gives a command one of this session's resident servers; what a document says of them is about its own."""
+    if "resident" in command:
+        return {"RANKWISE_RESIDENT_FOLDER": str(folder.parent / "residence")}
+    # Not for the commands that show variables, nor where what users install is looked at.
+    is_run = str(PYTHON) == sys.executable and not re.search(r"rankwise (env|doctor)", command)
+    return make_resident_env() if is_run else {}
 
 
 def neutral(output: str, folder: Path) -> str:

@@ -38,6 +38,7 @@ _OWN_DESTS = {
     "check",
     "strict",
     "cold",
+    "resident",
     "preload",
 }
 

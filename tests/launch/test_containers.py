@@ -52,6 +52,7 @@ def _in_namespace(setup: str, cwd: Path, *args: str) -> Running:
 
 
 @needs_mounts
+@pytest.mark.own_server
 def test_a_read_only_disk_and_little_shared_memory_are_enough(tmp_path: Path) -> None:
     """With a read-only disk, one megabyte of /tmp and 64 kB of /dev/shm ranks start warm, and meet."""
     write_script(tmp_path, _REDUCE)

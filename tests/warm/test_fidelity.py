@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.linux, pytest.mark.checked]
 PROBES = Path(__file__).parent / "probes"
 LAUNCHERS: dict[str, tuple[str, ...]] = {
     "warm": RANKWISE,
+    "resident": (*RANKWISE, "--resident"),
     "cold": (*RANKWISE, "--cold"),
     "torchrun": TORCHRUN,
 }
@@ -145,11 +146,19 @@ def run_probe(how: str, setting: Setting, folder: Path) -> list[dict[str, Any]]:
         logs = ["--master-port", str(free_port())]  # else 29500, which another test may have
     command = [*LAUNCHERS[how], *logs, "--nproc-per-node", "2", *setting.args]
     env["DUMP_TO"] = str(to)
+    if how == "resident":  # the server has been started for something else
+        write_script(folder / "elsewhere", "import torch", "pkg/facts.py")
+        write_script(folder / "elsewhere", "import torch", "facts.py")
+        first = [*LAUNCHERS[how], "--nproc-per-node", "2", *("-m", "pkg.facts")[: 2 * ("-m" in setting.args)]]
+        other = {**env, "DUMP_TO": "nowhere", "ANOTHER": "variable"}
+        first += [] if "-m" in setting.args else [*setting.args[: setting.args.index("facts.py")], "facts.py"]
+        ended = Running(first, folder / "elsewhere", env=other, preexec_fn=setting.before).finish()
+        assert ended.code == 0, ended.err
     result = Running(command, folder, env=env, stdin=setting.stdin, preexec_fn=setting.before).finish()
     assert result.code == 0, f"{how}: {result.err}"
     if how != "torchrun":
         assert without_patience(result.err) == "", how
-        assert was_warm(folder / f"log_{how}") == (how == "warm")
+        assert was_warm(folder / f"log_{how}") == (how in {"warm", "resident"})
     return [json.loads((to / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -200,7 +209,11 @@ def test_a_rank_sees_the_same_however_it_is_started(name: str, tmp_path: Path) -
         [False] * 2,
     ]
     found = {}
-    for other, more in (("cold", {}), ("torchrun", {**MAY_DIFFER_FROM_TORCHRUN, **setting.may_differ})):
+    for other, more in (
+        ("resident", {}),
+        ("cold", {}),
+        ("torchrun", {**MAY_DIFFER_FROM_TORCHRUN, **setting.may_differ}),
+    ):
         for rank in range(2):
             differences = list_differences(
                 seen["warm"][rank]["facts"], seen[other][rank]["facts"], [*MAY_DIFFER, *more]
@@ -222,7 +235,7 @@ def test_a_ranks_own_processes_are_the_same(script: str, ranks: int, against: st
     """
     shutil.copytree(PROBES, tmp_path, dirs_exist_ok=True)
     seen = {}
-    for how in ("warm", against):
+    for how in ("warm", "resident", against):
         (to := tmp_path / f"dump_{how}").mkdir()
         logs = [] if how == "torchrun" else ["--log-dir", str(tmp_path / f"log_{how}")]
         env = {"DUMP_TO": str(to), "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore"}
@@ -235,8 +248,9 @@ def test_a_ranks_own_processes_are_the_same(script: str, ranks: int, against: st
         "fork sees/torch": "it is there already",
         "fork sees/descriptors": "those of the recorder are closed by exec only",
     }
-    for ours, theirs in zip(seen["warm"], seen[against], strict=True):
-        assert not list_differences(ours, theirs, forked)
+    for how in ("warm", "resident"):
+        for ours, theirs in zip(seen[how], seen[against], strict=True):
+            assert not list_differences(ours, theirs, forked), how
 
 
 def test_a_script_ends_as_under_plain_python(tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ def count_allowed_files() -> float:
     return float("inf") if hard == resource.RLIM_INFINITY else hard
 
 
+def list_limits() -> dict[str, tuple[int, int]]:
+    """Return all limits of this process, soft and hard, by the names of the module ``resource``; none where there are none."""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
 def set_file_limit(limit: int | None) -> None:
     """Let this process, and what it starts, open so many files; None changes nothing."""
     if limit is None:
@@ -143,6 +153,10 @@ def pick_high_descriptors(count: int) -> tuple[int, ...]:
 #: its evidence and the pipe by which it is asked for more: high, so that the script's own descriptors get the numbers that
 #: they have under torchrun.
 NOTES_FD, STACKS_FD, SERVER_FD, EVIDENCE_FD, ASK_FD = pick_high_descriptors(5)
+
+
+#: How a keeper that a resident server has forked is called, with its launcher's number behind it: it is no child of that.
+KEEPER_NAME = "rankwise-keeper"
 
 
 def make_memory_file(name: str) -> int:

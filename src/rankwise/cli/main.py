@@ -17,6 +17,7 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
 
   rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
   rankwise run --help                             all flags
+  rankwise resident                               warm servers that `run --resident` has left behind; resident stop
   rankwise rules                                  all that the check finds; one of them: rankwise rule RW101
   rankwise check train.py                         mistakes of a distributed program, before it runs
   rankwise check --help                           folders, notebooks, shell scripts, commands; --fix, formats
@@ -71,6 +72,12 @@ def _compare(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def _resident(argv: Sequence[str]) -> int:
+    from rankwise.cli.resident import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
 def _rules(argv: Sequence[str]) -> int:
     from rankwise.cli.rules import main  # noqa: PLC0415 - a command pays for itself only
 
@@ -108,6 +115,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "report": _report,
     "checkpoint": _checkpoint,
     "compare": _compare,
+    "resident": _resident,
     "rules": _rules,
     "rule": _rule,
     "env": _env,

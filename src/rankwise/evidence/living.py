@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
+from rankwise.base.osdoor import KEEPER_NAME
 from rankwise.evidence import pyspy
 from rankwise.evidence.facts import Evidence, RankFacts, Scene
 from rankwise.evidence.kernel_wait import find_wait
@@ -272,8 +273,17 @@ def _list_parents() -> dict[int, int]:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
             continue
-        found[pid] = int(stat.rpartition(b")")[2].split()[1])
+        found[pid] = _find_launcher(pid) or int(stat.rpartition(b")")[2].split()[1])
     return found
+
+
+def _find_launcher(pid: int) -> int:
+    """Return the launcher of a keeper that a resident server has forked, and that is no child of it; 0 for all others."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if words[0] == KEEPER_NAME.encode() and words[1:2] and words[1].isdigit():
+            return int(words[1])
+    return 0
 
 
 def _list_below(pid: int, parents: Mapping[int, int]) -> list[int]:

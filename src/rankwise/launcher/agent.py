@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.base import environ
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
@@ -17,10 +18,11 @@ from rankwise.launcher.job import Job, make_folder
 from rankwise.launcher.memory_folder import open_memory_folder
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.timers import are_asked_for, open_timers
-from rankwise.launcher.warm_start import Host, WarmStart
+from rankwise.launcher.warm_start import Host, WarmStart, plan_warm_start
 from rankwise.verdict.exits import name_signal
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from rankwise.base.clock import Clock
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.host_look import HostLook
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
+    from rankwise.warm.plan import Plan
 
 
 def launch(spec: LaunchSpec, console: Console) -> int:
@@ -43,13 +46,17 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     Raises:
         RankwiseError: The job could not be started.
     """
-    signals = Signals(spec.signals)
-    workers = open_workers(signals, SYSTEM_CLOCK)
-    raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
+    signals, workers = Signals(spec.signals), None
     closings: list[Callable[[], None]] = []
     code = 0
     try:
-        job = _prepare(spec, console, workers, signals, closings)
+        host, helper = _find_host(spec, console, signals, closings)
+        plan = plan_warm_start(spec, host)
+        keeper = ask_resident(spec, host, plan, signals, console)
+        workers = open_workers(signals, SYSTEM_CLOCK, keeper)
+        raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
+        warm = WarmStart(spec, host, workers, console, plan=plan, is_forked=keeper is not None)
+        job = _prepare(spec, console, warm, workers, signals, closings, host=host, helper=helper)
         from rankwise.launcher.attempts import run_attempts  # noqa: PLC0415 - it is there by now
 
         code = run_attempts(job)
@@ -59,17 +66,18 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         _report_failure(spec, console, error.message, error.exit_code, fix=error.hint or "")
         raise
     finally:
-        workers.close()
+        if workers is not None:
+            workers.close()
         for close in reversed(closings):
             close()
         signals.close(deaf=code == REQUEUE)  # whoever sent a notice may send it again
     return code
 
 
-def _prepare(
-    spec: LaunchSpec, console: Console, workers: Workers, signals: Signals, closings: list[Callable[[], None]]
-) -> Job:
-    """Bring together what the attempts of a launch share; ``closings`` gets what is to be called at its end, last first."""
+def _find_host(
+    spec: LaunchSpec, console: Console, signals: Signals, closings: list[Callable[[], None]]
+) -> tuple[Host, Helper | None]:
+    """Find the ranks' Python, and how many ranks this host gets."""
     interpreter, helper = find_interpreter(needs_torch=spec.program.how != "program"), None
     if not interpreter.is_ours:
         console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
@@ -78,26 +86,45 @@ def _prepare(
         closings.append(helper.close)
     num_ranks, prefixes = ask_host(spec, helper)
     num_threads = share_cores(num_ranks)
-    host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
-    warm = WarmStart(spec, host, workers, console)
+    return Host(
+        interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads
+    ), helper
+
+
+def ask_resident(
+    spec: LaunchSpec, host: Host, plan: Plan, signals: Signals, console: Console
+) -> tuple[int, socket.socket] | None:
+    """Return a keeper that a resident server has forked, with its socket, if the user wants that and the script can have it."""
+    if not IS_LINUX or plan.cold or not (spec.resident or environ.is_on("RANKWISE_RESIDENT")):
+        return None
+    from rankwise.launcher.resident import is_wanted, open_run  # noqa: PLC0415 - only where it is asked for
+
+    return open_run(spec, host, plan, signals, console) if is_wanted(console, flag=spec.resident) else None
+
+
+def _prepare(
+    spec: LaunchSpec, console: Console, warm: WarmStart, workers: Workers, signals: Signals, closings: list[Callable[[], None]], *, host: Host,
+    helper: Helper | None,
+) -> Job:  # fmt: skip
+    """Bring together what the attempts of a launch share; ``closings`` gets what is to be called at its end, last first."""
     # While the server imports torch: what follows costs 0.04 s before the first rank.
     from rankwise.launcher.attempts import open_rendezvous  # noqa: PLC0415
     from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
 
     check = EntryCheck(spec, console)
     closings.append(check.close)
-    host_look = _look_at_host(spec, num_ranks, interpreter.path, console)
+    host_look = _look_at_host(spec, host.num_ranks, host.interpreter.path, console)
     rendezvous = open_rendezvous(spec, host, helper, console, host_look)
     folder = make_folder(spec.logs, rendezvous.run_id)
-    if (memory := open_memory_folder()) is not None:
+    if (memory := open_memory_folder(pid=workers.keeper_pid)) is not None:
         closings.append(memory.drop)
     if (timers := open_timers(helper, rendezvous.run_id)) is not None:
         closings.append(timers.close)
         spec = replace(spec, variables=(*spec.variables, *timers.variables))
     job = Job(
-        spec=spec, python=interpreter.path, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads, warm=warm, folder=folder, rendezvous=rendezvous,
-        workers=workers, signals=signals, console=console, clock=SYSTEM_CLOCK, events=EventLog(folder / "events.jsonl"),
-        host_look=host_look, timers=timers,
+        spec=spec, python=host.interpreter.path, num_ranks=host.num_ranks, prefixes=host.prefixes, num_threads=host.num_threads, warm=warm,
+        folder=folder, rendezvous=rendezvous, workers=workers, signals=signals, console=console, clock=SYSTEM_CLOCK,
+        events=EventLog(folder / "events.jsonl"), host_look=host_look, timers=timers,
     )  # fmt: skip
     if spec.strict:
         check.refuse_errors()
@@ -160,12 +187,12 @@ def _report_failure(spec: LaunchSpec, console: Console, message: str, exit_code:
     write_report(spec.report, verdict, attempt=0, console=console)
 
 
-def open_workers(signals: Signals, clock: Clock) -> Workers:
-    """Return what runs processes best on this system."""
+def open_workers(signals: Signals, clock: Clock, keeper: tuple[int, socket.socket] | None = None) -> Workers:
+    """Return what runs processes best on this system; ``keeper`` is one that is there already."""
     if IS_LINUX:
         from rankwise.launcher.kept import KeptWorkers  # noqa: PLC0415 - only where it can work
 
-        return KeptWorkers(signals, clock)
+        return KeptWorkers(signals, clock, keeper)
     from rankwise.launcher.plain import PlainWorkers  # noqa: PLC0415 - only where it is needed
 
     return PlainWorkers(signals, clock)

@@ -126,6 +126,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         master_addr=master_addr,
         master_port=master_port,
         cold=args.cold or is_on("RANKWISE_COLD", env=env),
+        resident=args.resident,
         preload=_parse_preload(args.preload if args.preload is not None else env.get("RANKWISE_PRELOAD", "")),
         by_variable=frozenset(
             f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")

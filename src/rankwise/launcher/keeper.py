@@ -34,6 +34,7 @@ from rankwise.base.osdoor import (
 )
 from rankwise.launcher.orders import DATAGRAM_BYTES, Order
 from rankwise.launcher.processes import end_descendants, list_descendants
+from rankwise.launcher.rank_command import hook_path_env
 from rankwise.launcher.warm_link import Forked, Refused, Told, Waiting, WarmLink
 from rankwise.verdict.exits import name_signal
 
@@ -50,12 +51,22 @@ _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")
 
 @final
 class Keeper:
-    """The keeper's state: who was started, and under which tag."""
+    """The keeper's state: who was started, and under which tag.
 
-    def __init__(self, sock: socket.socket, *, can_adopt: bool) -> None:
+    Args:
+        sock: To the parent.
+        can_adopt: Whether orphans below it become its children.
+        dispositions: What signals do in what it starts; without it, what they do here.
+    """
+
+    def __init__(
+        self, sock: socket.socket, *, can_adopt: bool, dispositions: dict[str, signal._HANDLER] | None = None
+    ) -> None:
         self._sock, self._can_adopt = sock, can_adopt
         self._tags: dict[int, str] = {}
-        self._dispositions = {name: signal.getsignal(getattr(signal, name)) for name in _DEAF_TO}
+        self._dispositions = dispositions or {
+            name: signal.getsignal(getattr(signal, name)) for name in _DEAF_TO
+        }
         self._ending = {int(getattr(signal, name)) for name in _ENDING}
         self._link: WarmLink | None = None
         self._server_status: int | None = None
@@ -66,6 +77,13 @@ class Keeper:
         self._nowhere = os.open(os.devnull, os.O_RDWR)
         for number in (NOTES_FD, STACKS_FD, SERVER_FD, EVIDENCE_FD, ASK_FD):
             os.dup2(self._nowhere, number, inheritable=False)
+
+    def adopt_server(self, pid: int, sock: socket.socket) -> None:
+        """Fork ranks from a warm server that is there already."""
+        self._server_status = None
+        # The hook has been taken out of its environment, as it has been out of that of a server started here.
+        self._link = WarmLink(pid, sock, hook_path_env(), SYSTEM_CLOCK.monotonic())
+        self._selector.register(self._link, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Serve until the parent is gone, then end everything below."""
@@ -328,19 +346,23 @@ def _drain(fd: int) -> None:
             pass
 
 
-def _alone_with(sock: socket.socket) -> socket.socket:
-    """Close all that was inherited but the standard streams and the socket, which gets a low number.
+def _alone_with(*socks: socket.socket) -> list[socket.socket]:
+    """Close all that was inherited but the standard streams and some sockets, which get low numbers.
 
     So no descriptor of ours stands where a rank's are to be put.
     """
     # PYTHONPERFSUPPORT has a file open that Python writes to without asking (3.12).
     if hasattr(sys, "deactivate_stack_trampoline"):
         sys.deactivate_stack_trampoline()
-    fd = sock.detach()
-    if fd != 3:
-        os.dup2(fd, 3, inheritable=False)
-    close_from(4)
-    return socket.socket(fileno=3)
+    wanted = range(3, 3 + len(socks))
+    fds = [sock.detach() for sock in socks]
+    for index in range(len(fds)):
+        while fds[index] in wanted:
+            fds[index] = os.dup(fds[index])  # the old number is taken over, or closed with the rest
+    for number, fd in zip(wanted, fds, strict=True):
+        os.dup2(fd, number, inheritable=False)
+    close_from(wanted.stop)
+    return [socket.socket(fileno=number) for number in wanted]
 
 
 def fork_keeper() -> tuple[int, socket.socket]:
@@ -349,9 +371,7 @@ def fork_keeper() -> tuple[int, socket.socket]:
     Returns:
         Its pid and our end of the socket.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DATAGRAM_BYTES)
+    ours, theirs = make_keeper_socket()
     # Taken by the parent first, so that nothing is lost between the fork and the keeper's own handlers.
     deaf = {getattr(signal, name) for name in _DEAF_TO}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
@@ -361,7 +381,7 @@ def fork_keeper() -> tuple[int, socket.socket]:
         theirs.close()
         return pid, ours
     try:
-        sock = _alone_with(theirs)
+        (sock,) = _alone_with(theirs)
         keeper = Keeper(sock, can_adopt=adopt_orphans())
         if hasattr(signal, "SIGWINCH"):
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
@@ -374,3 +394,29 @@ def fork_keeper() -> tuple[int, socket.socket]:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
+
+
+def make_keeper_socket() -> tuple[socket.socket, socket.socket]:
+    """Return the parent's and the keeper's end of a socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DATAGRAM_BYTES)
+    return ours, theirs
+
+
+def keep(sock: socket.socket, server: tuple[int, socket.socket], ignored: frozenset[str]) -> None:
+    """Be the keeper of a run in a process that a resident server has forked, until the run is over.
+
+    Args:
+        sock: The keeper's end of the socket to the launcher.
+        server: The run's warm server, our child, and the socket to it.
+        ignored: Signals that are ignored in what we start, as the launcher was started.
+    """
+    pid, link = server
+    sock, link = _alone_with(sock, link)
+    dispositions: dict[str, signal._HANDLER] = {
+        name: signal.SIG_IGN if name in ignored else signal.SIG_DFL for name in _DEAF_TO
+    }
+    keeper = Keeper(sock, can_adopt=adopt_orphans(), dispositions=dispositions)
+    keeper.adopt_server(pid, link)
+    keeper.run()

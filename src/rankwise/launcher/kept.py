@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from array import array
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypedDict, final
 
@@ -58,13 +59,22 @@ class _Message(TypedDict, total=False):
 
 @final
 class KeptWorkers:
-    """Starts processes through the keeper, which is forked here: before this process has threads."""
+    """Starts processes through the keeper, which is forked here: before this process has threads.
 
-    def __init__(self, signals: Signals, clock: Clock) -> None:
-        # If the keeper dies, what it had adopted comes to us.
+    Args:
+        signals: Noted signals, which end every wait.
+        clock: Where the time comes from.
+        keeper: Pid and socket of one that a resident server has forked for us; None to fork one.
+    """
+
+    def __init__(
+        self, signals: Signals, clock: Clock, keeper: tuple[int, socket.socket] | None = None
+    ) -> None:
+        # If the keeper dies, what it had adopted comes to us; below a resident server it comes to that.
         adopt_orphans()
         self._signals, self._clock = signals, clock
-        self._pid, self._sock = fork_keeper()
+        self._pid, self._sock = keeper or fork_keeper()
+        self._is_child = keeper is None
         self._waiting: list[Change] = []
         self._answers: dict[str, int] = {}
         self._lost = self._is_leaving = False
@@ -191,17 +201,28 @@ class KeptWorkers:
             self._receive()
             wait_ready([self._sock.fileno()], _FULL_LOOK_S, to_write=True)
 
+    @property
+    def keeper_pid(self) -> int:
+        return self._pid
+
     def _end_keeper(self) -> None:
         end = self._clock.monotonic() + 12
         while self._clock.monotonic() < end:
-            try:
-                if os.waitpid(self._pid, os.WNOHANG)[0]:
-                    return
-            except ChildProcessError:
+            if self._has_ended():
                 return
             self._clock.sleep(0.002)
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        if self._is_child:
+            os.waitpid(self._pid, 0)
+
+    def _has_ended(self) -> bool:
+        with suppress(ChildProcessError, ProcessLookupError):
+            if self._is_child:
+                return bool(os.waitpid(self._pid, os.WNOHANG)[0])
+            os.kill(self._pid, 0)  # its parent takes its end in at once
+            return False
+        return True
 
 
 def _to_change(message: _Message) -> Change | None:

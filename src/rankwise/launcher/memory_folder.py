@@ -1,6 +1,6 @@
 """A folder in the host's memory for the ranks' copies of their state: it outlives every rank, and ends with the job.
 
-Ranks find it by this process's number in its name, among their ancestors': a variable would be one that scripts don't see
+Ranks find it by the keeper's number in its name, among their ancestors': a variable would be one that scripts don't see
 under torchrun.
 """
 
@@ -40,19 +40,24 @@ class MemoryFolder:
             os.close(self._owner_fd)
 
 
-def open_memory_folder(root: Path = _ROOT) -> MemoryFolder | None:
-    """Make the folder, and remove those of launchers that were killed; None where the system has no such memory."""
+def open_memory_folder(root: Path = _ROOT, *, pid: int | None = None) -> MemoryFolder | None:
+    """Make the folder, and remove those of launchers that were killed; None where the system has no such memory.
+
+    Args:
+        root: Where.
+        pid: The process below which the ranks are, if that is not this one.
+    """
     if not IS_LINUX or not os.access(root, os.W_OK):
         return None
     with suppress(OSError):
         _sweep(root)
     # Until it is locked, a launcher that starts at the same moment may take the folder for one of the dead, and remove it.
-    made = (_try_make(root) for _ in range(_TRIES))
+    made = (_try_make(root, pid or os.getpid()) for _ in range(_TRIES))
     return next((folder for folder in made if folder is not None), None)
 
 
-def _try_make(root: Path) -> MemoryFolder | None:
-    name = f"{name_memory_folder(os.getpid())}{os.urandom(8).hex()}"
+def _try_make(root: Path, pid: int) -> MemoryFolder | None:
+    name = f"{name_memory_folder(pid)}{os.urandom(8).hex()}"
     # Under another name until it is locked, so that ranks see no folder that may go.
     early, path = root / f".{name}", root / name
     fd = -1

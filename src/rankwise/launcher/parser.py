@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
 OWN_FLAGS = (
-    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--preload",
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload",
 )  # fmt: skip
 
 #: Torchrun's since torch 2.15. Before, they made no abbreviation of another flag ambiguous, and so they make none now.
@@ -96,7 +96,7 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
         prog="rankwise run",
         usage="rankwise run [flags] train.py [the script's own arguments]",
         description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
-        epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), "
+        epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), RANKWISE_RESIDENT=1 (as --resident), "
         "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_CHECK=0 (as --no-check), RANKWISE_ON_HANG (as --on-hang). "
         "Every flag of torchrun is also read from PET_<FLAG>.",
     )
@@ -115,6 +115,10 @@ def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
     add.value(nodes, "nnodes", "1:1", "Nodes of the job, N or MIN:MAX.")
     add.value(nodes, "nproc-per-node", "1", "Ranks on this node: a number, gpu, cpu, xpu or auto.")
     nodes.add_argument("--cold", action="store_true", help="Start every rank as a fresh interpreter.")
+    nodes.add_argument(
+        "--resident", action=argparse.BooleanOptionalAction,
+        help="Leave the warm server behind for the next run, which then starts in a fraction of a second; it ends after 15 minutes without a run.",
+    )  # fmt: skip
     nodes.add_argument(
         "--preload", metavar="MODULE,…", help="Import these too before the ranks are forked: transformers,…"
     )

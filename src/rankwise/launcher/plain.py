@@ -33,6 +33,10 @@ class PlainWorkers:
         self._waiting: list[Change] = []
         self._lifeline, self._held = os.pipe()
 
+    @property
+    def keeper_pid(self) -> int:
+        return os.getpid()
+
     def warm_up(self, command: Command) -> bool:  # noqa: ARG002 - there is no such thing here
         return False
 

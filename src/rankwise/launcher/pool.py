@@ -25,7 +25,7 @@ from rankwise.base.events import EventLog
 from rankwise.base.host import share_cores
 from rankwise.base.osdoor import IS_WINDOWS, raise_file_limit
 from rankwise.engine import STORE_PROCESS
-from rankwise.launcher.agent import ask_host, open_workers
+from rankwise.launcher.agent import ask_host, ask_resident, open_workers
 from rankwise.launcher.attempts import open_rendezvous, run_attempts
 from rankwise.launcher.console import Console
 from rankwise.launcher.helper import Helper, InterruptedByUser
@@ -34,7 +34,7 @@ from rankwise.launcher.job import Job, make_folder
 from rankwise.launcher.publish import is_silent, publish
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.spec import LaunchSpec, Logs, Program
-from rankwise.launcher.warm_start import Host, WarmStart
+from rankwise.launcher.warm_start import Host, WarmStart, plan_warm_start
 from rankwise.launcher.workers import Cooled, KeeperLost, Warmed
 from rankwise.verdict.report import render
 
@@ -271,10 +271,7 @@ def main(answers_fd: int) -> None:
 
 
 def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
-    signals, clock = Signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")), SYSTEM_CLOCK
-    workers = open_workers(signals, clock)
-    orders.start()
-    raise_file_limit()
+    signals, clock, workers = Signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")), SYSTEM_CLOCK, None
     helper: Helper | None = None
     try:
         program = Program(
@@ -293,7 +290,12 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
         num_ranks, prefixes = ask_host(spec, helper)
         num_threads = share_cores(num_ranks)
         host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
-        warm = WarmStart(spec, host, workers, Console(), stays=True)
+        plan = plan_warm_start(spec, host)
+        keeper = ask_resident(spec, host, plan, signals, Console())
+        workers = open_workers(signals, clock, keeper)
+        orders.start()
+        raise_file_limit()
+        warm = WarmStart(spec, host, workers, Console(), plan=plan, is_forked=keeper is not None, stays=True)
         pool = _Pool(opening=opening, spec=spec, host=host, workers=workers, warm=warm, signals=signals)
         while (call := _wait_call(orders, signals, opening["idle_s"])) is not None:
             if orders.begin(call["job"], call["folder"], signals):
@@ -303,7 +305,8 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
             orders.end()
             _say(answers_fd, answer)
     finally:
-        workers.close()
+        if workers is not None:
+            workers.close()
         if helper is not None:
             helper.close()
         orders.clear_up()

@@ -143,6 +143,7 @@ class LaunchSpec:
         check: Whether the script's text is checked beside the start.
         by_variable: Flags that were chosen by a PET_* variable, as ``--master-addr``.
         cold: Start every rank as a fresh interpreter.
+        resident: Fork the ranks off a server that outlives the run; None: as RANKWISE_RESIDENT says.
         preload: Modules that the user wants imported before the ranks are forked.
         watch: Judge whether ranks that live still get on.
         variables: What the ranks' environment has beyond ours; None takes a variable out.
@@ -171,6 +172,7 @@ class LaunchSpec:
     check: bool = True
     by_variable: frozenset[str] = frozenset()
     cold: bool = False
+    resident: bool | None = None
     preload: tuple[str, ...] = ()
     watch: bool = True
     variables: tuple[tuple[str, str | None], ...] = ()

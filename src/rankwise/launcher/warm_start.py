@@ -51,7 +51,15 @@ class WarmStart:
     """The warm server of one launch: started before the nodes meet, so that it imports torch meanwhile."""
 
     def __init__(
-        self, spec: LaunchSpec, host: Host, workers: Workers, console: Console, *, stays: bool = False
+        self,
+        spec: LaunchSpec,
+        host: Host,
+        workers: Workers,
+        console: Console,
+        *,
+        plan: Plan,
+        is_forked: bool = False,
+        stays: bool = False,
     ) -> None:
         """Start the server, or find out why there is none.
 
@@ -60,14 +68,15 @@ class WarmStart:
             host: What its start depends on beside that.
             workers: Where it runs.
             console: Where to say what the user should know.
+            plan: What the script needs, from ``plan_warm_start``.
+            is_forked: Whether the keeper has a server already, forked from a resident one.
             stays: Whether it serves one job after the other.
         """
         self._spec, self._workers, self._console = spec, workers, console
         self._stays = stays or _can_restart(spec)
-        self._is_on, self._num_servers, self._events = False, 0, list[tuple[str, dict[str, object]]]()
+        self._is_on, self._num_servers, self._events = is_forked, 0, list[tuple[str, dict[str, object]]]()
         # How long a module took to import here; 0 as long as none was.
         self._module_s = 0.0
-        plan = plan_warm_start(spec, host)
         self._packages = [name for name in plan.packages if name not in spec.preload]
         self._command = None if plan.cold else _build_command(spec, host, plan)
         if plan.cold:

@@ -92,6 +92,10 @@ Change = Started | NotStarted | Ended | KeeperLost | Warmed | Cooled
 class Workers(Protocol):
     """Runs processes under tags."""
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process below which all that is started here lives, itself or its parent's."""
+
     def warm_up(self, command: Command) -> bool:
         """Start the warm server, from which later commands are forked; False where there can be none."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_PR_SET_CHILD_SUBREAPER = 36
 _ADOPTION_S = 60.0
 #: Packages whose libraries read variables when they are imported.
 _READ_AT_IMPORT = ("torch", "numpy")
@@ -237,13 +238,18 @@ def renew_identity() -> None:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
-def show_environment(environ: Any) -> None:
-    """Let /proc/PID/environ and ``ps e`` show this rank's variables, by which people find a rank; else the server's.
+def show(environ: Any, argv: list[str] | None = None) -> None:
+    """Let /proc/PID, ``ps`` and ``ps e`` show this rank's variables, by which people find a rank; else the server's.
 
-    The kernel lets a process say where its environment lies (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may
-    not, nothing is lost but the view.
+    The kernel lets a process say where these lie (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may not, nothing is lost
+    but the view.
+
+    Args:
+        environ: The variables, as bytes.
+        argv: The command, if that is another one, too.
     """
     block = b"".join(b"%s=%s\0" % pair for pair in environ.items())
+    command = b"".join(os.fsencode(word) + b"\0" for word in argv or ())
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -252,14 +258,14 @@ def show_environment(environ: Any) -> None:
     # Numbered as in proc(5), from 3 on.
     at = {number: int(fields[number - 3]) for number in (26, 27, 28, 45, 46, 47, 48, 49)}
     _libc.mmap.restype = _libc.sbrk.restype = ctypes.c_void_p
-    # Private memory, as only that is shown; never given back.
-    memory = _libc.mmap(None, ctypes.c_size_t(len(block)), 3, 0x22, -1, ctypes.c_long(0))
+    # Private memory, as only that is shown; never given back. Both in one, as programs that rename themselves expect it.
+    memory = _libc.mmap(None, ctypes.c_size_t(len(command) + len(block)), 3, 0x22, -1, ctypes.c_long(0))
     if memory in (None, ctypes.c_void_p(-1).value):
         return
-    ctypes.memmove(memory, block, len(block))
-    places = (
-        at[26], at[27], at[45], at[46], at[47], _libc.sbrk(0), at[28], at[48], at[49], memory, memory + len(block)
-    )  # fmt: skip
+    ctypes.memmove(memory, command + block, len(command) + len(block))
+    middle, end = memory + len(command), memory + len(command) + len(block)
+    words = (memory, middle) if command else (at[48], at[49])
+    places = (at[26], at[27], at[45], at[46], at[47], _libc.sbrk(0), at[28], *words, middle, end)
     layout = struct.pack("=11QQIi", *places, 0, 0, -1)
     _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), 0)
 
@@ -279,6 +285,11 @@ def run_main(path: str, args: list[str]) -> None:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of all descendants that lose theirs; False where the system does not allow it."""
+    return bool(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def get_name() -> bytes:

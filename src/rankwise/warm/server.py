@@ -53,30 +53,30 @@ class Cold(Exception):  # noqa: N818 - a decision, not an error
     """Ranks must not be forked from here; the text says why."""
 
 
-def serve(
-    orders: str, *, known: frozenset[str], hook_folder: str, becoming: Any, checks: Any, freezing: Any
-) -> None:
+def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callable[[str], Any]) -> None:
     """Import, check, and fork ranks when told to; returns only in a rank.
 
     Args:
         orders: JSON: ``fd`` of the socket; names to import: ``torch`` (must succeed), ``asked`` (by the user) and
             ``later``, and the ``wanted`` parts of what was asked for; ``first_path``, the folder that the script will have in front of its sys.path, or null;
             ``latched``, prefixes of variables that libraries read when they are imported, from C or in other ways
-            that are not seen here.
+            that are not seen here; ``resident``, for a server that serves one run after the other: see ``resident.py``.
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
-        becoming: The module of that name, which was loaded as this one was.
-        checks: The same.
-        freezing: The same.
+        load: Gives another module of this folder, loaded as this one was.
     """
-    server = _Server(
-        json.loads(orders), known, hook_folder, becoming=becoming, checks=checks, freezing=freezing
-    )
+    told = json.loads(orders)
+    server = Server(told, known, hook_folder, load)
+    resident = load("resident").Resident(server, told["resident"], load) if "resident" in told else None
     try:
+        if resident is not None:
+            resident.prepare()
         server.prepare()
     except Cold as reason:
         server.say({"cold": str(reason)})
         os._exit(0)
+    if resident is not None:
+        resident.serve()  # returns in the warm server of a run, which is forked from this one
     server.serve()
 
 
@@ -93,18 +93,16 @@ def check_site(orders: str, *, checks: Any) -> None:
         os._exit(0)
 
 
-class _Server:
+class Server:
+    """What is loaded, and what can be forked from it."""
+
+    cold_error = Cold
+
     def __init__(
-        self,
-        orders: dict[str, Any],
-        known: frozenset[str],
-        hook_folder: str,
-        *,
-        becoming: Any,
-        checks: Any,
-        freezing: Any,
+        self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, load: Callable[[str], Any]
     ) -> None:
-        self._becoming, self._checks, self._freezing = becoming, checks, freezing
+        self._becoming, self._checks, self._freezing = load("becoming"), load("checks"), load("freezing")
+        self._argv: list[str] | None = None
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
@@ -117,6 +115,8 @@ class _Server:
         self._reads: dict[tuple[Any, int], set[str]] = {}
         self._read_by_torch: frozenset[str] = frozenset()
         self._shadowed = ""
+        self._begin_env = dict(os.environ)
+        self._ready: dict[str, Any] = {}
         self._watch = self._becoming.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
@@ -159,11 +159,12 @@ class _Server:
         if was_enabled:
             gc.enable()
         self._rehearse()
-        if reason := self._find_obstacle():
+        if reason := self.find_obstacle():
             raise Cold(reason)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what dies here is reaped by the kernel
         num_modules = len(frozenset(sys.modules) - before)
-        self.say({"ready": os.getpid(), "num_modules": num_modules, "seconds": time.monotonic() - start})
+        self._ready = {"ready": 0, "num_modules": num_modules, "seconds": time.monotonic() - start}
+        self.say({**self._ready, "ready": os.getpid()})
 
     def _import(self, name: str, *, part: str = "", must: bool = False, asked: bool = False) -> None:
         threads = self._checks.count_threads()
@@ -250,9 +251,9 @@ class _Server:
     def _rehearse(self) -> None:
         """Fork once for nothing: OpenBLAS ends its threads for it, and the child tells whether it can be a rank."""
         read_end, write_end = os.pipe()
-        middle = self._fork()
+        middle = self.fork()
         if not middle:
-            if not self._fork():
+            if not self.fork():
                 try:
                     os.write(write_end, (self._checks.find_bad_fork() or "ok").encode())
                 finally:
@@ -268,7 +269,7 @@ class _Server:
                 told or f"a forked child of the warm server did not get on within {_REHEARSAL_S:.0f} s"
             )
 
-    def _find_obstacle(self) -> str:
+    def find_obstacle(self) -> str:
         """Tell why no rank can be forked off this process now; empty if one can."""
         owners = ", ".join(self._thread_owners) or "an import"
         return self._checks.find_thread_or_device(owners) or self._shadowed or self._find_edited()
@@ -281,6 +282,61 @@ class _Server:
             except OSError:
                 return f"{file} is gone since it was preloaded"
         return ""
+
+    # ------------------------------------------------- for a resident server
+
+    def take_socket(self) -> socket.socket:
+        """Return the socket to whoever has started this process, who asks for the first run."""
+        return self._sock
+
+    def adopt_orphans(self) -> bool:
+        """Become the parent of all descendants that lose theirs; False where the system does not allow it."""
+        return bool(self._becoming.adopt_orphans())
+
+    def show(self, argv: list[str]) -> None:
+        """Have ps show our environment, and a command."""
+        self._becoming.show(os.environb, argv)
+
+    def list_own_modules(self) -> list[Any]:
+        """Return those of our modules that sys.modules does not have."""
+        return [self._becoming, self._checks, self._freezing]
+
+    def find_other_variable(self, env: dict[str, str]) -> str:
+        """Tell in which variable an environment differs that was read at an import; empty if in none."""
+        names = (self._read_by_torch | self._asked_for) - _RANKS_OWN
+        other = next((name for name in sorted(names) if self._begin_env.get(name) != env.get(name)), None)
+        return f"{other} was something else when torch was imported" if other else ""
+
+    def list_set(self) -> dict[str, str]:
+        """Return the variables that imports have set, which they would in a process that imports for itself."""
+        return {name: value for name, value in os.environ.items() if self._begin_env.get(name) != value}
+
+    def extend(self, names: list[str]) -> None:
+        """Import more of torch's modules."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        self._later = names
+        self._import_rest()
+        signal.signal(signal.SIGCHLD, handler)
+
+    def serve_run(self, sock: socket.socket, first_path: str | None, ignored: list[str]) -> None:
+        """Be the warm server of one run from here on, which has just been forked; ``serve`` follows.
+
+        Args:
+            sock: To the run's keeper.
+            first_path: The folder that the script will have in front of its sys.path.
+            ignored: Signals that the run's launcher was started with as ignored.
+        """
+        self._sock, self._argv, self._later = sock, sys.orig_argv, []
+        self._orders["first_path"] = first_path
+        for name in _DEAF_TO:
+            plain = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+            self._handlers[getattr(signal, name)] = signal.SIG_IGN if name in ignored else plain
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        self.say({"hello": os.getpid()})
+        if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
+            self.say({"cold": shadowed})
+            os._exit(0)
+        self.say({**self._ready, "ready": os.getpid()})
 
     # ----------------------------------------------------------------- serve
 
@@ -329,7 +385,7 @@ class _Server:
         self._freezing.freeze()
         if was_enabled:
             gc.enable()
-        with_threads = self._fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
+        with_threads = self.fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
         if not with_threads:
             os._exit(0)
         try:
@@ -343,12 +399,12 @@ class _Server:
         Returns:
             True in a rank; False in the server.
         """
-        me, reason = os.getpid(), self._find_obstacle()
+        me, reason = os.getpid(), self.find_obstacle()
         # Nothing is lost between the fork and the handlers that a rank has.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
         middle = -1
         try:
-            middle = -1 if reason else self._fork()
+            middle = -1 if reason else self.fork()
         except OSError as error:
             reason = f"fork: {error.strerror}"
         for order, _ in batch if reason else ():
@@ -374,7 +430,7 @@ class _Server:
             self.say({"forked": order["tag"], "pid": pid})
         os._exit(0)
 
-    def _fork(self) -> int:
+    def fork(self) -> int:
         """Fork; Python 3.12 would warn of threads, and those that are left here are known to bear it."""
         if self._checks.count_threads() == 1:
             return os.fork()
@@ -420,7 +476,7 @@ class _Server:
         )
         if os.environ.get("PYTHONPATH") == "":
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
-        self._becoming.show_environment(os.environb)
+        self._becoming.show(os.environb, self._argv)
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
         latched, read = tuple(self._orders["latched"]), self._read_by_torch - _RANKS_OWN

@@ -60,9 +60,7 @@ if _warm is not None:
             _warm,
             known=_known,
             hook_folder=os.path.dirname(os.path.abspath(__file__)),
-            becoming=_load("warm", "becoming"),
-            checks=_checks,
-            freezing=_load("warm", "freezing"),
+            load=lambda _name: _load("warm", _name),
         )
     except BaseException:
         # site.py would print a line and go on: the script would run in the server.

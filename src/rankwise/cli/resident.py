@@ -1,0 +1,55 @@
+"""`rankwise resident`: the warm servers that runs have left behind."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.cli.columns import align, format_count, format_size
+from rankwise.cli.printing import put
+from rankwise.launcher.resident import list_servers, stop_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """List or end this user's resident servers; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rankwise resident",
+        description="The warm servers that `rankwise run --resident` has left behind: they end by themselves after 15 minutes without "
+        "a run (RANKWISE_RESIDENT_IDLE, in seconds), when memory is short, and when what they have loaded changes on disk.",
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=("list", "stop"), default="list", help="stop ends all of them; runs go on."
+    )
+    if parser.parse_args(argv).what == "stop":
+        pids = stop_servers()
+        put(f"ended {format_count(len(pids), 'resident server')}\n")
+        return 0
+    servers = list_servers()
+    if not servers:
+        put("no resident server: `rankwise run --resident` leaves one behind\n")
+        return 0
+    rows = [("pid", "key", "age", "memory", "runs", "running", "torch", "python")]
+    rows += [
+        (
+            str(one.pid), one.key, _say_age(SYSTEM_CLOCK.time() - one.begun), format_size(one.memory_bytes), str(one.served), str(one.running),
+            one.torch, f"{one.python}{' --preload ' + ','.join(one.asked) if one.asked else ''}",
+        )
+        for one in servers
+    ]  # fmt: skip
+    put("\n".join([*align(rows), ""]))
+    return 0
+
+
+def _say_age(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min"
+        if minutes
+        else f"{seconds:.0f} s"
+    )
