@@ -99,7 +99,16 @@ def ask_resident(
         return None
     from rankwise.launcher.resident import is_wanted, open_run  # noqa: PLC0415 - only where it is asked for
 
-    return open_run(spec, host, plan, signals, console) if is_wanted(console, flag=spec.resident) else None
+    if not is_wanted(console, flag=spec.resident):
+        return None
+    return open_run(spec, host, plan, signals, console, meanwhile=_import_the_rest)
+
+
+def _import_the_rest() -> None:
+    """Import what comes after the warm server's start: it takes as long as a fork."""
+    import rankwise.launcher.attempts  # noqa: PLC0415
+    import rankwise.launcher.entry_check  # noqa: PLC0415
+    import rankwise.launcher.host_look  # noqa: F401, PLC0415
 
 
 def _prepare(

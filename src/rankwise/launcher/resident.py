@@ -26,7 +26,7 @@ from rankwise.warm.command_line import NAME
 from rankwise.warm.plan import LATCHED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rankwise.launcher.console import Console
     from rankwise.launcher.signals import Signals
@@ -128,7 +128,12 @@ def _find_place() -> str:
 
 
 def open_run(
-    spec: LaunchSpec, host: Host, plan: Plan, signals: Signals, console: Console
+    spec: LaunchSpec,
+    host: Host,
+    plan: Plan,
+    signals: Signals,
+    console: Console,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[int, socket.socket] | None:
     """Have a keeper forked, below which the ranks will be; None where that can't be, which costs only time.
 
@@ -138,6 +143,7 @@ def open_run(
         plan: What the script needs; for a cold start nobody need ask.
         signals: End the wait for a server that is still importing torch.
         console: Where to say what the user should know.
+        meanwhile: Called while the server forks.
 
     Returns:
         The keeper's pid, and the socket to it.
@@ -154,7 +160,7 @@ def open_run(
         return None
     reason = ""
     try:
-        ask = _Request(spec, host, plan, signals)
+        ask = _Request(spec, host, plan, signals, meanwhile)
         for name in _list_sockets(folder, f"{key}-"):
             sock = _connect(folder, name)
             if sock is None:
@@ -227,8 +233,10 @@ def stop_servers() -> list[int]:
 class _Request:
     """What a server is told of a run."""
 
-    def __init__(self, spec: LaunchSpec, host: Host, plan: Plan, signals: Signals) -> None:
-        self._signals = signals
+    def __init__(
+        self, spec: LaunchSpec, host: Host, plan: Plan, signals: Signals, meanwhile: Callable[[], None]
+    ) -> None:
+        self._signals, self._meanwhile = signals, meanwhile
         own_umask = os.umask(0o77)
         os.umask(own_umask)
         argv = build_argv(spec.program, host.interpreter.path, 0)
@@ -255,6 +263,7 @@ class _Request:
         try:
             os.write(text, json.dumps(self._message).encode())
             socket.send_fds(sock, [b'{"run": 1}'], [theirs.fileno(), here, 0, 1, 2, text])
+            self._meanwhile()
             answer = _wait_answer(sock, _ANSWER_S, self._signals)
         except OSError as error:
             answer = {"refused": f"it does not take the run: {error.strerror}"}
