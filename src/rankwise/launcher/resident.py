@@ -274,7 +274,7 @@ class _Request:
         if "keeper" in answer:
             return (int(str(answer["keeper"])), ours), ""
         ours.close()
-        return None, str(answer.get("refused", f"it has not answered for {_ANSWER_S:.0f} s"))
+        return None, str(answer.get("refused", f"it has ended, or not answered for {_ANSWER_S:.0f} s"))
 
 
 def _start(spec: LaunchSpec, host: Host, plan: Plan, key: str, env: dict[str, str]) -> socket.socket:

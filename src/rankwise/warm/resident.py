@@ -34,6 +34,8 @@ _SWEEP_S, _SWEEP_EVERY_S = 2.0, 0.05
 #: So much of the memory stays free, or an idle server ends.
 _FREE_PART = 0.05
 _LONGEST_DATAGRAM = 60_000
+#: No file has this stamp.
+_NEVER = (-1, -1, -1)
 #: A run may have more of these imported before its ranks are forked; all else is the script's own business.
 _IMPORTABLE = ("torch.", "rankwise.")
 
@@ -198,7 +200,12 @@ class Resident:
             return False
         # A keeper is deaf to it, from its first moment on.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        pid = self._server.fork()
+        try:
+            pid = self._server.fork()
+        except OSError as error:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _say(sock, {"refused": f"fork: {error.strerror}"})
+            return False
         if pid:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         else:
@@ -211,7 +218,8 @@ class Resident:
             return self._begin_run(request, fds)
         self._runs.add(pid)
         self._served += 1
-        os.utime(self._path)
+        with contextlib.suppress(OSError):  # somebody has removed it
+            os.utime(self._path)
         _say(sock, {"keeper": pid})
         return False
 
@@ -291,7 +299,9 @@ class Resident:
             getattr(getattr(module, "__spec__", None), "origin", None),
         ):
             if isinstance(path, str) and os.path.isabs(path) and path not in self._loaded:
-                self._loaded[path] = _stamp(path)
+                # What was written while this process imports may be newer than what it has loaded: then it is changed already.
+                stamp = _stamp(path)
+                self._loaded[path] = stamp if stamp[0] < self._begin_s * 1e9 else _NEVER
 
     def _note_loaded(self) -> None:
         for module in list(sys.modules.values()):
