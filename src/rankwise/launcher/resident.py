@@ -200,6 +200,8 @@ def make_key(spec: LaunchSpec, host: Host, plan: Plan, env: dict[str, str]) -> s
         "env": {name: value for name, value in sorted(env.items()) if name.startswith(_LATCHED)},
         "folder": str(Path.cwd()) if _has_relative(env.get("PYTHONPATH", "")) else "",
         "compiler": _COMPILER in plan.modules,
+        # A script that does not import it must not find it loaded.
+        "library": any(name.startswith("rankwise.") for name in plan.modules),
         "asked": [
             spec.preload,
             str(plan.first_path),
