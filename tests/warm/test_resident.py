@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -107,6 +108,35 @@ def test_the_next_run_forks_from_the_server_that_the_first_one_left(
     assert residence.ask("stop") == "ended 2 resident servers\n"
     wait_until(lambda: not _is_alive(server))
     assert residence.ask() == "no resident server: `rankwise run --resident` leaves one behind\n"
+
+
+def test_a_run_gets_the_limits_of_its_own_launcher(residence: Residence, tmp_path: Path) -> None:
+    """Umask, niceness, limits, ignored signals and the terminal's folder are those of each command, from one server."""
+    script = """
+        import os, resource, signal, sys, torch
+        umask = os.umask(0)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        core = resource.getrlimit(resource.RLIMIT_CORE)
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        sys.stdout.write(f"{umask:o} {os.getpriority(os.PRIO_PROCESS, 0)} {limit} {core} {ignored}")
+        """
+    write_script(tmp_path, script)
+    first = residence.run(tmp_path).out
+    servers = residence.pids()
+
+    def restrict() -> None:
+        os.umask(0o027)
+        os.nice(3)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    command = [*RANKWISE, "--resident", "train.py"]
+    result = Running(command, tmp_path, env=residence.env, preexec_fn=restrict).finish()
+    assert (result.out, result.err) == (f"27 {nice + 3} 300 (0, 0) True", "")
+    assert residence.run(tmp_path).out == first
+    assert residence.pids() == servers
 
 
 def test_what_has_changed_on_disk_is_never_served(residence: Residence, tmp_path: Path) -> None:
