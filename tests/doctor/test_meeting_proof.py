@@ -18,6 +18,7 @@ from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
 from rankwise.doctor.meeting.admitting import Admission
 from rankwise.doctor.meeting.all_reducing import Reducing
+from rankwise.doctor.meeting.answering import Answering
 from rankwise.doctor.meeting.examining import examine_together
 from rankwise.doctor.meeting.over_ssh import RemoteHosts
 from rankwise.doctor.meeting.plan import MeetingError, Plan
@@ -169,6 +170,31 @@ def test_an_ssh_that_has_ended_takes_no_secret(tmp_path: Path) -> None:
         remotes.look()
     remotes.close(clock)
     assert said == ["rankwise: ssh does not reach far: no route to host"] * 3
+
+
+def test_who_leaves_before_the_greeting_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that is tried and left at once (a reset before the first word goes out): its connection is closed here, too."""
+    closed: list[int] = []
+
+    class Gone:
+        def setsockopt(self, *_: object) -> None:
+            raise ConnectionResetError
+
+        def send(self, _: bytes) -> None:
+            raise ConnectionResetError
+
+        def close(self) -> None:
+            closed.append(1)
+
+    class Listener:
+        def accept(self) -> tuple[Gone, str]:
+            return Gone(), ""
+
+    answering = Answering(mark="", number=0, name="host", clock=FakeClock())
+    monkeypatch.setattr("rankwise.doctor.meeting.answering.tune", lambda _: None)
+    answering._welcome(Listener())  # type: ignore[arg-type]
+    answering.close()
+    assert closed == [1]
 
 
 def test_hosts_with_one_token_meet() -> None:

@@ -126,9 +126,13 @@ class Answering:
     def _welcome(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
+        except OSError:  # gone already, or there is no descriptor left: who connects sees it
+            return
+        try:
             tune(sock)
             sock.send(self._greeting)
-        except OSError:  # gone already, or there is no descriptor left: who connects sees it
+        except OSError:  # gone meanwhile
+            sock.close()
             return
         self._guests[sock.fileno()] = _Guest(sock=sock, heard_s=self._clock.monotonic())
         self._selector.register(sock, selectors.EVENT_READ)
