@@ -352,16 +352,19 @@ def test_a_server_ends_that_nobody_uses(residence: Residence, tmp_path: Path) ->
 def test_ctrl_c_while_the_server_imports_ends_the_command(residence: Residence, tmp_path: Path) -> None:
     """The launcher waits for a server that hangs in an import: it leaves at once, and the server with it."""
     write_script(
-        tmp_path, "import os, pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(1000)", "gate.py"
+        tmp_path,
+        "import os, pathlib, time\npathlib.Path('importing').write_text(str(os.getpid()))\ntime.sleep(1000)",
+        "gate.py",
     )
     write_script(tmp_path, "import torch")
     args = ["--resident", "--preload", "gate", "train.py"]
     with start_rankwise(args, tmp_path, env=residence.env) as job:
-        wait_until((tmp_path / "importing").exists, 60)
+        wait_until(lambda: (tmp_path / "importing").exists() and (tmp_path / "importing").read_text(), 60)
         job.process.send_signal(signal.SIGINT)
         result = job.finish(20)
     assert result.code == 130, result.err
     assert residence.pids() == []
+    wait_until(lambda: not _is_alive(int((tmp_path / "importing").read_text())))
 
 
 def test_where_nobody_edits_and_runs_the_variable_does_not_count(

@@ -315,11 +315,18 @@ def _start(spec: LaunchSpec, host: Host, plan: Plan, key: str, env: dict[str, st
 
 def _wait_import(sock: socket.socket, signals: Signals, console: Console) -> bool:
     """Wait until a new server is ready; False if it can't be one, which the start that follows will say."""
+    pid = 0
     while True:
         message = _wait_answer(sock, _READY_S, signals)
         if "warning" in message:
             console.say(f"rankwise: warning: {message['warning']}")
-        elif "hello" not in message:
+        elif "hello" in message:
+            pid = int(str(message["hello"]))
+        else:
+            if not message and pid:
+                # Nobody waits for it any more, and an import that hangs would not hear of that.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             return "ready" in message
 
 
