@@ -4,15 +4,16 @@ The jobs, each on `--ranks` ranks over Gloo on the CPU, with a model of four lay
 
 - `step`: forward, backward, optimizer; `apply_ddp` and torch's DistributedDataParallel with the same options;
 - `accumulation`: four micro-batches a step; `accumulate` and `no_sync` around all but the last;
-- `weighed`: a step whose loss is weighed by the samples of all ranks; `loss_scale` and an all_reduce of the number.
+- `weighed`: a step whose loss is weighed by the samples of all ranks; `loss_scale` and an all_reduce of the number;
+- `flat`: the first, with `apply_ddp(reduce="flat")`; `--hidden` makes the model larger, which shows from where on buckets are better.
 
 Which of the two models is built first may make a difference, even between equals; so half of the rounds are of either
 order. A round is a block of steps by hand, two of ours, and one by hand, so that a drift of the machine falls on both.
 Of each round the ratio of ours to by hand is taken, of wall time and of the ranks' CPU time; printed are the medians,
 and the median ratio with its 95 % confidence bounds (order statistics of the rounds' ratios: no assumption of how they
-are spread). The aim: 1.01 at most.
+are spread). The aim: 1.01 at most, and 0.85 for `flat`.
 
-Run it as `python benchmarks/steps.py [--rounds N] [--steps N] [--ranks N]`; the machine should be idle.
+Run it as `python benchmarks/steps.py [--rounds N] [--steps N] [--ranks N] [--hidden N] [--only JOB ...]`; the machine should be idle.
 """
 
 from __future__ import annotations
@@ -41,23 +42,29 @@ if TYPE_CHECKING:
 # Short blocks in turn: the load of the machine drifts slower than that.
 ROUNDS, STEPS = 400, 4
 NUM_MICRO = 4
-JOBS = ("step", "accumulation", "weighed")
+JOBS = ("step", "accumulation", "weighed", "flat")
 AIM = 1.01
 
 
-def build_model() -> nn.Module:
+def build_model(hidden: int) -> nn.Module:
     """Build the model: small, so that what a step costs besides arithmetic is seen."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Linear(32, 8)
+        nn.Linear(32, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, 32),
+        nn.Linear(32, 8),
     )
 
 
-def build_steps(job: str, ours_first: bool) -> tuple[Callable[[], None], Callable[[], None]]:  # noqa: FBT001 - by position, as run_ranks passes it
+def build_steps(job: str, ours_first: bool, hidden: int) -> tuple[Callable[[], None], Callable[[], None]]:  # noqa: FBT001 - by position, as run_ranks passes it
     """Return a step of ours and one by hand."""
-    ours = apply_ddp(build_model()) if ours_first else None
-    by_hand = DistributedDataParallel(build_model(), gradient_as_bucket_view=True)
-    ours = apply_ddp(build_model()) if ours is None else ours
+    reduce = "flat" if job == "flat" else "buckets"
+    ours = apply_ddp(build_model(hidden), reduce=reduce) if ours_first else None
+    by_hand = DistributedDataParallel(build_model(hidden), gradient_as_bucket_view=True)
+    ours = apply_ddp(build_model(hidden), reduce=reduce) if ours is None else ours
     our_optimizer, their_optimizer = (
         torch.optim.SGD(model.parameters(), lr=1e-3) for model in (ours, by_hand)
     )
@@ -94,11 +101,11 @@ def build_steps(job: str, ours_first: bool) -> tuple[Callable[[], None], Callabl
     return step_ours, step_by_hand
 
 
-def measure(job: str, ours_first: bool, rounds: int, steps: int) -> list[tuple[float, ...]]:  # noqa: FBT001 - the same
+def measure(job: str, ours_first: bool, hidden: int, rounds: int, steps: int) -> list[tuple[float, ...]]:  # noqa: FBT001 - the same
     """In a rank: return wall and CPU seconds of a step for each round, ours and then by hand."""
     with rankwise.init(device="cpu"):
         torch.set_num_threads(1)
-        ours, by_hand = build_steps(job, ours_first)
+        ours, by_hand = build_steps(job, ours_first, hidden)
 
         def run(step: Callable[[], None]) -> tuple[float, float]:
             dist.barrier()
@@ -137,12 +144,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of a block")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=64, help="width of the model")
+    parser.add_argument("--only", nargs="+", choices=JOBS, default=JOBS)
     arguments = parser.parse_args()
     print(
         f"torch {torch.__version__}, {arguments.ranks} ranks, {arguments.rounds} rounds of 4 x {arguments.steps} steps; aim <= {AIM}"
     )
     print(f"{'job':14}{'time':8}{'ours':>10}{'by hand':>10}{'ratio':>8}  95 % bounds")
-    for job in JOBS:
+    for job in arguments.only:
         rounds = []
         for ours_first in (True, False):
             ranks = run_ranks(
@@ -150,6 +159,7 @@ def main() -> None:
                 arguments.ranks,
                 job,
                 ours_first,
+                arguments.hidden,
                 arguments.rounds // 2,
                 arguments.steps,
                 timeout_s=600.0,

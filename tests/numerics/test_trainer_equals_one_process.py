@@ -16,6 +16,7 @@ import rankwise
 from rankwise.testing import run_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NUM_STEPS, NUM_SAMPLES, GLOBAL_BATCH, NUM_CLASSES = 50, 203, 24, 5
@@ -146,7 +147,7 @@ class Curve(rankwise.train.Callback):
 def fit(
     kind: str, optimizer_kind: str, *, num_micro: int = 1, dtype: torch.dtype = torch.float64,
     num_samples: int = NUM_SAMPLES, clip_norm: float | None = None, folder: Path | None = None,
-    stop_after: int | None = None,
+    stop_after: int | None = None, spread: Callable[[nn.Module], nn.Module] | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:  # fmt: skip
     torch.set_num_threads(1)
     with rankwise.init(device="cpu") as ctx:
@@ -155,6 +156,7 @@ def fit(
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(ctx.rank)
+        model = spread(model) if spread else model
         optimizer = build_optimizer(optimizer_kind, model)
         of_rank = -(-GLOBAL_BATCH // ctx.world_size)
         loader = rankwise.DataLoader(
@@ -218,10 +220,12 @@ def test_float32_curves_differ_by_rounding_only(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
-    """Two micro-batches a step, with other numbers of samples and tokens on each rank, and clipped gradients: one process's curve."""
+    """Two micro-batches a step, with other numbers of samples and tokens on each rank, clipped gradients, in buckets and flat: one process's curve."""
     # 195 samples: the last step of an epoch has 3, so that ranks have 2 and 1, or a micro-batch of none.
     options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195}
+    flat = {**options, "spread": functools.partial(rankwise.apply_ddp, reduce="flat")}
     cases = [(kind, optimizer, options) for kind in ("mlp", "transformer") for optimizer in OPTIMIZERS]
+    cases += [("transformer", optimizer, flat) for optimizer in OPTIMIZERS]
     expected = [
         train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195) for kind, optimizer, _ in cases
     ]

@@ -13,20 +13,19 @@ mean of the means is not the mean. A sum-reduced loss times ``loss_scale`` is ex
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankwise.base.errors import CollectiveError, UsageError
-from rankwise.parallel.checked import CheckedDDP
+from rankwise.base.errors import UsageError
+from rankwise.parallel.finding import strategy_of
+from rankwise.parallel.micro_batches import deal
 from rankwise.runtime.context import current
 from rankwise.runtime.groups import group_of
-from rankwise.runtime.signature import agree, format_ranks, locate, show_site
+from rankwise.runtime.signature import agree, format_ranks, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from torch.nn.parallel import DistributedDataParallel
+    from torch import nn
 
     from rankwise.runtime.context import RankContext
 
@@ -34,18 +33,18 @@ Micro = TypeVar("Micro")
 
 
 def accumulate(
-    ddp: DistributedDataParallel, micro_batches: Iterable[Micro], *, ctx: RankContext | None = None
+    model: nn.Module, micro_batches: Iterable[Micro], *, ctx: RankContext | None = None
 ) -> Iterator[Micro]:
     """Yield micro-batches; the backward of the last one averages the gradients of all, the others send nothing.
 
     Forward and backward of each micro-batch belong into the loop's body, and the optimizer's step behind it. Ranks
-    may have different numbers of micro-batches, unless BatchNorm is synced. A rank without samples takes one
+    may have different numbers of micro-batches, unless BatchNorm is synced or parameters are sharded. A rank without samples takes one
     micro-batch of none (``inputs[:0]``), so that it has a backward too.
 
     With ``find_unused_parameters=True``, a parameter that no rank uses in its last micro-batch is not averaged (pytorch#69031).
 
     Args:
-        ddp: The wrapped model.
+        model: The spread model: what an ``apply_*`` has returned, or torch's own DistributedDataParallel or ``fully_shard``.
         micro_batches: The micro-batches of one step, at least one.
         ctx: Who the ranks are; None: the job that ``init()`` has joined.
 
@@ -59,66 +58,7 @@ def accumulate(
     Collective: every rank, once for each step. The body's last backward is the collective; if BatchNorm is synced,
     the start and each forward and backward as well.
     """
-    watch = ddp.watch if isinstance(ddp, CheckedDDP) else None
-    length = len(micro_batches) if isinstance(micro_batches, Sized) else None
-    if watch is not None and watch.has_synced_batchnorm and length is not None:
-        _compare_numbers(length, ctx or current())
-    number, is_last = 0, False
-    try:
-        for micro, ends in (
-            _mark_end(micro_batches) if length is None else zip(micro_batches, repeat(False))  # noqa: FBT003 - what is repeated
-        ):
-            number += 1
-            is_last = ends or number == length
-            if is_last:
-                yield micro
-                return
-            # Around forward and backward: DDP decides in the forward whether the backward will average.
-            with ddp.no_sync():
-                yield micro
-    except GeneratorExit:
-        # The loop was left. What was accumulated is this rank's own, and would go into a step as if it were the average.
-        if watch is not None and not is_last:
-            watch.num_left_unsynced = number
-        raise
-    if number == 0:
-        raise UsageError(
-            "accumulate() got no micro-batch, and the other ranks would wait for this one",
-            rank=watch.rank if watch else None,
-            hint="a rank without samples takes one micro-batch of none: [(inputs[:0], targets[:0])]",
-        )
-    raise UsageError(
-        f"accumulate() got {number} micro-batches of a container whose len() is {length}",
-        rank=watch.rank if watch else None,
-        hint="pass an iterator, whose length nobody asks for",
-    )
-
-
-def _mark_end(source: Iterable[Micro]) -> Iterator[tuple[Micro, bool]]:
-    """Yield each with whether it is the last, which is known when the next one was asked for."""
-    held: list[Micro] = []
-    for micro in source:
-        if held:
-            yield held.pop(), False
-        held.append(micro)
-    if held:
-        yield held.pop(), True
-
-
-def _compare_numbers(number: int, ctx: RankContext) -> None:
-    told = ctx.control.compare(
-        f"micro-batches\t{number}", what=f"accumulate at {show_site(locate())} (how many micro-batches?)"
-    )
-    if told is not None:
-        held = ", ".join(
-            f"rank {rank} {text.partition(chr(9))[2]}"
-            for rank, text in zip(ctx.control.ranks, told, strict=True)
-        )
-        raise CollectiveError(
-            f"with synced BatchNorm every rank must run the same number of micro-batches: {held}",
-            rank=ctx.rank,
-            hint="give the ranks that have fewer some without samples: (inputs[:0], targets[:0])",
-        )
+    return deal(strategy_of(model, ctx), micro_batches, ctx)
 
 
 def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:

@@ -77,12 +77,7 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
         watch = self.watch
         if watch is None:
             return super().forward(*inputs, **kwargs)
-        if torch.is_grad_enabled():
-            watch.forwards_left -= 1
-            if watch.forwards_left < 0 or [each.requires_grad for each in watch.listed] != watch.seen_trained:
-                _check_parameters(self, watch)
-            if watch.num_left_unsynced:
-                _check_unsynced(watch)
+        check_before_forward(self, watch)
         # Buffers are shared in training only, so that one rank may evaluate alone: in evaluation they don't change.
         hides = not self.training and self.require_forward_param_sync
         if hides:
@@ -107,13 +102,32 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
         return self
 
 
-def watch_parameters(ddp: CheckedDDP, *, rank: int, has_synced_batchnorm: bool) -> None:
+def check_before_forward(ddp: DistributedDataParallel, watch: Watch) -> None:
+    """See, before a forward with gradients, that the model is still what was wrapped.
+
+    Raises:
+        ModelError: Parameters were changed since then.
+        CollectiveError: The last accumulation was left before its gradients were averaged.
+    """
+    if not torch.is_grad_enabled():
+        return
+    watch.forwards_left -= 1
+    if watch.forwards_left < 0 or [each.requires_grad for each in watch.listed] != watch.seen_trained:
+        _check_parameters(ddp, watch)
+    if watch.num_left_unsynced:
+        _check_unsynced(watch)
+
+
+def watch_parameters(ddp: DistributedDataParallel, *, rank: int, has_synced_batchnorm: bool) -> Watch:
     """Remember the parameters of a model that has just been wrapped.
 
     Args:
         ddp: The wrapped model.
         rank: Our rank.
         has_synced_batchnorm: Whether each forward in training is a collective.
+
+    Returns:
+        What its forwards compare with.
     """
     ignored = set(ddp.parameters_to_ignore)
     parameters = [
@@ -121,7 +135,7 @@ def watch_parameters(ddp: CheckedDDP, *, rank: int, has_synced_batchnorm: bool) 
         for name, each in ddp.module.named_parameters()
         if name not in ignored
     ]
-    ddp.watch = Watch(
+    return Watch(
         trained=[name for name, _, trained in parameters if trained],
         parameters=parameters,
         listed=[each for _, each, _ in parameters],
@@ -132,7 +146,7 @@ def watch_parameters(ddp: CheckedDDP, *, rank: int, has_synced_batchnorm: bool) 
     )
 
 
-def _check_parameters(ddp: CheckedDDP, watch: Watch) -> None:
+def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
     """Refuse to go on with parameters that DDP does not know: their gradients would stay on each rank, silently."""
     watch.forwards_left = _FORWARDS_BETWEEN_CHECKS
     watch.seen_trained = [each.requires_grad for each in watch.listed]

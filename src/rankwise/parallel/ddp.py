@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwise.base.errors import UsageError
 from rankwise.parallel.checked import CheckedDDP, watch_parameters
 from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
+from rankwise.parallel.flat import FlatDDP, find_sparse, share_values
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
 from rankwise.runtime.context import current
@@ -44,7 +45,7 @@ class Tuning:
     broadcast_buffers: bool = True
 
 
-def apply_ddp(
+def apply_ddp(  # noqa: PLR0913 - most calls give none
     model: nn.Module,
     *,
     ctx: RankContext | None = None,
@@ -52,6 +53,7 @@ def apply_ddp(
     static_graph: bool = False,
     find_unused_parameters: bool = False,
     comm_hook: CommHook | None = None,
+    reduce: Literal["buckets", "flat"] = "buckets",
     tuning: Tuning | None = None,
     wait_s: float | None = None,
 ) -> DistributedDataParallel:
@@ -66,6 +68,9 @@ def apply_ddp(
         static_graph: Promise that every step uses the same parameters in the same way; allows reentrant checkpoints.
         find_unused_parameters: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
         comm_hook: Send gradients in "fp16" or "bf16", or by "powersgd" (or ``PowerSGD(rank=..., ...)``).
+        reduce: "buckets": gradients are sent while backward runs, as torch does. "flat": all in one all-reduce after it, from one
+            buffer whose views they are; faster where they are few, up to some MiB, as there are no hooks on each parameter. A
+            parameter without a part in the loss is no error then: it has a gradient of zeros.
         tuning: Buckets and buffers.
         wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
 
@@ -91,25 +96,56 @@ def apply_ddp(
         "find_unused_parameters": find_unused_parameters,
         "sync_batchnorm": sync_batchnorm,
         "comm_hook": comm_hook,
+        "reduce": reduce,
     }
+    _check_reduce(reduce, comm_hook, tuning, ctx)
     check_same_model(
         model,
         {**options, **asdict(tuning), "device": ctx.device.type, "world_size": ctx.world_size},
         control=ctx.control,
         wait_s=min(WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
         complaint=find_complaint(model)
-        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device),
+        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device)
+        or (find_sparse(model) if reduce == "flat" else None),
     )
     model.to(ctx.device)
     if sync_batchnorm:
         model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
-    ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph)
-    register_comm_hook(
-        ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
-    )
+    ddp: CheckedDDP | FlatDDP
+    if reduce == "flat":
+        share_values((*model.parameters(), *model.buffers()), ctx.group)
+        ddp = FlatDDP(model, ctx.group, rank=ctx.rank, broadcast_buffers=tuning.broadcast_buffers)
+    else:
+        ddp = _wrap(
+            model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph
+        )
+        register_comm_hook(
+            ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
+        )
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
-    watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
+    ddp.watch = watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     return ddp
+
+
+def _check_reduce(reduce: str, comm_hook: CommHook | None, tuning: Tuning, ctx: RankContext) -> None:
+    if reduce not in {"buckets", "flat"}:
+        raise UsageError(
+            f"reduce={reduce!r}", rank=ctx.rank, hint="'buckets', as torch does, or 'flat', for small models"
+        )
+    given = [
+        name
+        for name, is_given in (
+            ("comm_hook", comm_hook is not None),
+            ("tuning.bucket_cap_mb", tuning.bucket_cap_mb is not None),
+        )
+        if is_given and reduce == "flat"
+    ]
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} with reduce='flat', where there are no buckets",
+            rank=ctx.rank,
+            hint="leave one of the two out",
+        )
 
 
 def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: torch.device) -> str | None:

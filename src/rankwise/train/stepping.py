@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import NumericsError, UsageError
 from rankwise.data.place import find_place
-from rankwise.parallel.checked import CheckedDDP
 from rankwise.parallel.ddp import apply_ddp
+from rankwise.parallel.finding import find_strategy, strategy_of
 from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
 from rankwise.train.optimizers import choose_fused
@@ -47,7 +46,7 @@ class Stepping:
         ctx: The job.
 
     Attributes:
-        ddp: The wrapped model.
+        strategy: How the model is spread.
         model: The model itself.
         precision: In how many bits it computes.
 
@@ -62,12 +61,10 @@ class Stepping:
         config: TrainerConfig,
         ctx: RankContext,
     ) -> None:
-        self.ddp = (
-            model
-            if isinstance(model, DistributedDataParallel)
-            else apply_ddp(model, ctx=ctx, sync_batchnorm=config.sync_batchnorm)
+        self.strategy = find_strategy(model, ctx) or strategy_of(
+            apply_ddp(model, ctx=ctx, sync_batchnorm=config.sync_batchnorm), ctx
         )
-        self.model: nn.Module = self.ddp.module
+        self.model = self.strategy.module
         _check_optimizer(optimizer, self.model, ctx)
         self.precision = Precision(config.precision, ctx.device)
         self._compilation = Compilation(self.model, config.compile, ctx) if config.compile else None
@@ -80,48 +77,53 @@ class Stepping:
         if config.fused and not any(getattr(module, "sparse", False) for module in self.model.modules()):
             choose_fused(optimizer)
 
-    def backward(self, batch: Any, step: Step, track: Track) -> None:
-        """Compute the gradients of a micro-batch, and note its loss.
+    def run(self, step: Step, track: Track) -> None:
+        """Compute the gradients of a step, and note its losses.
 
         Args:
-            batch: The micro-batch.
-            step: The step that it belongs to.
-            track: What is told of the loss.
+            step: The step.
+            track: What is told of the losses.
+
+        Collective: every rank.
         """
-        place = find_place()
-        num_samples = step.num_samples if place is None else len(place.positions)
-        if self._skips and not self._kept_buffers:
+        if self._skips:
             self._kept_buffers = [
                 (one, one.clone()) for one in self.model.buffers() if one.is_floating_point()
             ]
+        self.strategy.forward_backward(
+            step, lambda model, batch: self._compute_loss(model, batch, step, track), self._backward
+        )
+
+    def _compute_loss(self, model: nn.Module, batch: Any, step: Step, track: Track) -> Tensor:
+        place = find_place()
+        num_samples = step.num_samples if place is None else len(place.positions)
         outputs: list[Any] = []
         watch = (
             None
             if num_samples
-            else self.ddp.register_forward_hook(lambda _module, _inputs, given: outputs.append(given))
+            else model.register_forward_hook(lambda _module, _inputs, given: outputs.append(given))
         )
         with self.precision.autocast():
-            returned = self._loss(self.ddp, batch)
+            returned = self._loss(model, batch)
             weighed = self._weighing.weigh(
                 returned, step, num_samples, track, stand_in=lambda: self._make_zero(outputs)
             )
         if watch is not None:
             watch.remove()
-        self.precision.backward(weighed)
+        return weighed
+
+    def _backward(self, loss: Tensor) -> None:
+        self.precision.backward(loss)
         if self._compilation is not None:
             self._compilation.check()
             self._compilation = None
 
     def _make_zero(self, outputs: list[Any]) -> Tensor:
-        """Return a zero that depends on all parameters, through the model where it was called: the other ranks wait for that."""
-        parts = [
+        """Return a zero that depends on what the model has returned: the other ranks wait for a backward through it."""
+        tensors = [
             leaf for _, leaf in flatten(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
-        parts += [one.reshape(-1)[:0] for one in self.model.parameters() if one.requires_grad]
-        zero = torch.zeros((), device=self._ctx.device)
-        for part in parts:
-            zero = zero + part.sum().to(zero.dtype) * 0
-        return zero
+        return self.strategy.make_zero(tensors, self._ctx.device)
 
     def forget(self) -> None:
         """Forget a step that was left by an error: its gradients are this rank's own."""
@@ -129,8 +131,7 @@ class Stepping:
         self._weighing.forget()
         self._kept_buffers = []
         self._num_skipped = 0
-        if isinstance(self.ddp, CheckedDDP) and self.ddp.watch is not None:
-            self.ddp.watch.num_left_unsynced = 0
+        self.strategy.forget()
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as the next forward would: an evaluation before it must be that of one model.
@@ -178,7 +179,7 @@ class Stepping:
             not is_skipped or self.precision.scaler is not None
         ):  # a scaler skips by itself, and takes a smaller scale
             self.precision.step(self._optimizer)
-        self._optimizer.zero_grad()
+        self.strategy.zero_grad(self._optimizer)
         self._kept_buffers = []
         track.step(step, grad_norm=norm)
 
@@ -193,12 +194,12 @@ class Stepping:
     def _clip(self, gradients: list[Tensor]) -> Tensor | None:
         if self._clip_norm is None and not self._skips:
             return None
-        norm: Tensor = torch.nn.utils.get_total_norm(gradients)
+        norm = self.strategy.total_norm(gradients)
         if self._clip_norm is not None:
             parameters = [
                 parameter for group in self._optimizer.param_groups for parameter in group["params"]
             ]
-            torch.nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
+            self.strategy.clip_grad_norm(parameters, self._clip_norm, norm)
         return norm
 
     def _skip(self, norm: float, number: int) -> None:

@@ -14,7 +14,6 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import DataError, UsageError
 from rankwise.checkpoint.agreeing import claim
 from rankwise.checkpoint.ranks import find_ranks
-from rankwise.parallel.accumulation import accumulate
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.arguments import check_arguments
@@ -66,7 +65,7 @@ class Trainer:
 
     Attributes:
         ctx: The job.
-        ddp: The model, wrapped.
+        ddp: The model as it is called: wrapped, where it is spread by DDP.
         model: The model itself.
         optimizer: As given.
         scheduler: As given.
@@ -105,7 +104,8 @@ class Trainer:
         self.config, self.loader, self.scheduler, self.evaluation = config, loader, scheduler, evaluation
         self.callbacks, self._folder = callbacks, None if folder is None else Path(folder)
         self._stepping = Stepping(model, optimizer, loss, config, self.ctx)
-        self.ddp, self.model, self.optimizer = self._stepping.ddp, self._stepping.model, optimizer
+        self._strategy = self._stepping.strategy
+        self.ddp, self.model, self.optimizer = self._strategy.model, self._strategy.module, optimizer
         self.track = Track(
             loader, optimizer, model=self.model, folder=folder, loggers=loggers, progress=config.progress,
             epochs=config.epochs, steps=config.steps, log_every=config.log_every, norms_every=config.norms_every,
@@ -150,8 +150,7 @@ class Trainer:
         with self._running():
             for epoch in self._epochs():
                 for step in self._steps():
-                    for batch in accumulate(self.ddp, step, ctx=self.ctx):
-                        self._stepping.backward(batch, step, self.track)
+                    self._stepping.run(step, self.track)
                     self._stepping.move_weights(
                         step, self.track, self._tell_gradients if self._watching else None
                     )
@@ -380,7 +379,7 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         parts = {
-            "model": self.ddp,
+            "model": self._strategy.state_of(),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self._stepping.precision.scaler,

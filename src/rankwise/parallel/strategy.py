@@ -1,0 +1,101 @@
+"""How a model is spread over the ranks, and how a step runs on it: all that a Trainer and ``accumulate`` know of DDP and its likes."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rankwise.parallel.micro_batches import deal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
+
+    from rankwise.runtime.context import RankContext
+
+
+class Strategy:
+    """A spread model, as a loop sees it: every rank runs the same program. What a class below does otherwise, it overrides.
+
+    Args:
+        model: What is called: ``model(inputs)``.
+        module: The model itself, without a wrapper.
+        ctx: The job; None: that which ``init()`` has joined, if one is needed.
+
+    Attributes:
+        model: As given.
+        module: As given.
+        ctx: As given.
+        needs_equal_numbers: Whether every forward is a collective, so that all ranks need equally many micro-batches.
+        why_equal: By what, for the error.
+    """
+
+    needs_equal_numbers = False
+    why_equal = ""
+
+    def __init__(self, model: nn.Module, module: nn.Module, ctx: RankContext | None) -> None:
+        self.model, self.module, self.ctx = model, module, ctx
+
+    def forward_backward(
+        self,
+        group: Iterable[Any],
+        loss: Callable[[nn.Module, Any], Tensor],
+        backward: Callable[[Tensor], None],
+    ) -> None:
+        """Compute the gradients of one step, averaged over the ranks that share the data.
+
+        Args:
+            group: The step's micro-batches.
+            loss: Takes the model and a micro-batch; returns the scalar to be differentiated, weighed.
+            backward: Differentiates it.
+
+        Collective: every rank.
+        """
+        for batch in deal(self, group, self.ctx):
+            backward(loss(self.model, batch))
+
+    def deferring(self) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch that is not its step's last: its gradients stay on this rank."""
+        return nullcontext()
+
+    def note_left(self, number: int) -> None:
+        """Hear that a step was left after so many micro-batches whose gradients were not exchanged."""
+
+    def make_zero(self, outputs: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Return a zero that depends on a forward's outputs: for a micro-batch of no samples, whose backward the others wait for."""
+        zero = torch.zeros((), device=device)
+        for one in outputs:
+            zero = zero + one.sum().to(zero.dtype) * 0
+        return zero
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the next step begin without gradients."""
+        optimizer.zero_grad()
+
+    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the whole model's gradients, or of as many other tensors: a scalar, the same on every rank.
+
+        Collective: every rank, if they are sharded.
+        """
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+        """Scale gradients, in place, so that their norm is at most ``max_norm``.
+
+        Args:
+            parameters: Those that have gradients.
+            max_norm: The bound.
+            norm: What ``total_norm`` has returned.
+        """
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+    def forget(self) -> None:
+        """Forget a step that was left by an error."""
+
+    def state_of(self) -> nn.Module:
+        """Return what a checkpoint takes for the model."""
+        return self.model
