@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from rankwise.data.steps import Step as Step
     from rankwise.launcher.function import launch as launch
     from rankwise.parallel.accumulation import accumulate as accumulate, loss_scale as loss_scale
+    from rankwise.parallel.checkpointing import apply_checkpointing as apply_checkpointing
     from rankwise.parallel.comm_hooks import PowerSGD as PowerSGD
     from rankwise.parallel.ddp import Tuning as Tuning, apply_ddp as apply_ddp
+    from rankwise.parallel.fsdp import apply_fsdp as apply_fsdp
     from rankwise.parallel.model_check import check_replicas as check_replicas
     from rankwise.parallel.sync_batchnorm import (
         SyncBatchNorm as SyncBatchNorm,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     )
     from rankwise.runtime.context import RankContext as RankContext, current as current
     from rankwise.runtime.joining import init as init
+    from rankwise.runtime.mesh import Mesh as Mesh
     from rankwise.train.config import TrainerConfig as TrainerConfig
     from rankwise.train.trainer import Trainer as Trainer
 
@@ -82,12 +85,15 @@ _NAMES = {
     "rankwise.parallel.accumulation": "accumulate loss_scale",
     "rankwise.parallel.comm_hooks": "PowerSGD",
     "rankwise.parallel.ddp": "Tuning apply_ddp",
+    "rankwise.parallel.checkpointing": "apply_checkpointing",
+    "rankwise.parallel.fsdp": "apply_fsdp",
     "rankwise.parallel.model_check": "check_replicas",
     "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
     "rankwise.runtime.batch": "BatchPlan",
     "rankwise.runtime.collectives": "Group all_gather all_gather_into all_gather_with_grad all_reduce all_reduce_ all_reduce_with_grad all_to_all barrier broadcast broadcast_ gather gather_into new_group reduce reduce_scatter scatter set_checking",
     "rankwise.runtime.context": "RankContext current",
     "rankwise.runtime.joining": "init",
+    "rankwise.runtime.mesh": "Mesh",
     "rankwise.train.config": "TrainerConfig",
     "rankwise.train.trainer": "Trainer",
 }

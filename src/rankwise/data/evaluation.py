@@ -113,7 +113,7 @@ def open_pass(
 def _make_loader(dataset: Any, batch_size: int, ctx: RankContext | None, **options: Any) -> DataLoader:
     if type(batch_size) is not int or batch_size < 1:
         raise UsageError(f"batch_size={batch_size!r}", hint="batch_size is a whole number, 1 or more")
-    world_size = ctx.world_size if ctx is not None else find_world()[0]
+    world_size = ctx.data_size if ctx is not None else find_world()[0]
     if ctx is None and world_size > 1:
         raise UsageError(
             f"evaluate: {world_size} ranks that rankwise has not brought together can't add up their sums here",

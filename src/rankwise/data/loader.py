@@ -122,7 +122,7 @@ class DataLoader:
         ctx: RankContext | None = None,
     ) -> None:
         ctx = ctx or find_current()
-        world_size, rank = (ctx.world_size, ctx.rank) if ctx is not None else find_world()
+        world_size, rank = (ctx.data_size, ctx.data_rank) if ctx is not None else find_world()
         self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)
         self._is_told_uneven = False
         self.device = read_device(device) or (ctx.device if ctx is not None else torch.device("cpu"))

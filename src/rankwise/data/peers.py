@@ -20,8 +20,8 @@ class Peers:
 
     Args:
         ctx: The job; None: there is none, and nobody is asked.
-        world_size: How many they are.
-        rank: Which this is.
+        world_size: Into how many shares the data is dealt out.
+        rank: Which of them is this rank's.
     """
 
     def __init__(self, ctx: RankContext | None, world_size: int, rank: int) -> None:
@@ -43,7 +43,7 @@ class Peers:
 
         Collective: every rank.
         """
-        if self.ctx is not None and self.world_size > 1:
+        if self.ctx is not None and self.ctx.world_size > 1:
             agree(group_of(self.ctx), "data loader", site=locate(), must=facts)
 
     def tell(self, told: Any) -> list[Any]:
@@ -53,23 +53,25 @@ class Peers:
             told: What can be written as JSON.
 
         Returns:
-            What each rank has told.
+            What each has told, by its share of the data.
 
         Collective: every rank.
         """
         if self.ctx is None or self.world_size == 1:
             return [told]
         group = group_of(self.ctx)
-        return agree(group, "data loader step", site=locate(), must={}, may=told) or [told] * self.world_size
+        found = agree(group, "data loader step", site=locate(), must={}, may=told)
+        return [told] * self.world_size if found is None else [found[rank] for rank in self.ctx.data_ranks]
 
     def give(self, value: Any, what: str) -> list[Any]:
-        """Give all ranks an object of each.
+        """Give all ranks an object of each share of the data.
 
         Collective: every rank.
         """
         if self.ctx is None or self.world_size == 1:
             return [value]
-        return self.ctx.control.exchange(value, what=what)
+        given = self.ctx.control.exchange(value, what=what)
+        return [given[rank] for rank in self.ctx.data_ranks]
 
     def error(self, message: str, hint: str) -> DataError:
         """Return an error of this rank."""

@@ -73,7 +73,9 @@ def predict(
                     positions += current_place().positions
     mine = (positions, _concat(parts) if parts else None)
     told = [mine] if ctx is None else gather(mine)
-    return None if told is None else _put_in_order(told)
+    if told is None:
+        return None
+    return _put_in_order([told[rank] for rank in ctx.data_ranks] if ctx is not None else told)
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

@@ -14,6 +14,7 @@ from rankwise.base.errors import DataError, UsageError
 from rankwise.data.metrics import Metric, Result, to_double
 from rankwise.runtime.groups import group_of
 from rankwise.runtime.movements import all_gather
+from rankwise.runtime.nested import flatten, unflatten
 from rankwise.runtime.reductions import all_reduce
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ class Tally:
             }
             if op == "sum":
                 sums = {"samples": total, "metrics": sums}
+            if op == "sum" and self._ctx is not None and self._ctx.rank not in self._ctx.data_ranks:
+                # Another rank counts the same samples.
+                sums = unflatten(sums, [leaf * 0 for _, leaf in flatten(sums)])
             if sums and self._ctx is not None:
                 sums = all_reduce(sums, op, group=group_of(self._ctx))
             if op == "sum":
@@ -148,7 +152,8 @@ class _Gatherer:
         self._ctx = ctx
 
     def __call__(self, state: Tensor, group: Any = None) -> list[Tensor]:  # noqa: ARG002 - the job's ranks
-        rows = cast("list[Tensor]", all_gather(state, group=group_of(self._ctx)))
+        told = cast("list[Tensor]", all_gather(state, group=group_of(self._ctx)))
+        rows = [told[rank] for rank in self._ctx.data_ranks]
         filled = [row for row in rows if row.numel()]
         return [row.to(state.device) for row in (filled or rows)]
 

@@ -14,7 +14,7 @@ def find_world(num_replicas: int | None = None, rank: int | None = None) -> tupl
     """Return how many ranks share the data, and which one this is: as given, else as the job says.
 
     Args:
-        num_replicas: How many; None: as many as the job has that was joined by ``init()`` or by torch.distributed.
+        num_replicas: How many; None: as many shares of a batch as the job has that was joined by ``init()`` or by torch.distributed.
         rank: Which; None: the job's.
 
     Returns:
@@ -48,7 +48,7 @@ def find_world(num_replicas: int | None = None, rank: int | None = None) -> tupl
 def _find_joined() -> tuple[int, int] | None:
     context = find_current()
     if context is not None:
-        return context.world_size, context.rank
+        return context.data_size, context.data_rank
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return None

@@ -17,6 +17,7 @@ from rankwise.parallel.flat import FlatDDP, find_sparse, share_values
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
 from rankwise.runtime.context import current
+from rankwise.runtime.mesh import show_degrees
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,6 +100,7 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
         "reduce": reduce,
     }
     _check_reduce(reduce, comm_hook, tuning, ctx)
+    _check_mesh(ctx)
     check_same_model(
         model,
         {**options, **asdict(tuning), "device": ctx.device.type, "world_size": ctx.world_size},
@@ -125,6 +127,17 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
     ddp.watch = watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     return ddp
+
+
+def _check_mesh(ctx: RankContext) -> None:
+    degrees = ctx.mesh().degrees if ctx.has_mesh else {}
+    cut = [axis for axis, size in degrees.items() if size > 1 and axis != "replicate"]
+    if cut:
+        raise UsageError(
+            f"apply_ddp gives each rank the whole model, and the mesh of {show_degrees(degrees)} cuts it by {' and '.join(cut)}",
+            rank=ctx.rank,
+            hint="apply_fsdp(model) spreads it over replicate and shard, after apply_tensor_parallel(model) over tensor; or lay out no mesh",
+        )
 
 
 def _check_reduce(reduce: str, comm_hook: CommHook | None, tuning: Tuning, ctx: RankContext) -> None:

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.replicated import Replicated
+from rankwise.parallel.sharded import Sharded, is_sharded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,7 @@ def find_strategy(model: nn.Module, ctx: RankContext | None = None) -> Strategy 
     """
     if isinstance(model, DistributedDataParallel):
         return Replicated(model, ctx)
-    return None
+    return Sharded(model, ctx) if is_sharded(model) else None
 
 
 def strategy_of(model: nn.Module, ctx: RankContext | None = None) -> Strategy:
@@ -43,6 +44,6 @@ def strategy_of(model: nn.Module, ctx: RankContext | None = None) -> Strategy:
         raise UsageError(
             f"this {type(model).__name__} is not spread over the ranks: each would train a model of its own",
             rank=None if ctx is None else ctx.rank,
-            hint="pass what apply_ddp(model) has returned, and not the model inside",
+            hint="pass what apply_ddp(model) or apply_fsdp(model) has returned, and not the model inside",
         )
     return found

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 #: So many differences are spelled out; one is usually the reason of all.
 _MOST_NAMED = 4
+_SHARD = "["
 _ORDER_HINT = "DDP pairs parameters by their order: build the model in the same order on every rank (no sets, no threads)"
 
 
@@ -35,6 +38,7 @@ def check_same_model(
     control: Control,
     wait_s: float,
     complaint: str | None = None,
+    call: str = "apply_ddp",
 ) -> None:
     """Compare names, shapes, dtypes and ``requires_grad`` of all parameters and buffers over the ranks.
 
@@ -46,6 +50,7 @@ def check_same_model(
         control: The side channel.
         wait_s: Seconds to wait for the slowest rank.
         complaint: What this rank has found wrong with its model already: all ranks hear of it.
+        call: Who asks.
 
     Raises:
         ModelError: The models or settings differ, or some rank has a complaint; the same error on all ranks.
@@ -60,18 +65,18 @@ def check_same_model(
     try:
         told = control.compare(
             "\n".join(lines),
-            what=f"apply_ddp at {show_site(locate())} (do all ranks have the same model?)",
+            what=f"{call} at {show_site(locate())} (do all ranks have the same model?)",
             timeout_s=wait_s,
         )
     except CollectiveTimeoutError as error:
-        more = "a rank that is only slow gets more time with apply_ddp(..., wait_s=600)"
+        more = f"a rank that is only slow gets more time with {call}(..., wait_s=600)"
         hint = f"{error.hint}; {more}" if error.hint else more
         raise CollectiveTimeoutError(error.message, rank=error.rank, hint=hint) from None
     if told is None:
         if complaint:
             raise ModelError(complaint)
         return
-    _raise_difference({rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)})
+    _raise_difference({rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}, call)
 
 
 def _describe(model: nn.Module) -> Iterator[tuple[str, str, str]]:
@@ -96,7 +101,7 @@ def _describe_tensor(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {dtype}{grad}{strides}"
 
 
-def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
+def _raise_difference(of_rank: Mapping[int, Sequence[str]], call: str) -> None:
     complaints = {rank: rows[0].split("\t", 1)[1] for rank, rows in of_rank.items()}
     if any(complaints.values()):
         holders = _group_ranks({rank: text for rank, text in complaints.items() if text})
@@ -108,7 +113,7 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
     ]
     if settings:
         raise ModelError(
-            f"apply_ddp was called with different options: {'. '.join(settings)}",
+            f"{call} was called with different options: {'. '.join(settings)}",
             hint="give every rank the same options",
         )
     tensors = {rank: _index(rows) for rank, rows in of_rank.items()}
@@ -172,11 +177,13 @@ def _group_ranks(of_rank: Mapping[int, str]) -> dict[str, list[int]]:
     return held
 
 
-def find_complaint(model: nn.Module) -> str | None:
-    """Say what keeps DDP from wrapping a model, whatever the other ranks hold.
+def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "apply_ddp") -> str | None:
+    """Say what keeps a model from being spread, whatever the other ranks hold.
 
     Args:
         model: The model, still where the user has built it.
+        takes_meta: Whether tensors on the meta device get their values afterwards.
+        call: Who asks.
 
     Returns:
         One sentence with what to do; None if nothing is wrong.
@@ -188,7 +195,7 @@ def find_complaint(model: nn.Module) -> str | None:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
-        return f"{_quote(lazy)} not initialised yet: run one forward on every rank before apply_ddp"
+        return f"{_quote(lazy)} not initialised yet: run one forward on every rank before {call}"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         number = sum(1 for _ in model.parameters())
         what = (
@@ -196,13 +203,15 @@ def find_complaint(model: nn.Module) -> str | None:
             if not number
             else f"all {number} parameters are frozen (requires_grad=False)"
         )
-        return f"{what}, so DDP has nothing to average: use it without apply_ddp, or unfreeze what is to be trained first"
-    meta = [name for name, tensor in tensors if tensor.is_meta]
+        return f"{what}, so there is nothing to average: use it without {call}, or unfreeze what is to be trained first"
+    meta = [name for name, tensor in tensors if tensor.is_meta and not takes_meta]
     if meta:
-        return f"{_quote(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before apply_ddp"
-    devices = sorted({str(tensor.device) for _, tensor in tensors if tensor.device.type != "cpu"})
+        return f"{_quote(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before {call}"
+    devices = sorted(
+        {str(tensor.device) for _, tensor in tensors if tensor.device.type not in {"cpu", "meta"}}
+    )
     if len(devices) > 1:
-        return f"the model is spread over {', '.join(devices)}, and apply_ddp would move it to one: build it on one device"
+        return f"the model is spread over {', '.join(devices)}, and {call} would move it to one: build it on one device"
     return None
 
 
@@ -211,6 +220,15 @@ def _quote(names: Sequence[str]) -> str:
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     )
     return f"{few} {'is' if len(names) == 1 else 'are'}"
+
+
+def _name_shard(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """Return this rank's part of a tensor, and a name that only ranks with the same part have."""
+    if not isinstance(tensor, DTensor):
+        return name, tensor
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    place = ",".join(f"{at}:{at + size}" for at, size in zip(offset, shape, strict=True))
+    return f"{name}{_SHARD}{place}]", tensor.to_local()
 
 
 def hash_values(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
@@ -232,10 +250,10 @@ def check_replicas(
     buffers: bool = False,
     timeout_s: float | None = None,
 ) -> None:
-    """See that all ranks hold the same weights, to the bit; for once an epoch, or after loading a checkpoint.
+    """See that ranks hold the same weights, to the bit, where they must; for once an epoch, or after loading a checkpoint.
 
     DDP shares the weights of rank 0 once, when it wraps. What is loaded afterwards on one rank only, trained through
-    ``ddp.module``, or unfrozen after the wrap drifts apart without a word.
+    ``ddp.module``, or unfrozen after the wrap drifts apart without a word. Of a sharded model, ranks are compared that hold the same shard.
 
     Args:
         model: The model, wrapped or not.
@@ -251,7 +269,12 @@ def check_replicas(
     Collective: every rank of the job.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    digests = hash_values([*inner.named_parameters(), *(inner.named_buffers() if buffers else ())])
+    digests = hash_values(
+        [
+            _name_shard(*pair)
+            for pair in (*inner.named_parameters(), *(inner.named_buffers() if buffers else ()))
+        ]
+    )
     control = (ctx or current()).control
     told = control.compare(
         "\n".join(f"{name}\t{digest}" for name, digest in digests.items()),
@@ -264,15 +287,21 @@ def check_replicas(
         rank: dict(row.split("\t") for row in text.split("\n"))
         for rank, text in zip(control.ranks, told, strict=True)
     }
-    names = [name for name in digests if len({held.get(name) for held in of_rank.values()}) > 1]
-    if not names:
+    if len({frozenset(name.partition(_SHARD)[0] for name in held) for held in of_rank.values()}) > 1:
         raise ModelError(
-            "the ranks hold different parameters", hint="wrap the model with apply_ddp: it names them"
+            "the ranks hold different parameters",
+            hint="spread the model with apply_ddp or its like: it names them",
         )
-    groups = _group_ranks({rank: held.get(names[0], "") for rank, held in of_rank.items()})
+    everything = dict.fromkeys(name for held in of_rank.values() for name in held)
+    names = [
+        name for name in everything if len({held[name] for held in of_rank.values() if name in held}) > 1
+    ]
+    if not names:
+        return
+    groups = _group_ranks({rank: held[names[0]] for rank, held in of_rank.items() if names[0] in held})
     camps = "; ".join(format_ranks(ranks) for ranks in groups.values())
     raise ModelError(
-        f"the values of {len(names)} of {len(digests)} {'parameters and buffers' if buffers else 'parameters'} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
+        f"the values of {len(names)} of {len(everything)} {'parameters and buffers' if buffers else 'parameters'} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
         f" (equal among themselves, of {names[0]!r}: {camps})",
         hint="load checkpoints on every rank or before apply_ddp; call the wrapped model, not ddp.module, in training",
     )

@@ -23,13 +23,15 @@ from rankwise.runtime.stopping import NOTICES, WISH, StopWatch, read_signals
 from rankwise.runtime.turns import take_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import NoReturn
 
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.runtime.control import Control
+    from rankwise.runtime.mesh import Mesh
 
 #: With work pending, torch's destroy waits for the time-out of that work, half an hour by default.
 _DESTROY_S = 10.0
@@ -79,6 +81,10 @@ class RankContext:
     serves: bool = field(default=False, repr=False)
     _counts: dict[str, int] = field(default_factory=dict, repr=False)
     _stop: list[StopWatch] = field(default_factory=list, repr=False)
+    _meshes: list[Mesh] = field(default_factory=list, repr=False)
+    _lay_mesh: Callable[[RankContext, Mapping[str, int] | DeviceMesh], Mesh] | None = field(
+        default=None, repr=False
+    )
     _at_step: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _before_leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
@@ -98,6 +104,61 @@ class RankContext:
     def is_open(self) -> bool:
         """Whether this rank is still in the job."""
         return self in _open
+
+    # --------------------------------------------------------------- the mesh
+
+    def mesh(self, degrees: Mapping[str, int] | DeviceMesh | None = None, /, **of_axes: int) -> Mesh:
+        """Lay the ranks out as a grid: ``ctx.mesh(replicate=2, shard=-1)``; or return the grid that was laid out.
+
+        Along "replicate" and "shard" the ranks have different samples, along "tensor" and "pipeline" the same: loaders, samplers and
+        metrics that are made from now on go by that.
+
+        Args:
+            degrees: How many ranks each axis has, one of which may be -1: all that are left. Or torch's own mesh, with named axes.
+                None, and no axis: none is laid out, and where there is none yet all ranks replicate.
+            **of_axes: The same, as arguments.
+
+        Returns:
+            The mesh.
+
+        Raises:
+            UsageError: Degrees that don't make up the number of ranks; an axis that nobody knows; or another mesh is there.
+            CollectiveError: The ranks ask for different ones.
+
+        Collective: every rank, with the same degrees; not if the mesh is there.
+        """
+        wanted = of_axes if degrees is None else degrees
+        if self._meshes and not wanted:
+            return self._meshes[0]
+        if self._meshes:
+            raise UsageError(
+                f"this job has a mesh already: {dict(self._meshes[0].degrees)}",
+                rank=self.rank,
+                hint="lay it out once, right after init() or by init(mesh=...); ctx.mesh() without arguments returns it",
+            )
+        assert self._lay_mesh is not None  # noqa: S101 - given by init()
+        self._meshes.append(self._lay_mesh(self, wanted or {"replicate": -1}))
+        return self._meshes[0]
+
+    @property
+    def has_mesh(self) -> bool:
+        """Whether the ranks were laid out as a grid."""
+        return bool(self._meshes)
+
+    @property
+    def data_size(self) -> int:
+        """Into how many shares a batch is cut: without a mesh, one for each rank."""
+        return self._meshes[0].data_size if self._meshes else self.world_size
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a batch this rank has."""
+        return self._meshes[0].data_rank if self._meshes else self.rank
+
+    @property
+    def data_ranks(self) -> Sequence[int]:
+        """For each share of a batch the first rank that has it."""
+        return self._meshes[0].data_ranks if self._meshes else range(self.world_size)
 
     # -------------------------------------------------------- small things
 
@@ -146,6 +207,8 @@ class RankContext:
     def seed(self, seed: int, *, same: bool = False) -> int:
         """Seed Python, NumPy (if loaded) and torch, each rank differently: noise and dropout must not be copies.
 
+        On a mesh, ranks of the tensor axis are seeded alike: they compute the same samples together.
+
         A model that is built after it differs between ranks until ``apply_ddp`` gives all of them rank 0's values.
 
         Args:
@@ -155,9 +218,16 @@ class RankContext:
         Returns:
             The number that this rank was seeded with.
         """
-        own = derive_seed(seed, "all") if same else derive_seed(seed, self.rank)
+        own = derive_seed(seed, "all") if same else derive_seed(seed, self._find_seeded())
         seed_all(own)
         return own
+
+    def _find_seeded(self) -> int:
+        """Return the first rank of those that must draw the same."""
+        if not self._meshes:
+            return self.rank
+        mesh = self._meshes[0]
+        return mesh.position["pipeline"] * mesh.data_size + mesh.data_rank
 
     def plan_batch(
         self, *, global_size: int | None = None, per_rank: int | None = None, micro_size: int | None = None
@@ -175,7 +245,7 @@ class RankContext:
         Raises:
             UsageError: The sizes don't make sense together.
         """
-        plan = plan_batch(self.world_size, global_size=global_size, per_rank=per_rank, micro_size=micro_size)
+        plan = plan_batch(self.data_size, global_size=global_size, per_rank=per_rank, micro_size=micro_size)
         self.print(plan)
         return plan
 

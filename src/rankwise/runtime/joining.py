@@ -26,11 +26,15 @@ from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.handshake import Meeting, shake_hands
 from rankwise.runtime.leaving import leave_evidence
+from rankwise.runtime.mesh import lay_mesh
 from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
 from rankwise.runtime.whoami import identify
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.base.identity import Identity
 
@@ -54,7 +58,7 @@ class _Request:
     opened_at: str
 
 
-def init(
+def init(  # noqa: PLR0913 - most calls give none
     backend: str | None = None,
     *,
     init_method: str | None = None,
@@ -64,6 +68,7 @@ def init(
     device: torch.device | str | None = None,
     timeout_s: float | timedelta | None = None,
     arrival_timeout_s: float | None = None,
+    mesh: Mapping[str, int] | DeviceMesh | None = None,
 ) -> RankContext:
     """Join the job that this process belongs to; alone, without any variables, it is a world of one.
 
@@ -81,6 +86,7 @@ def init(
         timeout_s: Seconds that a collective may wait for the slowest rank; None: 600 with NCCL, 1800 without, as in torch.
             Groups of ``rankwise.new_group`` take it over (those of ``torch.distributed.new_group`` have torch's default).
         arrival_timeout_s: Seconds from the first rank's arrival to the last one's; None: RANKWISE_ARRIVAL_TIMEOUT, or 60.
+        mesh: Lay the ranks out as a grid, ``{"replicate": 2, "shard": -1}``; see ``ctx.mesh``. None: no grid.
 
     Returns:
         The context. Use it in a ``with`` block, or let the end of the process close it.
@@ -107,7 +113,14 @@ def init(
             arrival_timeout_s=arrival_s or read_float("RANKWISE_ARRIVAL_TIMEOUT", _ARRIVAL_S),
             opened_at=opened_at,
         )
-        return enter(_join(request, store))
+        ctx = enter(_join(request, store))
+        try:
+            _ = ctx if mesh is None else ctx.mesh(mesh)
+        except RankwiseError:
+            ctx.close()
+            raise
+        else:
+            return ctx
     except RankwiseError as error:
         # The frames in between are ours: they would only hide the line of the call.
         raise error.with_traceback(None) from error.__cause__
@@ -165,7 +178,7 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
         rank=it.rank, world_size=it.world_size, local_rank=it.local_rank or 0, local_world_size=it.local_world_size or 1,
         node_rank=it.node_rank or 0, num_nodes=it.num_nodes or 1, device=device, backend=backend, timeout_s=timeout_s,
         group=dist.group.WORLD, control=Control(side, ranks=range(it.world_size), rank=it.rank, store=corner, timeout_s=timeout_s),
-        store=corner, source=it.source, opened_at=request.opened_at, serves=_serves(it, place),
+        store=corner, source=it.source, opened_at=request.opened_at, serves=_serves(it, place), _lay_mesh=lay_mesh,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def _check_loader(loader: Any, ctx: RankContext) -> None:
     if isinstance(loader, DataLoader):
         return
     size = getattr(loader, "batch_size", None)
-    example = f"global_batch={size * ctx.world_size}" if isinstance(size, int) else "global_batch=..."
+    example = f"global_batch={size * ctx.data_size}" if isinstance(size, int) else "global_batch=..."
     raise UsageError(
         f"the loader is a {type(loader).__module__}.{type(loader).__name__}, and nobody knows which samples of a step it gives to which rank",
         hint=f"give the data set to rankwise.DataLoader(dataset, {example}): no sampler is needed",

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
+
+from rankwise.parallel.layouts import group_by_layout
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 #: What has a fused kernel, and where (torch 2.8 and newer).
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+#: Of these, for sharded parameters too.
+_FUSED_SHARDED = (torch.optim.Adam, torch.optim.AdamW)
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -36,10 +41,16 @@ def choose_fused(optimizer: Optimizer) -> bool:
         and devices.issubset(_DEVICES)
         and type(optimizer) in _FUSED
         and not optimizer.state
+        and len(group_by_layout(parameters)) == 1
         and all(torch.is_floating_point(parameter) and not parameter.is_sparse for parameter in parameters)
         and all(_is_open(group) for group in groups)
     )
     if not can_be:
+        return False
+    if isinstance(parameters[0], DTensor) and type(optimizer) not in _FUSED_SHARDED:
+        # Each operator on a DTensor costs as much as a small layer: on lists there are few.
+        for group in groups:
+            group["foreach"] = True
         return False
     for group in groups:
         group["fused"] = True

@@ -13,6 +13,8 @@ from rankwise.base.errors import NumericsError, UsageError
 from rankwise.data.place import find_place
 from rankwise.parallel.ddp import apply_ddp
 from rankwise.parallel.finding import find_strategy, strategy_of
+from rankwise.parallel.layouts import to_local, total_norm
+from rankwise.parallel.sharded import is_sharded
 from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
 from rankwise.train.optimizers import choose_fused
@@ -229,15 +231,20 @@ def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
 
     Raises:
         NumericsError: Some are; names the parameters.
+
+    Collective: every rank, if the model is sharded.
     """
     named = [
         (name, one.detach())
         for name, one in [*model.named_parameters(), *model.named_buffers()]
         if one.is_floating_point()
     ]
-    if not named or math.isfinite(torch.nn.utils.get_total_norm([one for _, one in named])):
-        return
-    spoilt = [name for name, one in named if not bool(torch.isfinite(one).all())]
+    is_fine = not named or math.isfinite(total_norm([one for _, one in named]))
+    own = [] if is_fine else zip(named, to_local([one for _, one in named]), strict=True)
+    spoilt = [name for (name, _), part in own if not bool(torch.isfinite(part).all())]
+    if is_sharded(model):  # the others' parts may be fine
+        told = ctx.control.exchange(spoilt, what="naming the weights that are not finite")
+        spoilt = list(dict.fromkeys(name for names in told for name in names))
     if spoilt:  # else the sum of squares has overflown
         more = f" and {len(spoilt) - 3} more" if len(spoilt) > 3 else ""
         raise NumericsError(

@@ -147,7 +147,9 @@ class Track:
             How it begins.
         """
         digests = (
-            hash_values(list(self._model.named_parameters()))
+            hash_values(
+                [pair for pair in self._model.named_parameters() if not hasattr(pair[1], "full_tensor")]
+            )
             if self._model is not None and self.ctx.is_main and self._norms_every
             else {}
         )

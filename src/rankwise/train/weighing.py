@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.layouts import to_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -180,10 +181,12 @@ class Weighing:
         if self._sum is None:  # fewer micro-batches than the step has
             return
         # Nothing to count on any rank: sums over nothing have no gradient either.
-        factor = step.global_samples / self._sum.clamp(min=torch.finfo(torch.float64).tiny)
+        # Ranks that share a batch have each counted it.
+        copies = self._ctx.world_size // self._ctx.data_size
+        factor = step.global_samples * copies / self._sum.clamp(min=torch.finfo(torch.float64).tiny)
         factor = torch.where(self._sum > 0, factor, torch.zeros_like(factor))
         self._sum = None
-        for of_dtype in _group_by_dtype(gradients).values():
+        for of_dtype in _group_by_dtype(to_local(gradients)).values():
             torch._foreach_mul_(of_dtype, factor.to(of_dtype[0].dtype))
 
 

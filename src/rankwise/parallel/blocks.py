@@ -1,0 +1,124 @@
+"""Finds the parts of a model that are gathered, or computed again, one at a time: its repeated layers, as a rule."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from fnmatch import translate
+from typing import Any
+
+from torch import nn
+
+from rankwise.base.errors import UsageError
+
+#: What a caller may say: "auto", classes, name patterns, or how many parameters a block has at least.
+Blocks = Any
+
+
+def find_blocks(
+    model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None
+) -> dict[str, nn.Module]:
+    """Return the blocks of a model by name, in its order; none is inside another.
+
+    Args:
+        model: The whole.
+        blocks: "auto": the children of containers (ModuleList, Sequential, ModuleDict) of which at least two are of one class, outermost
+            first; of a model of transformers the classes in ``_no_split_modules``. A class or several; a name pattern or several,
+            in which ``*`` is any part of a name up to the next dot, ``"layers.*"``; or a number: each smallest module that has as many parameters.
+        rank: Ours, for errors.
+
+    Returns:
+        The blocks; none, for "auto", if nothing is repeated.
+
+    Raises:
+        UsageError: What was asked for is not there.
+    """
+    if blocks == "auto":
+        return _outermost(_find_repeated(model))
+    if isinstance(blocks, int) and not isinstance(blocks, bool):
+        found = _find_large(model, blocks)
+        what = f"no module below the model has {blocks:,} parameters"
+    else:
+        wanted = [blocks] if isinstance(blocks, (str, type)) else blocks
+        is_sane = (
+            isinstance(wanted, Sequence) and wanted and all(isinstance(one, (str, type)) for one in wanted)
+        )
+        if not is_sane:
+            raise UsageError(
+                f"blocks={blocks!r}",
+                rank=rank,
+                hint="'auto', classes of modules, name patterns like 'layers.*', or the least number of parameters",
+            )
+        found = {}
+        for one in wanted:
+            matching = _match(model, one)
+            if not matching:
+                kind = f"of class {one.__name__}" if isinstance(one, type) else f"named like {one!r}"
+                raise UsageError(
+                    f"the model has no module {kind}",
+                    rank=rank,
+                    hint=f"it has {_list_some(model)}",
+                )
+            found |= matching
+        return _outermost({name: found[name] for name, _ in model.named_modules() if name in found})
+    if not found:
+        raise UsageError(
+            what, rank=rank, hint=f"it has {sum(one.numel() for one in model.parameters()):,} in all"
+        )
+    return found
+
+
+def _match(model: nn.Module, wanted: str | type) -> dict[str, nn.Module]:
+    if isinstance(wanted, type):
+        return {name: one for name, one in model.named_modules() if name and isinstance(one, wanted)}
+    pattern = re.compile(translate(wanted).replace(".*", r"[^.]*"))
+    return {name: one for name, one in model.named_modules() if name and pattern.match(name)}
+
+
+def _find_repeated(model: nn.Module) -> dict[str, nn.Module]:
+    names = getattr(model, "_no_split_modules", None)
+    if names:
+        found = {name: one for name, one in model.named_modules() if type(one).__name__ in names}
+        if found:
+            return found
+    found = {}
+    for owner, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+            continue
+        children = {
+            f"{owner}.{name}".removeprefix("."): child
+            for name, child in module.named_children()
+            if next(child.parameters(), None) is not None
+        }
+        numbers = Counter(type(child) for child in children.values())
+        found |= {name: child for name, child in children.items() if numbers[type(child)] > 1}
+    return {name: one for name, one in model.named_modules() if name in found}
+
+
+def _find_large(model: nn.Module, least: int) -> dict[str, nn.Module]:
+    """Return each module of that size which has no smaller one of that size inside."""
+    large = {
+        name: one
+        for name, one in model.named_modules()
+        if name
+        and sum(parameter.numel() for parameter in one.parameters()) >= least
+        and type(one).forward is not nn.Module.forward
+    }
+    return {
+        name: one for name, one in large.items() if not any(other.startswith(f"{name}.") for other in large)
+    }
+
+
+def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    # A container has no forward of its own: what is in it is called.
+    called = {name: one for name, one in found.items() if not isinstance(one, (nn.ModuleList, nn.ModuleDict))}
+    return {
+        name: one for name, one in called.items() if not any(name.startswith(f"{other}.") for other in called)
+    }
+
+
+def _list_some(model: nn.Module) -> str:
+    kinds = Counter(type(one).__name__ for name, one in model.named_modules() if name)
+    names = [name for name, _ in model.named_modules() if name][:6]
+    return f"{', '.join(f'{number} x {kind}' for kind, number in kinds.most_common(6))}; names like {', '.join(names)}"

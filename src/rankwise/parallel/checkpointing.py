@@ -1,0 +1,79 @@
+"""Computes activations again in backward, and does not keep them (Chen et al., arXiv:1604.06174)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.distributed._composable import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from rankwise.base.errors import UsageError
+from rankwise.parallel.blocks import Blocks, find_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+_aten = torch.ops.aten
+#: What takes longest to compute again: products of matrices, attention, and what was sent (torchtitan keeps the same).
+_DEAR = {
+    getattr(_aten, name).default
+    for name in (
+        "mm", "bmm", "addmm", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention",
+    )
+    if hasattr(_aten, name)
+}  # fmt: skip
+
+
+def apply_checkpointing(
+    model: nn.Module,
+    mode: Literal["full", "selective"] | int = "full",
+    *,
+    blocks: Blocks = "auto",
+    context_fn: Callable[[], Any] | None = None,
+) -> nn.Module:
+    """Keep only the inputs of a model's blocks, and compute what is inside again in backward: less memory for a third more time.
+
+    The model's structure and names stay as they are. Call it after ``apply_tensor_parallel`` and before ``apply_fsdp`` or ``apply_ddp``.
+
+    Args:
+        model: Changed in place.
+        mode: "full": every block. A number n: every n-th. "selective": in every block what is dear to compute, products of matrices
+            and attention, is kept.
+        blocks: Which parts; as for ``apply_fsdp``.
+        context_fn: As for ``torch.utils.checkpoint.checkpoint``; not with "selective".
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: A mode that nobody knows, or the model has no such blocks.
+    """
+    is_number = isinstance(mode, int) and not isinstance(mode, bool) and mode > 0
+    if not is_number and mode not in ("full", "selective"):
+        raise UsageError(f"mode={mode!r}", hint="'full', 'selective', or a number: every n-th block")
+    if mode == "selective":
+        if context_fn is not None:
+            raise UsageError(
+                "context_fn with mode='selective', which has one of its own", hint="leave one of the two out"
+            )
+        context_fn = partial(create_selective_checkpoint_contexts, _choose)
+    found = find_blocks(model, blocks)
+    if not found:
+        raise UsageError(
+            f"nothing in this {type(model).__name__} is repeated, so that no block was found",
+            hint="name the parts: blocks=['encoder', 'decoder'], or a class",
+        )
+    every = mode if isinstance(mode, int) else 1
+    options = {} if context_fn is None else {"context_fn": context_fn}
+    for block in list(found.values())[::every]:
+        checkpoint(block, **options)
+    return model
+
+
+def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE

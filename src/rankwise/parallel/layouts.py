@@ -1,0 +1,93 @@
+"""Tensors that are spread over several meshes, or not at all: their norm, and optimizers that take them together.
+
+torch's functions on lists of tensors (torch 2.8 to 2.13: ``clip_grad_norm_``, ``foreach`` optimizers) take those of one mesh only: a model of which
+some parameters are cut by the tensor axis and the others are not has two kinds, and ends with "must have the same mesh".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+
+def to_local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return this rank's part of each, which shares its memory."""
+    return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
+
+
+def group_by_layout(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return tensors in groups that torch's functions on lists take: plain ones, and those of one mesh and placement each."""
+    groups: dict[object, list[Tensor]] = {}
+    for one in tensors:
+        layout = (id(one.device_mesh), one.placements) if isinstance(one, DTensor) else one.device
+        groups.setdefault(layout, []).append(one)
+    return list(groups.values())
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all elements of some tensors, each counted once, wherever they are.
+
+    Args:
+        tensors: Plain ones, equal on all ranks, and DTensors of any mesh.
+
+    Returns:
+        A plain scalar.
+
+    Collective: every rank of the meshes, if there are DTensors.
+    """
+    groups = group_by_layout(tensors)
+    norms = [_read(torch.nn.utils.get_total_norm(group)) for group in groups]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(_on_one_device(norms)))
+
+
+def scale_to(tensors: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale tensors, in place, so that their norm is at most ``max_norm``: as ``torch.nn.utils.clip_grads_with_norm_`` does.
+
+    Args:
+        tensors: Those whose norm was taken.
+        max_norm: The bound.
+        norm: What ``total_norm`` has returned.
+    """
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for group in group_by_layout(to_local(tensors)):
+        torch._foreach_mul_(group, factor.to(group[0].device))
+
+
+def _read(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _on_one_device(norms: Sequence[Tensor]) -> list[Tensor]:
+    return [one.to(norms[0].device, norms[0].dtype) for one in norms]
+
+
+#: Those that have been looked at before their first step.
+_seen: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+@cache
+def let_optimizers_mix() -> None:
+    """Let each optimizer of this process go through its parameters one by one, if they are of several layouts.
+
+    On GPUs torch takes its functions on lists by default. What the user has chosen does not count: it could not work.
+    """
+    register_optimizer_step_pre_hook(_choose_loop)
+
+
+def _choose_loop(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if optimizer in _seen:
+        return
+    _seen.add(optimizer)
+    for group in optimizer.param_groups:
+        if len(group_by_layout(group["params"])) > 1:
+            group.update({name: False for name in ("foreach", "fused") if name in group})

@@ -1,0 +1,132 @@
+"""Gives a model that was built on the meta device its values, module by module, so that no rank holds all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from rankwise.base.errors import ModelError
+from rankwise.runtime.rng import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+
+@final
+class Materialiser:
+    """Makes tensors for those on the meta device, initialises them, and sees that none was forgotten.
+
+    Each module is seeded by its name: the values are the same at any number of ranks, and on every rank.
+
+    Args:
+        model: The whole model, for what it says of itself.
+        device: Where the values go.
+        init: Called with each module that has tensors of its own on the meta device; False: a checkpoint will be loaded, and until then every
+            number is NaN; None: ``reset_parameters()`` of the module, or of a model of transformers its ``_init_weights``.
+        seed: The job's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        init: Callable[[nn.Module], Any] | bool | None,  # noqa: FBT001 - apply_fsdp's own
+        seed: int,
+    ) -> None:
+        self._device, self._init, self._seed = device, init, seed
+        self._foreign = getattr(model, "_init_weights", None)
+        self._made: dict[int, Any] = {}  # tied parameters stay tied
+        self._kept: list[Tensor] = []  # an id is good as long as its tensor
+
+    def find_complaint(self, model: nn.Module) -> str | None:
+        """Say which modules nobody can initialise; None if there are none."""
+        if self._init is not None:
+            return None
+        names = [
+            f"{name or 'the model itself'} ({type(module).__name__})"
+            for name, module in model.named_modules()
+            if _list_meta(module)
+            and not (self._foreign or callable(getattr(module, "reset_parameters", None)))
+        ]
+        if not names:
+            return None
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return (
+            f"on the meta device, and without reset_parameters(): {', '.join(names[:3])}{more}; give apply_fsdp(..., init_weights=function),"
+            " which is called with each module, or init_weights=False if a checkpoint will be loaded"
+        )
+
+    def fill(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Give values to the tensors that these modules hold themselves.
+
+        Args:
+            modules: By name.
+
+        Raises:
+            ModelError: A parameter or buffer was not initialised; names it.
+        """
+        for name, module in modules:
+            missing = _list_meta(module)
+            if not missing:
+                continue
+            for own, tensor in missing:
+                self._replace(module, own, tensor)
+            if self._init is not False:
+                self._initialise(name, module, [own for own, _ in missing])
+
+    def _replace(self, module: nn.Module, own: str, tensor: Tensor) -> None:
+        made = self._made.get(id(tensor))
+        if made is None:
+            made = torch.empty_like(tensor, device=self._device)
+            made.fill_(_find_mark(made.dtype))
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            self._made[id(tensor)] = made
+            self._kept.append(tensor)
+        held = module._parameters if own in module._parameters else module._buffers
+        held[own] = made
+
+    def _initialise(self, name: str, module: nn.Module, names: list[str]) -> None:
+        devices = [] if self._device.type == "cpu" else [self._device]
+        with torch.random.fork_rng(devices, device_type=self._device.type), torch.no_grad():
+            torch.manual_seed(derive_seed(self._seed, "weights", name))
+            if callable(self._init):
+                self._init(module)
+            elif callable(getattr(module, "reset_parameters", None)) and self._foreign is None:
+                module.reset_parameters()
+            elif self._foreign is not None:
+                self._foreign(module)
+        left = [own for own in names if _is_marked(getattr(module, own))]
+        if left:
+            full = ", ".join(repr(f"{name}.{own}".removeprefix(".")) for own in left)
+            raise ModelError(
+                f"{full} of a {type(module).__name__} was built on the meta device, and its initialisation has left values out",
+                hint="a buffer that __init__ computes is lost there: compute it in reset_parameters() too, or in init_weights; or build this model on the CPU",
+            )
+
+
+def _list_meta(module: nn.Module) -> list[tuple[str, Tensor]]:
+    held = [
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False, remove_duplicate=False),
+    ]
+    return [(name, one) for name, one in held if one.is_meta]
+
+
+def _find_mark(dtype: torch.dtype) -> Any:
+    """Return a value that no initialisation leaves everywhere."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _is_marked(tensor: Tensor) -> bool:
+    if not tensor.numel():
+        return False
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return bool(tensor.isnan().any())
+    return bool((tensor == _find_mark(tensor.dtype)).all()) and tensor.dtype is not torch.bool

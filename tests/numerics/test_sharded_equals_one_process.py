@@ -1,0 +1,78 @@
+"""Models cut over the ranks by FSDP train as one process does: the Trainer's curves under every mesh against a loop by hand."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rankwise
+from one_process import MODELS, OPTIMIZERS, TOLERANCE, assert_same, fit, train_by_hand
+from rankwise.testing import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+
+def shard(model: torch.nn.Module, mesh: dict[str, int], **options: Any) -> torch.nn.Module:
+    rankwise.current().mesh(mesh)
+    return rankwise.apply_fsdp(model, sync_batchnorm=True, **options)
+
+
+def fit_sharded(
+    cases: list[tuple[str, str, dict[str, int], dict[str, Any]]], options: dict[str, Any]
+) -> list[Any]:
+    return [
+        fit(kind, optimizer, spread=functools.partial(shard, mesh=mesh, **how), **options)
+        for kind, optimizer, mesh, how in cases
+    ]
+
+
+MESHES = {2: [{"shard": 2}], 3: [{"shard": -1}], 4: [{"shard": 4}, {"replicate": 2, "shard": 2}]}
+
+
+@pytest.mark.parametrize("world_size", MESHES)
+def test_fsdp_and_hsdp_have_one_processs_curves(world_size: int) -> None:
+    """MLP, BatchNorm net and transformer with uneven tokens, SGD to 1e-12 and AdamW to 1e-9 over 50 steps, in float64."""
+    cases = [(kind, opt, mesh, {}) for kind in MODELS for opt in OPTIMIZERS for mesh in MESHES[world_size]]
+    for found in run_ranks(fit_sharded, world_size, cases, {}, timeout_s=300):
+        for (kind, optimizer, mesh, _), ours in zip(cases, found, strict=True):
+            assert_same(
+                ours, train_by_hand(kind, optimizer), TOLERANCE[optimizer], f"{mesh}, {kind}, {optimizer}"
+            )
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
+    """Two micro-batches a step, some of no samples, gradients sent with each or with the last only, and clipped: one process's curve."""
+    # 195 samples: the last step of an epoch has 3.
+    options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195}
+    cases = [
+        ("transformer", optimizer, mesh, {"defer_gradients": defers})
+        for optimizer in OPTIMIZERS
+        for mesh in MESHES[world_size]
+        for defers in (False, True)
+    ]
+    for found in run_ranks(fit_sharded, world_size, cases, options, timeout_s=300):
+        for (kind, optimizer, mesh, how), ours in zip(cases, found, strict=True):
+            expected = train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195)
+            assert_same(ours, expected, TOLERANCE[optimizer], f"{mesh}, {how}, {optimizer}")
+
+
+def go_on(mesh: dict[str, int] | None, folder: Path, stop_after: int | None) -> Any:
+    spread = None if mesh is None else functools.partial(shard, mesh=mesh)
+    return fit("batchnorm", "adamw", folder=folder, stop_after=stop_after, spread=spread)
+
+
+def test_a_stop_and_another_composition_change_nothing(tmp_path: Path) -> None:
+    """DDP on 2 ranks, then FSDP on 4, HSDP, one process, FSDP on 3: weights and AdamW's states go from each to the next, and the curve is one."""
+    stages: list[tuple[int, dict[str, int] | None, int | None]] = [
+        (2, None, 8), (4, {"shard": 4}, 17), (4, {"replicate": 2, "shard": 2}, 26), (1, None, 33), (3, {"shard": -1}, 41), (2, None, None),
+    ]  # fmt: skip
+    for world_size, mesh, stop_after in stages:
+        found = run_ranks(go_on, world_size, mesh, tmp_path / "run", stop_after, timeout_s=120)
+    for ours in found:
+        assert_same(ours, train_by_hand("batchnorm", "adamw"), TOLERANCE["adamw"], "five changes")
