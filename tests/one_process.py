@@ -144,7 +144,7 @@ class Curve(rankwise.train.Callback):
 def fit(
     kind: str, optimizer_kind: str, *, num_micro: int = 1, dtype: torch.dtype = torch.float64,
     num_samples: int = NUM_SAMPLES, clip_norm: float | None = None, folder: Path | None = None,
-    stop_after: int | None = None, spread: Callable[[nn.Module], nn.Module] | None = None,
+    stop_after: int | None = None, spread: Callable[[nn.Module], nn.Module] | None = None, cut: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:  # fmt: skip
     torch.set_num_threads(1)
     with rankwise.init(device="cpu") as ctx:
@@ -155,6 +155,7 @@ def fit(
                     parameter.add_(ctx.rank)
         model = spread(model) if spread else model
         optimizer = build_optimizer(optimizer_kind, model)
+        optimizer = rankwise.apply_zero1(optimizer) if cut else optimizer
         of_rank = -(-GLOBAL_BATCH // ctx.world_size)
         loader = rankwise.DataLoader(
             build_data(kind, dtype, num_samples),

@@ -62,17 +62,33 @@ def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
             assert_same(ours, expected, TOLERANCE[optimizer], f"{mesh}, {how}, {optimizer}")
 
 
-def go_on(mesh: dict[str, int] | None, folder: Path, stop_after: int | None) -> Any:
-    spread = None if mesh is None else functools.partial(shard, mesh=mesh)
-    return fit("batchnorm", "adamw", folder=folder, stop_after=stop_after, spread=spread)
+def go_on(mesh: dict[str, int] | str | None, folder: Path, stop_after: int | None) -> Any:
+    spread = functools.partial(shard, mesh=mesh) if isinstance(mesh, dict) else None
+    return fit("batchnorm", "adamw", folder=folder, stop_after=stop_after, spread=spread, cut=mesh == "zero")
 
 
 def test_a_stop_and_another_composition_change_nothing(tmp_path: Path) -> None:
-    """DDP on 2 ranks, then FSDP on 4, HSDP, one process, FSDP on 3: weights and AdamW's states go from each to the next, and the curve is one."""
-    stages: list[tuple[int, dict[str, int] | None, int | None]] = [
-        (2, None, 8), (4, {"shard": 4}, 17), (4, {"replicate": 2, "shard": 2}, 26), (1, None, 33), (3, {"shard": -1}, 41), (2, None, None),
+    """DDP on 2 ranks, then FSDP on 4, ZeRO-1 on 3, HSDP, ZeRO-1 on 2, one process, FSDP on 3: weights and AdamW's states go from each to the next, and the curve is one."""
+    stages: list[tuple[int, dict[str, int] | str | None, int | None]] = [
+        (2, None, 6), (4, {"shard": 4}, 13), (3, "zero", 19), (4, {"replicate": 2, "shard": 2}, 26), (2, "zero", 32), (1, None, 37),
+        (3, {"shard": -1}, 43), (2, None, None),
     ]  # fmt: skip
     for world_size, mesh, stop_after in stages:
         found = run_ranks(go_on, world_size, mesh, tmp_path / "run", stop_after, timeout_s=120)
     for ours in found:
-        assert_same(ours, train_by_hand("batchnorm", "adamw"), TOLERANCE["adamw"], "five changes")
+        assert_same(ours, train_by_hand("batchnorm", "adamw"), TOLERANCE["adamw"], "seven changes")
+
+
+def fit_replicated(cut: bool) -> list[Any]:
+    options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195, "cut": cut}
+    return [fit(kind, optimizer, **options) for kind in ("mlp", "transformer") for optimizer in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_zero1_is_the_optimizer_itself_to_the_bit(world_size: int) -> None:
+    """Each parameter is moved by one rank, by the same arithmetic: losses and weights are those of the whole optimizer, bit by bit."""
+    whole = run_ranks(fit_replicated, world_size, False)
+    for ours, theirs in zip(run_ranks(fit_replicated, world_size, True), whole, strict=True):
+        for (losses, state), (expected, expected_state) in zip(ours, theirs, strict=True):
+            assert losses == expected
+            assert all(state[name].equal(value) for name, value in expected_state.items())

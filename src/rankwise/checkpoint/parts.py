@@ -155,8 +155,10 @@ def _take_apart(value: Any, encoder: Encoder, names: Mapping[int, str]) -> dict[
         return {"module": encoder.encode(unwrap(value).state_dict())}
     if isinstance(value, torch.optim.Optimizer):
         parameters = [names.get(id(parameter)) for parameter in list_parameters(value)]
+        take = getattr(value, "sharded_state_dict", None)
+        encoder.has_stand_ins = take is not None
         return {
-            "optimizer": encoder.encode(value.state_dict()),
+            "optimizer": encoder.encode(value.state_dict() if take is None else take()),
             "names": parameters if all(parameters) else None,
         }
     if is_stateful(value):

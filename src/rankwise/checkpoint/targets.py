@@ -195,19 +195,25 @@ def _to_optimizer(
     saved = tree.get("optimizer", next(iter(tree.values())))
     parameters = list_parameters(optimizer)
     number_of = _renumber(loading, part, parameters, tree.get("names"), saved)
-    targets = {}
+    targets, wanted = {}, {}
+    owns = getattr(optimizer, "owns", None)  # one whose states are sharded takes its own
     for number, entry in _iterate(saved["state"]):
         if number not in number_of:
             raise CheckpointError(f"{part}: the checkpoint has a state for parameter {number}, and the optimizer has {len(parameters)} parameters")  # fmt: skip
+        if owns is not None and not owns(parameters[number_of[number]]):
+            continue
+        wanted[number_of[number]] = entry
         like = parameters[number_of[number]].detach()
         targets.update({name: loading.allocate(name, like) for name in list_tensors(entry)})
     _compare_options(part, optimizer, saved["param_groups"])
     targets.update({name: loading.allocate(name) for name in list_tensors(saved["param_groups"])})
 
     def finish() -> None:
-        state = loading.decode(saved, targets)
-        state["state"] = {number_of[number]: value for number, value in state["state"].items()}
-        state["param_groups"] = _regroup(part, optimizer, state["param_groups"], number_of)
+        groups = loading.decode(saved["param_groups"], targets)
+        state = {
+            "state": {number: loading.decode(entry, targets) for number, entry in wanted.items()},
+            "param_groups": _regroup(part, optimizer, groups, number_of),
+        }
         try:
             optimizer.load_state_dict(state)
         except ValueError as error:

@@ -43,6 +43,9 @@ class Encoder:
         self.tensors: dict[str, torch.Tensor] = {}
         #: Those of them that stood in what a module's ``state_dict()`` returns.
         self.of_modules: set[str] = set()
+        #: Whether tensors on the meta device stand for what another rank has; these have names, and are not collected.
+        self.has_stand_ins = False
+        self._absent: set[str] = set()
 
     def encode(self, value: Any, path: tuple[str, ...] = ()) -> Any:
         """Return what JSON can hold of a value, and collect its tensors.
@@ -125,15 +128,21 @@ class Encoder:
         place = ".".join((self.prefix, *path))
         if type(tensor).__name__ == "ShardedTensor":  # whose every attribute raises something else
             raise CheckpointError(f"{place} is a ShardedTensor, of FSDP1", hint="use FSDP2 (torch.distributed.fsdp.fully_shard), or StateDictType.FULL_STATE_DICT")  # fmt: skip
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        is_absent = self.has_stand_ins and tensor.device.type == "meta"
+        if not is_absent and (
+            tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta"
+        ):
             raise CheckpointError(
                 f"{place} is a tensor that has no plain bytes ({tensor.layout}, {tensor.device.type}{', quantized' if tensor.is_quantized else ''})",
                 hint="save what it is made of: of a sparse tensor the indices and the values",
             )
         name, number = place, 2
-        while name in self.tensors:  # {"a.b": x, "a": {"b": y}}
+        while name in self.tensors or name in self._absent:  # {"a.b": x, "a": {"b": y}}
             name, number = f"{place}~{number}", number + 1
-        self.tensors[name] = tensor.detach()
+        if is_absent:
+            self._absent.add(name)
+        else:
+            self.tensors[name] = tensor.detach()
         return name
 
 

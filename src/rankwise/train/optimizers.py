@@ -35,11 +35,13 @@ def choose_fused(optimizer: Optimizer) -> bool:
     if all(group.get("fused") for group in groups):
         return True
     parameters = [parameter for group in groups for parameter in group["params"]]
+    # Of one whose states are sharded, the one inside makes the steps.
+    kind = type(getattr(optimizer, "optim", optimizer))
     devices = {parameter.device.type for parameter in parameters}
     can_be = (
         len(devices) == 1
         and devices.issubset(_DEVICES)
-        and type(optimizer) in _FUSED
+        and kind in _FUSED
         and not optimizer.state
         and len(group_by_layout(parameters)) == 1
         and all(torch.is_floating_point(parameter) and not parameter.is_sparse for parameter in parameters)
@@ -47,7 +49,7 @@ def choose_fused(optimizer: Optimizer) -> bool:
     )
     if not can_be:
         return False
-    if isinstance(parameters[0], DTensor) and type(optimizer) not in _FUSED_SHARDED:
+    if isinstance(parameters[0], DTensor) and kind not in _FUSED_SHARDED:
         # Each operator on a DTensor costs as much as a small layer: on lists there are few.
         for group in groups:
             group["foreach"] = True
@@ -55,7 +57,7 @@ def choose_fused(optimizer: Optimizer) -> bool:
     for group in groups:
         group["fused"] = True
     # What the constructor does for fused=True: a GradScaler leaves the unscaling to such an optimizer.
-    optimizer._step_supports_amp_scaling = True
+    optimizer._step_supports_amp_scaling = kind is type(optimizer)
     return True
 
 
