@@ -35,10 +35,11 @@ def check_same_model(
     control: Control,
     wait_s: float,
     complaint: str | None = None,
+    caller: str = "apply_ddp",
 ) -> None:
     """Compare names, shapes, dtypes and ``requires_grad`` of all parameters and buffers over the ranks.
 
-    Values are not compared: DDP gives all ranks those of rank 0.
+    Values are not compared: all ranks get those of rank 0 afterwards.
 
     Args:
         model: The model that is about to be wrapped.
@@ -46,6 +47,7 @@ def check_same_model(
         control: The side channel.
         wait_s: Seconds to wait for the slowest rank.
         complaint: What this rank has found wrong with its model already: all ranks hear of it.
+        caller: The function that the user has called.
 
     Raises:
         ModelError: The models or settings differ, or some rank has a complaint; the same error on all ranks.
@@ -60,10 +62,12 @@ def check_same_model(
     try:
         told = control.compare(
             "\n".join(lines),
-            what=f"apply_ddp at {show_site(locate())} (do all ranks have the same model?)",
+            what=f"{caller} at {show_site(locate())} (do all ranks have the same model?)",
             timeout_s=wait_s,
         )
     except CollectiveTimeoutError as error:
+        if caller != "apply_ddp":
+            raise
         more = "a rank that is only slow gets more time with apply_ddp(..., wait_s=600)"
         hint = f"{error.hint}; {more}" if error.hint else more
         raise CollectiveTimeoutError(error.message, rank=error.rank, hint=hint) from None
@@ -71,7 +75,9 @@ def check_same_model(
         if complaint:
             raise ModelError(complaint)
         return
-    _raise_difference({rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)})
+    _raise_difference(
+        {rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}, caller
+    )
 
 
 def _describe(model: nn.Module) -> Iterator[tuple[str, str, str]]:
@@ -96,7 +102,7 @@ def _describe_tensor(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {dtype}{grad}{strides}"
 
 
-def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
+def _raise_difference(of_rank: Mapping[int, Sequence[str]], caller: str) -> None:
     complaints = {rank: rows[0].split("\t", 1)[1] for rank, rows in of_rank.items()}
     if any(complaints.values()):
         holders = _group_ranks({rank: text for rank, text in complaints.items() if text})
@@ -108,7 +114,7 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]]) -> None:
     ]
     if settings:
         raise ModelError(
-            f"apply_ddp was called with different options: {'. '.join(settings)}",
+            f"{caller} was called with different options: {'. '.join(settings)}",
             hint="give every rank the same options",
         )
     tensors = {rank: _index(rows) for rank, rows in of_rank.items()}
