@@ -31,6 +31,7 @@ GROUPS = {
     "DistributedDataParallel": [
         "apply_ddp", "accumulate", "loss_scale", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
     ],
+    "Tensor parallelism": ["apply_tensor_parallel"],
     "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate", "predict"],
     "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],
     "Checkpoints": [

@@ -71,16 +71,21 @@ def apply_tensor_parallel(
     A plan maps patterns of module names (``*`` is one part of a name, ``**`` any number of them) to styles of
     ``torch.distributed.tensor.parallel``, or to words:
 
-    ====================  ==============================================================================================
-    "colwise"             Each rank has some of the outputs (of heads, of hidden units). A "rowwise" layer must follow.
-    "rowwise"             Each rank has some of the inputs; the results are summed. For ``nn.Embedding``: "rowwise_embed".
-    "colwise_gather"      As "colwise", and every rank gets all outputs: a head, or a fused projection kept whole.
-    "rowwise_split"       As "rowwise", from an input that is whole.
-    "rowwise_embed"       Each rank has some of the rows of an ``nn.Embedding``.
-    "sequence"            With ``sequence_parallel``: whole, working on a part of the sequence. Norms get it by themselves.
-    "replicate"           Whole, the same work on every rank: only says that this is meant.
-    "replicate_sum"       Whole, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
-    ====================  ==============================================================================================
+    - "colwise": each rank has some of the outputs (of heads, of hidden units); a "rowwise" layer must follow.
+
+    - "rowwise": each rank has some of the inputs, and the results are summed.
+
+    - "colwise_gather": as "colwise", and every rank gets all outputs: a head, or a fused projection of attention.
+
+    - "rowwise_split": as "rowwise", from an input that is whole.
+
+    - "rowwise_embed": each rank has some of the rows of an ``nn.Embedding``.
+
+    - "sequence": with ``sequence_parallel``, whole and working on a part of the sequence; norms get it by themselves.
+
+    - "replicate": whole, and the same work on every rank; only says that this is meant.
+
+    - "replicate_sum": whole, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
 
     transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too.
 

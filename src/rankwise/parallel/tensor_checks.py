@@ -123,10 +123,10 @@ def _check_kind(model: nn.Module, split: Split) -> None:
                 f"the embedding {name!r} can't be split: it was made with {trouble}, which would hold for each rank's rows by themselves",
                 hint="leave it out of the plan: then every rank holds all of it",
             )
-    others = [own for own, _ in module.named_parameters() if own not in ("weight", "bias")]
-    if others:
+    owned = [own for own, _ in module.named_parameters()]
+    if not {"weight", "bias"}.issuperset(owned):
         raise UsageError(
-            f"module {name!r} can't be split: its parameters are {', '.join(map(repr, others))}, not a plain weight and bias",
+            f"module {name!r} can't be split: its parameters are {', '.join(map(repr, owned))}, and not a weight and a bias alone",
             hint="remove parametrizations such as weight_norm before, or leave it out of the plan",
         )
 

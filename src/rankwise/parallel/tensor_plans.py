@@ -367,7 +367,6 @@ def _fits_vocabulary(module: nn.Module, degree: int) -> bool:
 
 def find_embedding_trouble(module: nn.Embedding) -> str | None:
     """Name the option of an embedding that means another thing once its rows are split."""
-    for option in ("padding_idx", "max_norm"):
-        if getattr(module, option) is not None:
-            return f"{option}={getattr(module, option)}"
+    if module.max_norm is not None:
+        return f"max_norm={module.max_norm}"
     return next((f"{name}=True" for name in ("scale_grad_by_freq", "sparse") if getattr(module, name)), None)
