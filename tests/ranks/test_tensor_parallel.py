@@ -98,12 +98,13 @@ REFUSALS: dict[str, tuple[nn.Module, Any, dict[str, Any], tuple[str, ...]]] = {
     "rows": (tied(rows=9), {"embed_tokens": "rowwise_embed"}, {}, ("num_embeddings 9", "2")),
     "max_norm": (Model(embed=nn.Embedding(4, 2, max_norm=1.0)), {"embed": "rowwise_embed"}, {}, ("'embed'", "max_norm=1.0")),
     "heads": (attention(width=12, num_heads=3), ATTENTION, {}, ("'attn.q_proj': 3 heads (by num_heads 3 of Attention) can't be divided by 2",)),
-    "fewer keys": (attention(num_heads=4, kv_width=2), ATTENTION, {}, ("'attn.k_proj': 1 heads",)),
-    "key-value heads": (attention(kv_width=4, num_heads=4, n_kv_heads=1), ATTENTION, {}, ("'attn.k_proj': 1 heads (n_kv_heads of Attention)",)),
+    "fewer keys": (attention(num_heads=4, kv_width=2), ATTENTION, {}, ("'attn.k_proj': 1 head",)),
+    "key-value heads": (attention(kv_width=4, num_heads=4, n_kv_heads=1), ATTENTION, {}, ("'attn.k_proj': 1 head (n_kv_heads of Attention)",)),
     "heads by width": (attention(width=12, head_dim=4), ATTENTION, {}, ("'attn.q_proj': 3 heads (out_features 12 by head_dim 4",)),
     "heads unknown": (attention(), ATTENTION, {}, ("'attn.q_proj' is a projection of attention", "num_heads")),
     "values whole": (attention(num_heads=4), {"attn.[qk]_proj": "colwise"}, {}, ("'attn'", "splits 'q_proj', 'k_proj' and not 'v_proj'")),
     "fused": (Model(c_attn=nn.Linear(4, 12), fc1=nn.Linear(4, 8), fc2=nn.Linear(8, 4)), {"c_attn": "colwise"}, {}, ("'c_attn' holds query, key and value", "plan={'fc1': 'colwise', 'fc2': 'rowwise'}")),
+    "gated": (Model(fc1=nn.Linear(4, 16), fc2=nn.Linear(8, 4)), MLP, {}, ("'fc1' gives 16 features, and the 'rowwise' layer beside it takes 8",)),
     "fused, ready": (Model(attn=Model(qkv=nn.Linear(4, 12), proj=nn.Linear(4, 4))), None, {}, ("'attn.qkv' holds query, key and value", "one nn.Linear for each")),
     "MultiheadAttention": (Model(attn=nn.MultiheadAttention(4, 2), fc1=nn.Linear(4, 8), fc2=nn.Linear(8, 4)), None, {}, ("'attn' is a torch.nn.MultiheadAttention", "plan={'fc1'")),
     "no ready plan": (Model(a=nn.Linear(4, 4)), None, {}, ("no ready plan for Model", "q_proj, k_proj, v_proj -> o_proj (Llama", "fc1 -> fc2")),
@@ -239,6 +240,26 @@ def test_whole_parameters_have_equal_gradients() -> None:
         for name, gradient in first.items():
             assert gradient.abs().max() > 0
             assert torch.equal(gradient, other[name]), name
+
+
+def test_dropout_needs_the_same_random_numbers() -> None:
+    """Ranks that would drop other units of what they hold in common are refused; without dropout, or seeded alike, they are not."""
+
+    def body() -> str:
+        with rankwise.init(device="cpu") as ctx:
+            ctx.seed(3)
+            rankwise.apply_tensor_parallel(mlp(), MLP)
+            rankwise.apply_tensor_parallel(mlp(drop=nn.Dropout(0.0)), MLP)
+            with pytest.raises(rankwise.UsageError) as caught:
+                rankwise.apply_tensor_parallel(mlp(drop=nn.Dropout(0.1)), MLP)
+            ctx.seed(3, same=True)
+            rankwise.apply_tensor_parallel(mlp(drop=nn.Dropout(0.1)), MLP)
+            return str(caught.value)
+
+    first, second = run_ranks(body, 2)
+    assert first == second
+    assert "dropout ('drop')" in first
+    assert "ctx.seed(seed, same=True)" in first
 
 
 def test_all_start_from_the_first_rank_of_their_axis() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.ddp import WRAP_WAIT_S
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
-from rankwise.parallel.tensor_plans import Split, find_ready_plan, resolve_plan
+from rankwise.parallel.tensor_plans import Split, find_ready_plan, has_transformers_plan, resolve_plan
 from rankwise.parallel.tensor_sequence import SEQUENCE_DIM, SequenceLayout, install_sequence, plan_sequence
 from rankwise.runtime.context import current
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["apply_tensor_parallel", "loss_parallel"]
 
 _AXIS = "tensor"
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @final
@@ -65,8 +67,8 @@ def apply_tensor_parallel(
 
     All ranks start from the weights of the axis' first rank. Build the optimizer afterwards: split parameters become
     DTensors. Everything that the plan does not name stays whole, and has the same gradient on every rank, as long as
-    the ranks of the axis draw the same random numbers outside of split layers: seed them alike
-    (``ctx.seed(seed, same=True)``) if there is dropout.
+    the ranks of the axis draw the same random numbers: seed them alike (``ctx.seed(seed, same=True)``) if there is
+    dropout.
 
     A plan maps patterns of module names (``*`` is one part of a name, ``**`` any number of them) to styles of
     ``torch.distributed.tensor.parallel``, or to words:
@@ -95,7 +97,7 @@ def apply_tensor_parallel(
     ``view(B, S, self.num_heads, self.head_dim)`` fits what a rank holds, as ``view(B, S, -1, self.head_dim)`` does.
     A forward that computes with the model's whole width in between (``C // self.n_head`` with C of its input, or
     ``view(B, S, C)`` in front of the output projection) fails at that line, with a hint: use -1.
-    transformers' Llama, Qwen, BERT and ViT work as they are. nanoGPT's and timm's attention do not, for their fused
+    transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are. nanoGPT's and timm's attention do not, for their fused
     query-key-value layer, nor does transformers' GPT-2, whose layers are ``Conv1D``: the errors tell what else works.
 
     Args:
@@ -115,7 +117,8 @@ def apply_tensor_parallel(
 
     Raises:
         UsageError: The plan does not suit the model, sizes or heads can't be divided, or there is no ready plan; names
-            modules and numbers. The same error on every rank, and nothing is changed.
+            modules and numbers. Or the model has dropout, and the ranks' random numbers differ. The same error on every
+            rank, and nothing is changed.
         ModelError: The model differs between ranks, is wrapped or split already, or has no values.
         CollectiveTimeoutError: A rank did not come; names it.
 
@@ -148,6 +151,8 @@ def apply_tensor_parallel(
         if refusal is not None and told.message == refusal.message:
             raise refusal from None
         raise
+    if mesh.size() > 1:
+        _check_random_state(model, mesh, axis, ctx.device)
     model.to(ctx.device)
     if work is not None and mesh.size() > 1:
         _share_values(model, mesh)
@@ -181,7 +186,7 @@ def _plan(
 ) -> _Work:  # fmt: skip
     check_model(model)
     splits = resolve_plan(model, find_ready_plan(model, degree) if plan is None else plan)
-    check_splits(model, splits, degree, axis)
+    check_splits(model, splits, degree, axis, trusts_fused=plan is None and has_transformers_plan(model))
     heads = find_heads(model, splits, degree, axis)
     head = _find_head(model, splits) if loss_parallel else None
     if sequence_parallel:
@@ -208,6 +213,23 @@ def _find_head(model: nn.Module, splits: list[Split]) -> nn.Module:
             hint="name the head in the plan: {..., 'lm_head': 'colwise_gather'}; its out_features must be a multiple of the number of ranks",
         )
     return heads[0].module
+
+
+def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: torch.device) -> None:
+    """Refuse dropout by other random numbers on each rank: what is whole would drift apart without a word."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    digest = hashlib.blake2b(bytes(torch.cat(states).tolist()), digest_size=7).digest()
+    own = torch.tensor([int.from_bytes(digest, "big")], device=device)
+    of_ranks = [torch.empty_like(own) for _ in range(mesh.size())]
+    dist.all_gather(of_ranks, own, group=mesh.get_group())
+    dropping = [
+        name for name, module in model.named_modules() if isinstance(module, _DROPOUT) and module.p > 0
+    ]
+    if dropping and len({int(state) for state in of_ranks}) > 1:
+        raise UsageError(
+            f"the model has dropout ({dropping[0]!r}), and the ranks on the axis {axis!r} would draw different random numbers: what they hold in common would drift apart",
+            hint="seed them alike before, and draw the same numbers on each: ctx.seed(seed, same=True)",
+        )
 
 
 # ---------------------------------------------------------------------------- the change itself

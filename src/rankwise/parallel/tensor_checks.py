@@ -81,7 +81,9 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_splits(model: nn.Module, splits: Sequence[Split], degree: int, axis: str) -> None:
+def check_splits(
+    model: nn.Module, splits: Sequence[Split], degree: int, axis: str, *, trusts_fused: bool = False
+) -> None:
     """See that each module can be split as planned.
 
     Args:
@@ -89,23 +91,24 @@ def check_splits(model: nn.Module, splits: Sequence[Split], degree: int, axis: s
         splits: The plan, resolved.
         degree: How many ranks share the model.
         axis: The mesh axis, for the errors.
+        trusts_fused: The columns of fused layers go head by head, and may be split.
 
     Raises:
         UsageError: A style doesn't suit its module, a size is not divisible, or a shared weight is split in one place only.
     """
     for split in splits:
-        _check_kind(model, split)
+        if split.word == "colwise" and is_fused(split.name, split.module) and not trusts_fused:
+            raise refuse_fused(model, split.name, split.module)
+        _check_kind(split)
         _check_size(split, degree, axis)
     _check_shared(model, splits)
     _check_between(model, splits)
 
 
-def _check_kind(model: nn.Module, split: Split) -> None:
+def _check_kind(split: Split) -> None:
     name, module = split.name, split.module
     if split.weight_dim is None:
         return
-    if split.word == "colwise" and is_fused(name, module):
-        raise refuse_fused(model, name, module)
     if not isinstance(module, (nn.Linear, nn.Embedding)):
         raise UsageError(
             f"the plan's {split.word!r} for {name!r} suits nn.Linear and nn.Embedding only, and that is a {type(module).__name__}",
@@ -180,6 +183,7 @@ def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
     for parent_name in dict.fromkeys(split.parent_name for split in splits if split.word == "colwise"):
         parent = model.get_submodule(parent_name)
         beside = [split for split in splits if split.parent_name == parent_name]
+        _check_widths(beside)
         whole = {int(split.module.weight.shape[1]) for split in beside if split.weight_dim == 0}
         whole |= {int(split.module.weight.shape[0]) for split in beside if split.weight_dim == 1}
         for name, parameter in _list_unplanned(parent, planned):
@@ -189,6 +193,24 @@ def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
                     f"parameter {full!r}, shape {tuple(parameter.shape)}, stands beside split layers ({beside[0].name!r}) and is not in the plan: if it works on a rank's own heads, ranks would train it apart",
                     hint="give its module the style 'replicate_sum' (each rank has a part of its gradient, as with a norm of single heads), or 'replicate' (all ranks do the same with it)",
                 )
+
+
+def _check_widths(beside: Sequence[Split]) -> None:
+    """Refuse two layers in one whose name does not tell: what it gives is cut in two before the next layer takes it."""
+    widths = {
+        split.module.in_features
+        for split in beside
+        if split.word == "rowwise" and isinstance(split.module, nn.Linear)
+    }
+    for split in beside:
+        # Heads of keys and values may be fewer than those of the queries; fused layers have been looked at.
+        if split.word != "colwise" or is_projection(split.own_name) or is_fused(split.name, split.module):
+            continue
+        if widths and isinstance(split.module, nn.Linear) and split.module.out_features not in widths:
+            raise UsageError(
+                f"module {split.name!r} gives {split.module.out_features} features, and the 'rowwise' layer beside it takes {' or '.join(map(str, sorted(widths)))}: what it gives is cut into parts in between, and a rank's share would hold some of the first part only",
+                hint="make it one nn.Linear for each part (gate and up), or leave both out of the plan",
+            )
 
 
 def _list_unplanned(parent: nn.Module, planned: set[int]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -217,7 +239,11 @@ def find_heads(model: nn.Module, splits: Sequence[Split], degree: int, axis: str
         UsageError: The heads can't be divided, their number is not to be found, or only some projections are split.
     """
     found = []
-    projections = [split for split in splits if split.word == "colwise" and is_projection(split.own_name)]
+    projections = [
+        split
+        for split in splits
+        if split.word == "colwise" and (is_projection(split.own_name) or is_fused(split.name, split.module))
+    ]
     for parent_name in dict.fromkeys(split.parent_name for split in projections):
         own = [split for split in projections if split.parent_name == parent_name]
         parent = model.get_submodule(parent_name)
@@ -258,7 +284,7 @@ def _check_heads(counted: tuple[int, str] | None, split: Split, degree: int, axi
     if number % degree:
         divisors = [str(each) for each in range(1, number + 1) if number % each == 0]
         raise UsageError(
-            f"module {split.name!r}: {number} heads ({where}) can't be divided by {degree}, the number of ranks on the axis {axis!r}",
+            f"module {split.name!r}: {number} {'head' if number == 1 else 'heads'} ({where}) can't be divided by {degree}, the number of ranks on the axis {axis!r}",
             hint=f"the degree must be one of {', '.join(divisors)}; or leave attention out of the plan",
         )
 

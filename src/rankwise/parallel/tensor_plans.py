@@ -36,8 +36,9 @@ _FOREIGN_WORDS = {
 
 #: Query, key and value, or gate and up, in one layer: a rank's share of its columns is not a share of each part.
 _FUSED = re.compile(
-    r"^(c_attn|w?qkv(_proj|_lin|_layer)?|in_proj|query_key_value|gate_up_proj|dense_h_to_4h_swiglu)$", re.IGNORECASE
-)  # fmt: skip
+    r"^(c_attn|in_proj|query_key_value|(to_|in_proj_|w)?(qkv|kv|qk|q_k_v)(_?(proj|lin|linear|layer))?|gate_up_proj|w12)$",
+    re.IGNORECASE,
+)
 
 
 @final
@@ -62,6 +63,7 @@ FAMILIES = (
     Family(colwise=("w1", "w3"), rowwise="w2", found_in="Meta's Llama"),
     Family(colwise=("intermediate.dense",), rowwise="output.dense", found_in="BERT"),
     Family(colwise=("c_fc",), rowwise="c_proj", found_in="nanoGPT"),
+    Family(colwise=("dense_h_to_4h",), rowwise="dense_4h_to_h", found_in="GPT-NeoX"),
     Family(colwise=("fc1",), rowwise="fc2", found_in="ViT of timm and transformers"),
     Family(colwise=("ffn.lin1",), rowwise="ffn.lin2", found_in="DistilBERT"),
 )  # fmt: skip
@@ -280,6 +282,11 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     return _keep_whole_vocabulary(model, plan, degree)
 
 
+def has_transformers_plan(model: nn.Module) -> bool:
+    """Whether a ready plan is transformers' own, who knows what its fused layers hold."""
+    return bool(_read_transformers_plan(model))
+
+
 def _read_transformers_plan(model: nn.Module) -> dict[str, str]:
     own = getattr(model, "_tp_plan", None)
     if not isinstance(own, Mapping) or not own:
@@ -298,11 +305,16 @@ def _find_families(model: nn.Module) -> dict[str, str]:
     for name, module in model.named_modules():
         for family in FAMILIES:
             layers = [_get(module, path) for path in (*family.colwise, family.rowwise)]
-            if all(isinstance(layer, nn.Linear) for layer in layers):
+            if all(isinstance(layer, nn.Linear) for layer in layers) and _fit_together(layers):
                 prefix = f"{name}." if name else ""
                 plan |= {prefix + path: "colwise" for path in family.colwise}
                 plan[prefix + family.rowwise] = "rowwise"
     return plan
+
+
+def _fit_together(layers: Sequence[Any]) -> bool:
+    """Whether what the first gives is what the last takes; else it is cut in two in between, as in gated units."""
+    return int(layers[-1].in_features) == int(layers[0].out_features)
 
 
 def _get(module: nn.Module, path: str) -> nn.Module | None:
