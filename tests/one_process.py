@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import rankwise
+from small_gpt import Gpt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,8 @@ class Transformer(nn.Module):
 
 def build_model(kind: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(0)
+    if kind == "gpt":
+        return Gpt(NUM_CLASSES, SEQUENCE).to(dtype)
     if kind == "transformer":
         return Transformer().to(dtype)
     if kind == "batchnorm":
@@ -56,7 +59,7 @@ def build_data(
     kind: str, dtype: torch.dtype = torch.float64, num_samples: int = NUM_SAMPLES
 ) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
-    if kind == "transformer":
+    if kind in {"transformer", "gpt"}:
         tokens_NS = torch.randint(NUM_CLASSES, (num_samples, SEQUENCE), generator=generator)
         targets_NS = tokens_NS.roll(1, dims=1).clone()
         # Each sample has another number of tokens that count.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         SyncBatchNorm as SyncBatchNorm,
         convert_sync_batchnorm as convert_sync_batchnorm,
     )
+    from rankwise.parallel.tensor import apply_tensor_parallel as apply_tensor_parallel
     from rankwise.parallel.zero import apply_zero1 as apply_zero1
     from rankwise.runtime.batch import BatchPlan as BatchPlan
     from rankwise.runtime.collectives import (
@@ -91,6 +92,7 @@ _NAMES = {
     "rankwise.parallel.model_check": "check_replicas",
     "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
     "rankwise.parallel.zero": "apply_zero1",
+    "rankwise.parallel.tensor": "apply_tensor_parallel",
     "rankwise.runtime.batch": "BatchPlan",
     "rankwise.runtime.collectives": "Group all_gather all_gather_into all_gather_with_grad all_reduce all_reduce_ all_reduce_with_grad all_to_all barrier broadcast broadcast_ gather gather_into new_group reduce reduce_scatter scatter set_checking",
     "rankwise.runtime.context": "RankContext current",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.distributed._composable import checkpoint
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.blocks import Blocks, find_blocks
@@ -71,8 +71,18 @@ def apply_checkpointing(
     every = mode if isinstance(mode, int) else 1
     options = {} if context_fn is None else {"context_fn": context_fn}
     for block in list(found.values())[::every]:
-        checkpoint(block, **options)
+        # In the place of forward, so that hooks on the block run once. A method, so that a copy of the block calls its own.
+        block._checkpoint_options = options
+        block.forward = MethodType(_forward, block)
     return model
+
+
+def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = type(block).forward.__get__(block)
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    options: Any = block._checkpoint_options
+    return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
 def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:

@@ -171,6 +171,9 @@ def _find_complaint(model: nn.Module) -> str | None:
     sharded = [name for name, one in model.named_modules() if isinstance(one, FSDPModule)]
     if sharded:
         return f"{sharded[0] or 'the model'!r} was given to fully_shard or apply_fsdp already"
+    hooked = [name for name, one in model.named_parameters() if one._backward_hooks]
+    if hooked:
+        return f"{hooked[0]!r} has a hook on its gradient, and apply_fsdp puts another parameter in its place: register hooks afterwards; a layer of the plan with 'replicate_sum' can't be sharded as well"
     return find_complaint(model, takes_meta=True, call="apply_fsdp")
 
 

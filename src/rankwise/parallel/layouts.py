@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 def to_local(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return this rank's part of each, which shares its memory."""
     return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
+
+
+def add_up(tensor: Tensor) -> Tensor:
+    """Return a tensor whose parts are added up: DTensor may leave that to whoever reads it.
+
+    Collective: every rank of its mesh, if it is partial.
+    """
+    if not isinstance(tensor, DTensor) or not any(one.is_partial() for one in tensor.placements):
+        return tensor
+    return tensor.redistribute(
+        placements=[Replicate() if one.is_partial() else one for one in tensor.placements]
+    )
 
 
 def group_by_layout(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -45,9 +58,10 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
     Collective: every rank of the meshes, if there are DTensors.
     """
-    groups = group_by_layout(tensors)
-    norms = [_read(torch.nn.utils.get_total_norm(group)) for group in groups]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(_on_one_device(norms)))
+    norms = [_find_norm(group) for group in group_by_layout(map(add_up, tensors))]
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack([one.to(norms[0].device, norms[0].dtype) for one in norms]))
 
 
 def scale_to(tensors: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
@@ -63,12 +77,21 @@ def scale_to(tensors: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
         torch._foreach_mul_(group, factor.to(group[0].device))
 
 
-def _read(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _on_one_device(norms: Sequence[Tensor]) -> list[Tensor]:
-    return [one.to(norms[0].device, norms[0].dtype) for one in norms]
+def _find_norm(group: Sequence[Tensor]) -> Tensor:
+    """Return the norm of tensors of one layout; not by DTensor's own, which warns of every second axis."""
+    first = group[0]
+    norm: Tensor = torch.nn.utils.get_total_norm(to_local(group))
+    axes = (
+        [dim for dim, one in enumerate(first.placements) if not one.is_replicate()]
+        if isinstance(first, DTensor)
+        else []
+    )
+    if not axes:
+        return norm
+    square = norm.square()
+    for dim in axes:
+        dist.all_reduce(square, group=first.device_mesh.get_group(dim))
+    return square.sqrt()
 
 
 #: Those that have been looked at before their first step.

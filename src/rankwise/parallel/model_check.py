@@ -42,7 +42,7 @@ def check_same_model(
 ) -> None:
     """Compare names, shapes, dtypes and ``requires_grad`` of all parameters and buffers over the ranks.
 
-    Values are not compared: DDP gives all ranks those of rank 0.
+    Values are not compared: all ranks get those of rank 0 afterwards.
 
     Args:
         model: The model that is about to be wrapped.

@@ -10,11 +10,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import CollectiveError
-from rankwise.parallel.layouts import scale_to, total_norm
+from rankwise.parallel.layouts import add_up, scale_to, total_norm
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -96,6 +96,21 @@ class Sharded(Strategy):
         finally:
             for one in setters:
                 one(True)  # noqa: FBT003 - the same
+
+    def forward_backward(
+        self,
+        group: Iterable[Any],
+        loss: Callable[[nn.Module, Any], Tensor],
+        backward: Callable[[Tensor], None],
+    ) -> None:
+        """Compute the gradients of one step, and add up what sequence parallelism leaves in parts.
+
+        Collective: every rank.
+        """
+        super().forward_backward(group, loss, backward)
+        for one in self.model.parameters():
+            if isinstance(one.grad, DTensor):
+                one.grad = add_up(one.grad)
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, wherever their parts are.

@@ -7,6 +7,7 @@ neighbours, and on one host where they fit.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -206,10 +207,23 @@ def _adopt(ctx: RankContext, device_mesh: DeviceMesh) -> Mesh:
     return _make(ctx, degrees, device_mesh)
 
 
+def _forget_plans() -> None:
+    """Forget what DTensor has worked out on this mesh: an equal one, of a job that is joined later, has other groups (torch 2.8 to 2.15)."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug  # noqa: PLC0415 - loaded already, or nothing is to be done
+
+    clear = getattr(_redistribute, "clear_redistribute_planner_cache", None)
+    for forget in (debug._clear_sharding_prop_cache, clear, _redistribute._gen_transform_infos.cache_clear):
+        if forget is not None:
+            forget()
+
+
 def _make(ctx: RankContext, degrees: dict[str, int], device_mesh: DeviceMesh) -> Mesh:
     names = [_ALSO.get(name, name) for name in device_mesh.mesh_dim_names or ()]
     grid: Any = device_mesh.mesh.reshape([degrees[axis] for axis in AXES])
     place = (grid == ctx.rank).nonzero().flatten().tolist()
+    ctx._before_leaving.append(_forget_plans)
     coordinates = dict(zip(names, device_mesh.get_coordinate(), strict=True))
     return Mesh(
         degrees=degrees,

@@ -1,0 +1,318 @@
+"""Split the layers of a model over ranks that work on the same samples (tensor parallelism; Shoeybi et al., arXiv:1909.08053)."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.ddp import WRAP_WAIT_S
+from rankwise.parallel.layouts import let_optimizers_mix
+from rankwise.parallel.model_check import check_same_model
+from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
+from rankwise.parallel.tensor_plans import Split, find_ready_plan, has_transformers_plan, resolve_plan
+from rankwise.parallel.tensor_sequence import SEQUENCE_DIM, SequenceLayout, install_sequence, plan_sequence
+from rankwise.runtime.context import current
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from rankwise.runtime.context import RankContext
+
+__all__ = ["apply_tensor_parallel", "loss_parallel"]
+
+_AXIS = "tensor"
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What is to be done to a model, all of it checked."""
+
+    splits: list[Split]
+    heads: list[Heads]
+    sequence: SequenceLayout | None
+    head: nn.Module | None
+
+
+def apply_tensor_parallel(
+    model: nn.Module,
+    plan: Mapping[str, ParallelStyle | str] | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    sequence_parallel: bool = False,
+    loss_parallel: bool = False,
+    ctx: RankContext | None = None,
+) -> nn.Module:
+    """Split the layers of a model over the ranks of the mesh axis "tensor", each of which sees the same samples.
+
+    All ranks start from the weights of the axis' first rank. Build the optimizer afterwards: split parameters become
+    DTensors. Everything that the plan does not name stays whole, and has the same gradient on every rank, as long as
+    the ranks of the axis draw the same random numbers: with dropout, lay out the mesh first, and ``ctx.seed(seed)`` seeds
+    them alike.
+
+    A plan maps patterns of module names (``*`` is one part of a name, ``**`` any number of them) to styles of
+    ``torch.distributed.tensor.parallel``, or to words:
+
+    - "colwise": each rank has some of the outputs (of heads, of hidden units); a "rowwise" layer must follow.
+
+    - "rowwise": each rank has some of the inputs, and the results are summed.
+
+    - "colwise_gather": as "colwise", and every rank gets all outputs: a head, or a fused projection of attention.
+
+    - "rowwise_split": as "rowwise", from an input that is whole.
+
+    - "rowwise_embed": each rank has some of the rows of an ``nn.Embedding``.
+
+    - "sequence": with ``sequence_parallel``, whole and working on a part of the sequence; norms get it by themselves.
+
+    - "replicate": whole, and the same work on every rank; only says that this is meant.
+
+    - "replicate_sum": whole, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
+
+    transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too.
+
+    Attention is split by heads. Its module may count them in ``num_heads``, ``num_attention_heads``, ``n_head``,
+    ``n_heads``, ``num_key_value_heads``, ``n_kv_heads`` and the like, or ``all_head_size`` and ``inner_dim``
+    (``tensor_checks.py`` has the list): these attributes are divided by the number of ranks, so that
+    ``view(B, S, self.num_heads, self.head_dim)`` fits what a rank holds, as ``view(B, S, -1, self.head_dim)`` does.
+    A forward that computes with the model's whole width in between (``C // self.n_head`` with C of its input, or
+    ``view(B, S, C)`` in front of the output projection) fails at that line, with a hint: use -1.
+    transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are. nanoGPT's and timm's attention do not, for their fused
+    query-key-value layer, nor does transformers' GPT-2, whose layers are ``Conv1D``: the errors tell what else works.
+
+    Args:
+        model: On the CPU or on the rank's device; changed in place.
+        plan: Which modules are split how; None: transformers' own plan for the model, or one by the names of layers
+            (Llama, BERT, ViT, DistilBERT, nanoGPT's feed-forward). In a ready plan, a vocabulary that can't be split
+            evenly stays whole.
+        mesh: A mesh of one axis; None: the tensor axis of ``init(mesh=...)``, or all ranks if no mesh was laid out.
+        sequence_parallel: Between the first and the last block, split activations, shape (batch, sequence, features),
+            along the sequence where layers are whole.
+        loss_parallel: Leave the logits of the head split over the vocabulary; compute ``cross_entropy`` and its backward
+            inside ``with rankwise.parallel.tensor.loss_parallel():``, which is torch's.
+        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+
+    Returns:
+        The same model; with one rank on the axis unchanged but for its device.
+
+    Raises:
+        UsageError: The plan does not suit the model, sizes or heads can't be divided, or there is no ready plan; names
+            modules and numbers. Or the model has dropout, and the ranks' random numbers differ. The same error on every
+            rank, and nothing is changed.
+        ModelError: The model differs between ranks, is wrapped or split already, or has no values.
+        CollectiveTimeoutError: A rank did not come; names it.
+
+    Collective: every rank of the job, for the same models in the same order.
+    """
+    ctx = ctx or current()
+    mesh = _find_mesh(mesh, ctx)
+    axis = (mesh.mesh_dim_names or (_AXIS,))[0]
+    work, refusal = None, None
+    try:
+        work = _plan(
+            model, plan, mesh.size(), axis, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
+        )
+    except (UsageError, ModelError) as error:
+        refusal = error
+    settings = {
+        "plan": None if plan is None else {str(name): str(style) for name, style in plan.items()},
+        "sequence_parallel": sequence_parallel,
+        "loss_parallel": loss_parallel,
+        f"ranks on the axis {axis!r}": mesh.size(),
+        "device": ctx.device.type,
+    }
+    try:
+        check_same_model(
+            model, settings, control=ctx.control, wait_s=min(WRAP_WAIT_S, ctx.timeout_s),
+            complaint=refusal.message if refusal else None, call="apply_tensor_parallel",
+        )  # fmt: skip
+    except ModelError as told:
+        # The same on all ranks: then it is the error that each of them has, with its type and its hint.
+        if refusal is not None and told.message == refusal.message:
+            raise refusal from None
+        raise
+    if mesh.size() > 1:
+        _check_random_state(model, mesh, axis, ctx.device)
+    model.to(ctx.device)
+    if work is not None and mesh.size() > 1:
+        _share_values(model, mesh)
+        _split(model, work, mesh)
+    return model
+
+
+def _find_mesh(mesh: DeviceMesh | None, ctx: RankContext) -> DeviceMesh:
+    if mesh is None:
+        return (ctx.mesh() if ctx.has_mesh else ctx.mesh(tensor=-1)).of("tensor")
+    if mesh.ndim != 1:
+        raise UsageError(
+            f"the mesh has {mesh.ndim} axes ({', '.join(map(repr, mesh.mesh_dim_names or ()))}), and a model is split over one",
+            rank=ctx.rank,
+            hint='pass one axis of it: mesh["tensor"]',
+        )
+    if mesh.device_type != ctx.device.type:
+        raise UsageError(
+            f"the mesh is one of {mesh.device_type!r} devices, and this rank's device is {str(ctx.device)!r}",
+            rank=ctx.rank,
+            hint="make the mesh with ctx.device.type",
+        )
+    return mesh
+
+
+# ---------------------------------------------------------------- before anything is changed
+
+
+def _plan(
+    model: nn.Module, plan: Mapping[str, Any] | None, degree: int, axis: str, *, sequence_parallel: bool, loss_parallel: bool
+) -> _Work:  # fmt: skip
+    check_model(model)
+    splits = resolve_plan(model, find_ready_plan(model, degree) if plan is None else plan)
+    check_splits(model, splits, degree, axis, trusts_fused=plan is None and has_transformers_plan(model))
+    heads = find_heads(model, splits, degree, axis)
+    head = _find_head(model, splits) if loss_parallel else None
+    if sequence_parallel:
+        return _Work(splits=splits, heads=heads, sequence=plan_sequence(model, splits), head=head)
+    for split in splits:
+        if split.word == "sequence" and split.style is None:
+            raise UsageError(
+                f"the plan gives {split.name!r} the style 'sequence', and activations are not split along the sequence",
+                hint="sequence_parallel=True splits them",
+            )
+    return _Work(splits=splits, heads=heads, sequence=None, head=head)
+
+
+def _find_head(model: nn.Module, splits: list[Split]) -> nn.Module:
+    heads = [
+        split
+        for split in splits
+        if split.word == "colwise_gather" and split.style is None and isinstance(split.module, nn.Linear)
+    ]
+    if len(heads) != 1:
+        found = ", ".join(repr(split.name) for split in heads) or "none"
+        raise UsageError(
+            f"loss_parallel=True: the plan for {type(model).__name__} must have one nn.Linear with the style 'colwise_gather', which is the head; it has {found}",
+            hint="name the head in the plan: {..., 'lm_head': 'colwise_gather'}; its out_features must be a multiple of the number of ranks",
+        )
+    return heads[0].module
+
+
+def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: torch.device) -> None:
+    """Refuse dropout by other random numbers on each rank: what is whole would drift apart without a word."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    digest = hashlib.blake2b(bytes(torch.cat(states).tolist()), digest_size=7).digest()
+    own = torch.tensor([int.from_bytes(digest, "big")], device=device)
+    of_ranks = [torch.empty_like(own) for _ in range(mesh.size())]
+    dist.all_gather(of_ranks, own, group=mesh.get_group())
+    dropping = [
+        name for name, module in model.named_modules() if isinstance(module, _DROPOUT) and module.p > 0
+    ]
+    if dropping and len({int(state) for state in of_ranks}) > 1:
+        raise UsageError(
+            f"the model has dropout ({dropping[0]!r}), and the ranks on the axis {axis!r} would draw different random numbers: what they hold in common would drift apart",
+            hint="seed them alike before: lay out the mesh first, init(mesh={'tensor': ...}), and call ctx.seed(seed)",
+        )
+
+
+# ---------------------------------------------------------------------------- the change itself
+
+
+def _share_values(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give all ranks the parameters and buffers of the first, as bytes: so it goes with every dtype."""
+    group = mesh.get_group()
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            flat = tensor.detach().contiguous()
+            dist.broadcast(flat.reshape(-1).view(torch.uint8), group=group, group_src=0)
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat)
+
+
+def _split(model: nn.Module, work: _Work, mesh: DeviceMesh) -> None:
+    shared = find_shared(model)
+    layout = work.sequence
+    for split in [*work.splits, *(layout.norms if layout else ())]:
+        if split.word == "replicate_sum":
+            _sum_gradients(split.module, mesh)
+        style = split.style or _build_style(split, work)
+        if style is None:
+            continue
+        trained = {name: parameter.requires_grad for name, parameter in split.module.named_parameters()}
+        # All ranks hold the same values by now: each cuts its own share, and nothing is sent.
+        parallelize_module(split.module, mesh, style, src_data_rank=None)
+        for name, parameter in split.module.named_parameters():
+            parameter.requires_grad_(trained[name])  # SequenceParallel forgets it
+    for (_, first, first_own), *others in shared:
+        for _, module, own in others:
+            module.register_parameter(own, getattr(first, first_own))
+    for heads in work.heads:
+        for name, number in heads.counts.items():
+            setattr(heads.module, name, number // mesh.size())
+        heads.module.register_forward_hook(
+            partial(_explain_reshape, heads.name, mesh.size()), always_call=True
+        )
+    if layout is not None:
+        install_sequence(layout, mesh)
+    let_optimizers_mix()
+
+
+def _build_style(split: Split, work: _Work) -> ParallelStyle | None:
+    layout, word, part = work.sequence, split.word, Shard(SEQUENCE_DIM)
+    if word == "sequence":
+        return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=True)
+    if word == "colwise":
+        is_flat = layout is not None and id(split.module) in layout.flat
+        return ColwiseParallel(input_layouts=part if is_flat else Replicate())
+    if word == "colwise_gather":
+        is_head = split.module is work.head
+        return ColwiseParallel(
+            output_layouts=Shard(-1) if is_head else Replicate(), use_local_output=not is_head
+        )
+    if word.startswith("rowwise"):
+        is_inside = layout is not None and id(split.module) in layout.inside
+        is_split = word == "rowwise" and isinstance(split.module, nn.Linear)
+        return RowwiseParallel(
+            input_layouts=Shard(-1) if is_split else Replicate(),
+            output_layouts=part if is_inside else Replicate(),
+        )
+    return None
+
+
+def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(partial(_sum_over, mesh))
+
+
+def _sum_over(mesh: DeviceMesh, gradient: torch.Tensor) -> torch.Tensor:
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=mesh.get_group())
+    return total
+
+
+def _explain_reshape(name: str, degree: int, module: nn.Module, *_: Any) -> None:
+    """Add to torch's error what it can't know: this rank holds a part of the heads."""
+    error = sys.exc_info()[1]
+    if isinstance(error, RuntimeError) and "is invalid for input of size" in str(error):
+        error.args = (
+            f"{error}\n[rankwise] {name!r} ({type(module).__name__}) is split over {degree} ranks: its projections give 1/{degree} of the heads,"
+            " so its forward must reshape by view(B, S, -1, head_dim), and by view(B, S, -1) in front of the output projection",
+        )

@@ -1,0 +1,384 @@
+"""Which layer of a model is split how: patterns of module names, words for styles, and ready plans for known layouts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, final
+
+from torch import nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+#: What each word means is told in apply_tensor_parallel's docstring.
+WORDS = (
+    "colwise", "colwise_gather", "rowwise", "rowwise_split", "rowwise_embed", "sequence", "replicate", "replicate_sum",
+)  # fmt: skip
+#: The words of transformers' plans, old and new (transformers/distributed/tensor_parallel.py), and ours for them.
+_FOREIGN_WORDS = {
+    "colwise_rep": "colwise_gather", "colwise_gather_output": "colwise_gather", "embedding_colwise": "colwise_gather",
+    "local_colwise": "colwise", "local_rowwise": "rowwise", "rowwise_rep": "rowwise_split", "rowwise_split_input": "rowwise_split",
+    "embedding_rowwise": "rowwise_embed", "vocab_parallel_rowwise": "rowwise_embed", "sequence_parallel": "sequence",
+    "replicated_with_grad_allreduce": "replicate_sum", "replicated": "replicate",
+}  # fmt: skip
+
+#: Query, key and value, or gate and up, in one layer: a rank's share of its columns is not a share of each part.
+_FUSED = re.compile(
+    r"^(c_attn|in_proj|query_key_value|(to_|in_proj_|w)?(qkv|kv|qk|q_k_v)(_?(proj|lin|linear|layer))?|gate_up_proj|w12)$",
+    re.IGNORECASE,
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Layers that are split together, by their names below one module."""
+
+    colwise: tuple[str, ...]
+    rowwise: str
+    found_in: str
+
+
+#: Attention first; BERT's "output.dense" of the feed-forward part is that of the layer, not that of its attention.
+FAMILIES = (
+    Family(colwise=("q_proj", "k_proj", "v_proj"), rowwise="o_proj", found_in="Llama, transformers' ViT"),
+    Family(colwise=("q_proj", "k_proj", "v_proj"), rowwise="out_proj", found_in="OPT, CLIP"),
+    Family(colwise=("self.query", "self.key", "self.value"), rowwise="output.dense", found_in="BERT"),
+    Family(colwise=("attention.query", "attention.key", "attention.value"), rowwise="output.dense", found_in="older transformers' ViT"),
+    Family(colwise=("q_lin", "k_lin", "v_lin"), rowwise="out_lin", found_in="DistilBERT"),
+    Family(colwise=("wq", "wk", "wv"), rowwise="wo", found_in="Meta's Llama"),
+    Family(colwise=("gate_proj", "up_proj"), rowwise="down_proj", found_in="Llama"),
+    Family(colwise=("w1", "w3"), rowwise="w2", found_in="Meta's Llama"),
+    Family(colwise=("intermediate.dense",), rowwise="output.dense", found_in="BERT"),
+    Family(colwise=("c_fc",), rowwise="c_proj", found_in="nanoGPT"),
+    Family(colwise=("dense_h_to_4h",), rowwise="dense_4h_to_h", found_in="GPT-NeoX"),
+    Family(colwise=("fc1",), rowwise="fc2", found_in="ViT of timm and transformers"),
+    Family(colwise=("ffn.lin1",), rowwise="ffn.lin2", found_in="DistilBERT"),
+)  # fmt: skip
+_EMBEDDINGS = ("embed_tokens", "tok_embeddings", "wte", "tok_emb", "token_embedding")
+_HEADS = ("lm_head", "output")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One module of the model, and how it is split.
+
+    Attributes:
+        name: Its name in the model.
+        module: The module itself.
+        word: One of ``WORDS``; "custom" for a style of torch's that is none of them.
+        style: The style that the user gave as an object; None: it is built from the word.
+        pattern: What of the plan matched.
+    """
+
+    name: str
+    module: nn.Module
+    word: str
+    style: ParallelStyle | None
+    pattern: str
+
+    @property
+    def weight_dim(self) -> int | None:
+        """Which dim of the weight is cut; None: none, or not known."""
+        is_embedding = isinstance(self.module, nn.Embedding)
+        if self.word.startswith("colwise"):
+            return 1 if is_embedding else 0
+        if self.word.startswith("rowwise"):
+            return 0 if is_embedding else 1
+        return None
+
+    @property
+    def parent_name(self) -> str:
+        """The name of the module that holds it."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def own_name(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition(".")[2]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern fits a module's name: ``*`` within one part of it, ``**`` for any number of parts.
+
+    Args:
+        pattern: Such as "blocks.*.attn.q_proj" or "**.q_proj"; "" is the model itself.
+        name: As in ``named_modules()``.
+
+    Returns:
+        Whether all of the name is matched.
+    """
+    return _match_parts(pattern.split("."), name.split("."))
+
+
+def _match_parts(pattern: Sequence[str], name: Sequence[str]) -> bool:
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(_match_parts(pattern[1:], name[start:]) for start in range(len(name) + 1))
+    return bool(name) and fnmatchcase(name[0], pattern[0]) and _match_parts(pattern[1:], name[1:])
+
+
+def shorten(name: str) -> str:
+    """Return a module's name with ``*`` for the numbers of layers."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def read_style(style: object, pattern: str) -> tuple[str, ParallelStyle | None]:
+    """Return our word for a style, and torch's object if it is one.
+
+    Args:
+        style: A word of ours or of transformers', or a ParallelStyle.
+        pattern: Whose style it is, for the error.
+
+    Returns:
+        The word, or "custom"; and the object or None.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if isinstance(style, str):
+        word = _FOREIGN_WORDS.get(style, style)
+        if word not in WORDS:
+            raise UsageError(
+                f"the plan's style {style!r} for {pattern!r} is not known; the words are {', '.join(WORDS)}",
+                hint="or give a ParallelStyle of torch.distributed.tensor.parallel, or one of your own",
+            )
+        return word, None
+    if isinstance(style, ColwiseParallel):
+        gathers = all(placement.is_replicate() for placement in style.output_layouts)
+        return ("colwise_gather" if gathers else "colwise"), style
+    if isinstance(style, RowwiseParallel):
+        return "rowwise", style
+    if isinstance(style, SequenceParallel):
+        return "sequence", style
+    if isinstance(style, ParallelStyle):
+        return "custom", style
+    raise UsageError(
+        f"the plan's style for {pattern!r} is a {type(style).__name__}: it must be a word ({', '.join(WORDS)}) or a ParallelStyle"
+    )
+
+
+def resolve_plan(model: nn.Module, plan: Mapping[str, Any]) -> list[Split]:
+    """Find the modules that a plan speaks of.
+
+    Args:
+        model: The whole model.
+        plan: Patterns of module names, and the style of each.
+
+    Returns:
+        One entry for each module, in the order of the model.
+
+    Raises:
+        UsageError: A pattern matches nothing, two give one module different styles, or a style is not known.
+    """
+    if not plan:
+        raise UsageError(
+            "the plan is empty: nothing would be split",
+            hint="leave `plan` out for the ready plan of the model",
+        )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[int, Split] = {}
+    for pattern, style in plan.items():
+        if not isinstance(pattern, str):
+            raise UsageError(f"the plan's key {pattern!r} is a {type(pattern).__name__}, not a module's name")
+        word, given = read_style(style, pattern)
+        names = [name for name in modules if matches(pattern, name)]
+        if not names:
+            raise UsageError(
+                f"the plan's {pattern!r} matches no module of {type(model).__name__}{_suggest(pattern, modules)}",
+                hint="names are those of model.named_modules(); * stands for one part of a name, ** for any number of them",
+            )
+        for name in names:
+            split = Split(name=name, module=modules[name], word=word, style=given, pattern=pattern)
+            first = found.setdefault(id(split.module), split)
+            if (first.word, repr(first.style)) != (word, repr(given)):
+                same = "" if first.name == name else f" (the same module as {first.name!r})"
+                raise UsageError(
+                    f"module {name!r}{same} has two styles in the plan: {plan[first.pattern]!r} by {first.pattern!r}, {style!r} by {pattern!r}",
+                    hint="write patterns that don't overlap",
+                )
+    order = {id(module): place for place, module in enumerate(model.modules())}
+    return sorted(found.values(), key=lambda split: order[id(split.module)])
+
+
+def _suggest(pattern: str, names: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(pattern, {shorten(name) for name in names if name}, n=2, cutoff=0.6)
+    return f"; there is {' and '.join(map(repr, near))}" if near else ""
+
+
+def is_fused(name: str, module: nn.Module) -> bool:
+    """Whether one layer holds the weights of several: query, key and value; or gate and up."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    is_layer = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    return is_layer and _FUSED.match(name.rpartition(".")[2]) is not None
+
+
+def refuse_fused(model: nn.Module, name: str, module: nn.Module) -> UsageError:
+    """Return the error for a fused layer that is to be split, with a plan that works."""
+    if isinstance(module, nn.MultiheadAttention):
+        hint = "use a module with three nn.Linear (q_proj, k_proj, v_proj) and o_proj; or give a plan that leaves attention out"
+        what = "is a torch.nn.MultiheadAttention, which keeps query, key and value in one parameter that no style can split"
+    elif not isinstance(module, nn.Linear):
+        hint = "replace it by nn.Linear layers, one each for query, key and value"
+        what = f"is a {type(module).__name__} that holds query, key and value (or gate and up) side by side; styles know nn.Linear and nn.Embedding only"
+    else:
+        what = "holds query, key and value (or gate and up) side by side: a rank's share of its columns would be some of the first only"
+        hint = "make it one nn.Linear for each part"
+    ways = _find_families(model)
+    if ways and not isinstance(module, nn.MultiheadAttention):
+        hint += "; or"
+    if ways:
+        plan = {shorten(layer): word for layer, word in ways.items()}
+        hint += f" leave it whole: plan={plan}"
+    return UsageError(f"module {name!r} {what}", hint=hint)
+
+
+def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
+    """Find the plan for a model: transformers' own, or one by the names of its layers.
+
+    A vocabulary that ``degree`` does not divide stays whole.
+
+    Args:
+        model: The whole model.
+        degree: How many ranks share it.
+
+    Returns:
+        Patterns, each of which matches something, and words.
+
+    Raises:
+        UsageError: No layout that is known; says what was looked for.
+    """
+    plan = _read_transformers_plan(model)
+    if not plan:
+        for name, module in model.named_modules():
+            if is_fused(name, module):
+                raise refuse_fused(model, name, module)
+        plan = _find_families(model)
+        if not plan:
+            looked_for = "; ".join(
+                f"{', '.join(family.colwise)} -> {family.rowwise} ({family.found_in})" for family in FAMILIES
+            )
+            raise UsageError(
+                f"there is no ready plan for {type(model).__name__}: it has no tensor-parallel plan of transformers', and no nn.Linear layers of these names: {looked_for}",
+                hint='give a plan: apply_tensor_parallel(model, {"blocks.*.fc1": "colwise", "blocks.*.fc2": "rowwise"})',
+            )
+        plan |= dict.fromkeys(_find_head_norms(model, plan), "replicate_sum")
+        plan |= _find_vocabulary(model)
+    return _keep_whole_vocabulary(model, plan, degree)
+
+
+def has_transformers_plan(model: nn.Module) -> bool:
+    """Whether a ready plan is transformers' own, who knows what its fused layers hold."""
+    return bool(_read_transformers_plan(model))
+
+
+def _read_transformers_plan(model: nn.Module) -> dict[str, str]:
+    own = getattr(model, "_tp_plan", None)
+    if not isinstance(own, Mapping) or not own:
+        own = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
+    if not isinstance(own, Mapping):
+        return {}
+    # One configuration serves several models: what a plan names and this model lacks is no mistake, as in transformers.
+    names = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
+    return {
+        pattern: style for pattern, style in own.items() if any(matches(str(pattern), name) for name in names)
+    }
+
+
+def _find_families(model: nn.Module) -> dict[str, str]:
+    plan: dict[str, str] = {}
+    for name, module in model.named_modules():
+        for family in FAMILIES:
+            layers = [_get(module, path) for path in (*family.colwise, family.rowwise)]
+            if all(isinstance(layer, nn.Linear) for layer in layers) and _fit_together(layers):
+                prefix = f"{name}." if name else ""
+                plan |= {prefix + path: "colwise" for path in family.colwise}
+                plan[prefix + family.rowwise] = "rowwise"
+    return plan
+
+
+def _fit_together(layers: Sequence[Any]) -> bool:
+    """Whether what the first gives is what the last takes; else it is cut in two in between, as in gated units."""
+    return int(layers[-1].in_features) == int(layers[0].out_features)
+
+
+def _get(module: nn.Module, path: str) -> nn.Module | None:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, "_modules", {}).get(part)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _find_head_norms(model: nn.Module, plan: Mapping[str, str]) -> Iterator[str]:
+    """Norms of single heads of query and key, by which each rank sends other heads."""
+    for parent in {name.rpartition(".")[0] for name in plan}:
+        for own in ("q_norm", "k_norm"):
+            name = f"{parent}.{own}" if parent else own
+            norm = _get(model, name)
+            if norm is not None and next(norm.parameters(), None) is not None:
+                yield name
+
+
+def _find_vocabulary(model: nn.Module) -> dict[str, str]:
+    """Embedding of the tokens, and the head: by name, where the model says which they are."""
+    plan: dict[str, str] = {}
+    for name, module in model.named_modules():
+        own = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and own in _EMBEDDINGS:
+            plan[name] = "rowwise_embed"
+        elif isinstance(module, nn.Linear) and (own == _HEADS[0] or name in _HEADS):
+            plan[name] = "colwise_gather"
+    return plan
+
+
+def _keep_whole_vocabulary(model: nn.Module, plan: dict[str, str], degree: int) -> dict[str, str]:
+    """Leave out what of the vocabulary can't be split: by its size, its options, or for whom it shares its weight with."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    of_vocabulary = {
+        name: pattern
+        for pattern, style in plan.items()
+        for name in modules
+        if read_style(style, pattern)[0] in ("rowwise_embed", "colwise_gather") and matches(pattern, name)
+    }
+    holders: dict[int, set[str]] = {}
+    for name, module in modules.items():
+        for _, parameter in module.named_parameters(recurse=False):
+            holders.setdefault(id(parameter), set()).add(name)
+    left_out: set[str] = set()
+    for name in of_vocabulary:
+        module = modules[name]
+        sharing = {
+            other for parameter in module.parameters(recurse=False) for other in holders[id(parameter)]
+        }
+        if not (_fits_vocabulary(module, degree) and sharing <= set(of_vocabulary)):
+            left_out |= sharing | {name}
+    dropped = {of_vocabulary[name] for name in left_out if name in of_vocabulary}
+    return {pattern: style for pattern, style in plan.items() if pattern not in dropped}
+
+
+def _fits_vocabulary(module: nn.Module, degree: int) -> bool:
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings % degree == 0 and find_embedding_trouble(module) is None
+    return isinstance(module, nn.Linear) and module.out_features % degree == 0
+
+
+def find_embedding_trouble(module: nn.Embedding) -> str | None:
+    """Name the option of an embedding that means another thing once its rows are split."""
+    if module.max_norm is not None:
+        return f"max_norm={module.max_norm}"
+    return next((f"{name}=True" for name in ("scale_grad_by_freq", "sparse") if getattr(module, name)), None)

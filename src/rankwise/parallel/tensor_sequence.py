@@ -1,0 +1,220 @@
+"""Split activations along the sequence where layers are whole (sequence parallelism; Korthikanti et al., arXiv:2205.05198).
+
+Between the first and the last block of a stack, each rank holds its part of the sequence: norms, dropout and the residual
+sum work on that. A module with split layers (attention, feed-forward) sees the whole sequence: its input is gathered, and
+its output is summed and scattered at once. Before the first block and after the last everything is whole, so that
+positions, masks, the head and the loss need not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from rankwise.base.errors import UsageError
+from rankwise.parallel.tensor_checks import is_projection
+from rankwise.parallel.tensor_plans import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+#: Batch, sequence, features.
+SEQUENCE_DIM = 1
+#: What models call the argument that goes from block to block.
+_INPUT_NAMES = ("hidden_states", "x", "input", "inputs", "src")
+#: Norms that look at one token at a time.
+_TOKEN_NORMS = ("LayerNorm", "RMSNorm")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceLayout:
+    """Where activations are split along the sequence, and where they are whole.
+
+    Attributes:
+        stacks: Blocks in the order in which they run; the input of the first is split, the output of the last gathered.
+        gathered: Modules inside blocks that need the whole sequence, by name.
+        norms: Splits for the norms that the plan does not name.
+        inside: Ids of the modules inside blocks.
+        flat: Ids of split layers that stand in a block itself: each gathers its own input.
+    """
+
+    stacks: list[list[tuple[str, nn.Module]]] = field(default_factory=list)
+    gathered: dict[str, nn.Module] = field(default_factory=dict)
+    norms: list[Split] = field(default_factory=list)
+    inside: set[int] = field(default_factory=set)
+    flat: set[int] = field(default_factory=set)
+
+
+def plan_sequence(model: nn.Module, splits: Sequence[Split]) -> SequenceLayout:
+    """Find the blocks of a model, and what in them can work on a part of the sequence.
+
+    Args:
+        model: The whole model.
+        splits: The plan, resolved.
+
+    Returns:
+        The layout.
+
+    Raises:
+        UsageError: Split layers outside of blocks, or parameters in a block of which it is not known whether they can
+            work on a part of the sequence; names them.
+    """
+    layout = SequenceLayout()
+    containers: dict[str, list[tuple[str, nn.Module]]] = {}
+    for split in splits:
+        if split.word != "colwise" or not isinstance(split.module, nn.Linear):
+            continue
+        container = _find_container(model, split.name, splits)
+        containers.setdefault(container, _list_blocks(model, container, splits))
+    if not containers:
+        raise UsageError("sequence_parallel=True needs split layers, and the plan has no 'colwise' nn.Linear")
+    layout.stacks.extend(containers.values())
+    for name, block in (block for blocks in layout.stacks for block in blocks):
+        layout.inside.update(id(module) for module in block.modules())
+        _plan_block(name, block, splits, layout)
+    return layout
+
+
+def _find_container(model: nn.Module, name: str, splits: Sequence[Split]) -> str:
+    """Find the outermost list of blocks around a split layer: a block has layers split both ways."""
+    parts = name.split(".")
+    for length in range(len(parts)):
+        container = ".".join(parts[:length])
+        if isinstance(
+            model.get_submodule(container), (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+        ) and _is_block(".".join(parts[: length + 1]), splits):
+            return container
+    raise UsageError(
+        f"sequence_parallel=True needs blocks in a ModuleList or Sequential, each with layers that are split 'colwise' and 'rowwise': {name!r} is in none",
+        hint="without sequence_parallel the plan works as it is",
+    )
+
+
+def _is_block(name: str, splits: Sequence[Split]) -> bool:
+    inside = {split.word for split in splits if split.name.startswith(f"{name}.")}
+    return any(word.startswith("colwise") for word in inside) and any(
+        word.startswith("rowwise") for word in inside
+    )
+
+
+def _list_blocks(model: nn.Module, container: str, splits: Sequence[Split]) -> list[tuple[str, nn.Module]]:
+    prefix = f"{container}." if container else ""
+    children = [(prefix + own, child) for own, child in model.get_submodule(container).named_children()]
+    places = [place for place, (name, _) in enumerate(children) if _is_block(name, splits)]
+    return children[places[0] : places[-1] + 1]
+
+
+def _plan_block(name: str, block: nn.Module, splits: Sequence[Split], layout: SequenceLayout) -> None:
+    planned = {id(split.module): split for split in splits}
+    here = [split for split in splits if split.name.startswith(f"{name}.")]
+    gathers = [split for split in here if split.word.startswith("colwise") or split.word == "rowwise_split"]
+    for split in gathers:
+        if split.parent_name != name:
+            if not any(split.name.startswith(f"{other}.") for other in layout.gathered):
+                layout.gathered[split.parent_name] = block.get_submodule(split.parent_name[len(name) + 1 :])
+        elif split.word == "colwise" and not is_projection(split.own_name):
+            layout.flat.add(id(split.module))
+        else:
+            raise UsageError(
+                f"sequence_parallel=True: {split.name!r} stands in the block {name!r} itself, whose forward would see a part of the sequence only",
+                hint="put attention into a module of its own inside the block, or leave sequence_parallel out",
+            )
+    whole = {id(module) for gathered in layout.gathered.values() for module in gathered.modules()}
+    for own, module in block.named_modules():
+        full = f"{name}.{own}" if own else name
+        if id(module) in planned or not any(True for _ in module.parameters(recurse=False)):
+            continue
+        if id(module) in whole or not type(module).__name__.endswith(_TOKEN_NORMS):
+            where = (
+                "that sees the whole sequence" if id(module) in whole else "that sees a part of the sequence"
+            )
+            raise UsageError(
+                f"sequence_parallel=True: {full!r} ({type(module).__name__}) has parameters, is not in the plan, and stands in a place {where}",
+                hint="give it 'sequence' in the plan if it treats each token by itself, 'replicate' if it sees the whole sequence; or leave sequence_parallel out",
+            )
+        layout.norms.append(Split(name=full, module=module, word="sequence", style=None, pattern=full))
+
+
+def install_sequence(layout: SequenceLayout, mesh: DeviceMesh) -> None:
+    """Put the hooks in place that split and gather.
+
+    Args:
+        layout: Where.
+        mesh: One axis.
+    """
+    for blocks in layout.stacks:
+        name, first = blocks[0]
+        first.register_forward_pre_hook(_make_input_hook(_make_splitter(name, mesh)), with_kwargs=True)
+        blocks[-1][1].register_forward_hook(_make_output_hook(mesh))
+    for module in layout.gathered.values():
+        module.register_forward_pre_hook(_make_input_hook(_make_gatherer(mesh)), with_kwargs=True)
+
+
+def _make_input_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def change_input(
+        module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args and isinstance(args[0], Tensor):
+            return (change(args[0]), *args[1:]), dict(kwargs)
+        name = next((name for name in _INPUT_NAMES if isinstance(kwargs.get(name), Tensor)), None)
+        if name is None:
+            raise UsageError(
+                f"sequence_parallel=True: {type(module).__name__} was called without a tensor as its first argument, nor as {' or '.join(_INPUT_NAMES)}",
+                hint="pass the activations first",
+            )
+        return args, {**kwargs, name: change(kwargs[name])}
+
+    return change_input
+
+
+def _make_splitter(name: str, mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
+    degree = mesh.size()
+
+    def split(x: Tensor) -> Tensor:
+        if x.dim() != 3 or x.shape[SEQUENCE_DIM] % degree:
+            raise UsageError(
+                f"sequence_parallel=True: the input of {name!r} has the shape {tuple(x.shape)}; it must be (batch, sequence, features), with a sequence that {degree} ranks can share evenly",
+                hint="pad the sequence to a multiple of the number of ranks",
+            )
+        whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        part: Tensor = whole.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
+        return part
+
+    return split
+
+
+def _make_gatherer(mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
+    def gather(x_part: Tensor) -> Tensor:
+        part = (
+            x_part
+            if isinstance(x_part, DTensor)
+            else DTensor.from_local(x_part, mesh, [Shard(SEQUENCE_DIM)], run_check=False)
+        )
+        # Stays a DTensor: the gradients of all layers that read it are then summed and scattered once.
+        whole: Tensor = part.redistribute(placements=[Replicate()])
+        return whole
+
+    return gather
+
+
+def _make_output_hook(mesh: DeviceMesh) -> Callable[..., Any]:
+    gather = _make_gatherer(mesh)
+
+    def gather_output(module: nn.Module, _: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return (
+                gather(output).to_local().clone()
+            )  # no view: FSDP's hooks would be lost by an operator in place
+        if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+            return type(output)([gather(output[0]).to_local().clone(), *output[1:]])
+        raise UsageError(
+            f"sequence_parallel=True: {type(module).__name__} returned a {type(output).__name__}; a block must return its activations, alone or first in a tuple"
+        )
+
+    return gather_output
