@@ -31,6 +31,7 @@ GROUPS = {
     "DistributedDataParallel": [
         "apply_ddp", "accumulate", "loss_scale", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
     ],
+    "Planning memory": ["plan", "Plan"],
     "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate", "predict"],
     "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],
     "Checkpoints": [
@@ -63,6 +64,7 @@ GIVEN = {
     "Evaluated",
     "Ended",
     "Journal",
+    "Plan",
 }
 #: What every metric and every logger has is told once, there.
 FAMILIES = {

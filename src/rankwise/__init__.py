@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rankwise.parallel.comm_hooks import PowerSGD as PowerSGD
     from rankwise.parallel.ddp import Tuning as Tuning, apply_ddp as apply_ddp
     from rankwise.parallel.model_check import check_replicas as check_replicas
+    from rankwise.parallel.planning import Plan as Plan, plan as plan
     from rankwise.parallel.sync_batchnorm import (
         SyncBatchNorm as SyncBatchNorm,
         convert_sync_batchnorm as convert_sync_batchnorm,
@@ -83,6 +84,7 @@ _NAMES = {
     "rankwise.parallel.comm_hooks": "PowerSGD",
     "rankwise.parallel.ddp": "Tuning apply_ddp",
     "rankwise.parallel.model_check": "check_replicas",
+    "rankwise.parallel.planning": "Plan plan",
     "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
     "rankwise.runtime.batch": "BatchPlan",
     "rankwise.runtime.collectives": "Group all_gather all_gather_into all_gather_with_grad all_reduce all_reduce_ all_reduce_with_grad all_to_all barrier broadcast broadcast_ gather gather_into new_group reduce reduce_scatter scatter set_checking",
