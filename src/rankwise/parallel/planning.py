@@ -230,26 +230,30 @@ def _find_ranks_needed(facts: dict[str, Facts], num_ranks: int, ranks_per_node: 
 def _explain(found: Sequence[Composition], proposal: Composition | None, num_ranks: int, limit: int | None, needed: tuple[int, Composition] | None) -> str:  # fmt: skip
     least = min(found, key=lambda one: one.memory.total)
     if limit is None:
-        return f"no memory was given to compare with: the least is {show_size(least.memory.total)} per rank, by {least}, {least.precision}"
+        return f"no memory was given to compare with: the least is {_say_need(least)} per rank, by {least}, {least.precision}"
     free = f"the {show_size(limit)} that are free on " + (
         f"each of {num_ranks} ranks" if num_ranks > 1 else "the GPU"
     )
     if proposal is not None:
-        told = f"{proposal}, {proposal.precision}, needs {show_size(proposal.memory.total)} of {free}"
+        told = f"{proposal}, {proposal.precision}, needs {_say_need(proposal)} of {free}"
         cheaper = [one for one in found[: found.index(proposal)] if one.precision == proposal.precision]
         if cheaper:
             best = min(cheaper, key=lambda one: one.memory.total)
             what = "what costs less" if len(cheaper) > 1 else "what communicates less"
-            return f"{told}; of {what}, {best} comes closest and needs {show_size(best.memory.total)}"
+            return f"{told}; of {what}, {best} comes closest and needs {_say_need(best)}"
         if found[0].precision != proposal.precision:
             return f"{told}; with weights in fp32 nothing fits, and in bf16 small updates of large weights are lost"
         return f"{told}, and nothing communicates less"
-    told = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {show_size(least.memory.total)}"
+    told = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {_say_need(least)}"
     if needed is not None:
         return f"{told}; {_say_ranks(needed[0])} would do, with {needed[1]}, {needed[1].precision}"
     held = least.memory
     rest = (held.activations or 0) + held.communication
     return f"{told}; more ranks don't help, as {show_size(rest)} of it are activations and gathered parameters, which every rank holds: take a smaller micro-batch"
+
+
+def _say_need(one: Composition) -> str:
+    return show_size(one.memory.total) + (" and its activations" if one.memory.activations is None else "")
 
 
 def _say_ranks(number: int) -> str:
