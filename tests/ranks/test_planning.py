@@ -379,6 +379,8 @@ def test_the_root_of_fsdp_stays_gathered() -> None:
     """Gathered are: root with its gradients, two blocks, and a block's gradients twice, before they are scattered."""
     root, block = (320 + CONTEXT + 1) * 96 * 4, (12 * 96 * 96 + 2 * 96) * 4
     assert find(plan("gpt"), "FSDP").memory.communication == 2 * root + 2 * block + 2 * block
+    alone = rankwise.plan(nn.Linear(64, 64, bias=False), num_ranks=2, precision="fp32")
+    assert find(alone, "FSDP").memory.communication == 3 * 64 * 64 * 4
 
 
 # ------------------------------------------------------------ the proposal
@@ -435,6 +437,18 @@ def test_without_a_batch_activations_are_unknown_and_said_to_be() -> None:
     told = plan("gpt", batch=None, loss=None)
     assert all(one.memory.activations is None and not one.checkpointing for one in told.compositions)
     assert "activations are not counted" in told.notes[0]
+
+
+def test_what_is_not_looked_at_is_said() -> None:
+    """A model without blocks, or without pairs of Linear layers, is planned without checkpoints and TP, and that is told."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())
+    told = rankwise.plan(model, num_ranks=2, batch=torch.empty(1, 1, 8, 8))
+    assert not any(one.checkpointing or one.tensor > 1 for one in told.compositions)
+    assert [note.partition(" were found")[0] for note in told.notes] == [
+        "no pairs of nn.Linear layers",
+        "no repeated blocks",
+    ]
+    assert all(note in str(told) for note in told.notes)
 
 
 def test_weights_in_bf16_are_the_last_resort() -> None:

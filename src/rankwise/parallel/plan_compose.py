@@ -155,25 +155,25 @@ def _split(weight: Weight, tensor: int) -> list[int]:
 
 
 def _count_gathered(weights: Sequence[Weight], tensor: int) -> int:
-    """Return what FSDP2 holds beside the shards, when it holds most: in the backward of the largest blocks.
+    """Return what FSDP2 holds beside the shards, when it holds most.
 
     The parameters outside of blocks stay gathered from forward to backward, as ``fully_shard`` does with the root, and so do
-    their gradients until the end. A block's gradients are copied, in the dtype of the shards, into the buffer that is scattered.
+    their gradients until the end. That is all of it in the backward of the largest blocks, or at the end, when gradients of
+    the root are copied, in the dtype of the shards, into the buffer that is scattered, as those of a block are before.
     """
-    root, blocks, scattered = 0, dict[int, int](), dict[int, int]()
+    root, copied, blocks, scattered = 0, 0, dict[int, int](), dict[int, int]()
     for one in weights:
         count = math.prod(_split(one, tensor))
-        grown = count * one.compute_itemsize if one.is_trained else 0
+        grown, copy = (count * one.compute_itemsize, count * one.itemsize) if one.is_trained else (0, 0)
         if one.block is None:
             root += count * one.compute_itemsize + grown
+            copied += copy
             continue
         blocks[one.block] = blocks.get(one.block, 0) + count * one.compute_itemsize
-        scattered[one.block] = (
-            scattered.get(one.block, 0) + grown + (count * one.itemsize if one.is_trained else 0)
-        )
+        scattered[one.block] = scattered.get(one.block, 0) + grown + copy
     sizes = list(blocks.values())
     pair = max((sum(sizes[number : number + 2]) for number in range(len(sizes))), default=0)
-    return root + pair + max(scattered.values(), default=0)
+    return root + max(pair + max(scattered.values(), default=0), copied)
 
 
 def _largest_share(states: Sequence[tuple[int, int]], num_ranks: int) -> int:

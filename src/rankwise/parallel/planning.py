@@ -263,5 +263,7 @@ def _say_ranks(number: int) -> str:
 def _note(facts: Facts, batch: Any) -> Iterator[str]:
     if batch is None:
         yield "activations are not counted, and tensor parallelism is not looked at: no example batch was given"
+    elif not facts.tensor_degrees:
+        yield "no pairs of nn.Linear layers were found, one reading what the other has written: tensor parallelism is not looked at"
     if not facts.blocks:
         yield "no repeated blocks were found (members of a ModuleList, or of one class in a Sequential): FSDP gathers the whole model, and nothing is checkpointed"  # fmt: skip
