@@ -31,7 +31,7 @@ GROUPS = {
     "DistributedDataParallel": [
         "apply_ddp", "accumulate", "loss_scale", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
     ],
-    "Models that don't fit on one device": ["apply_fsdp", "apply_zero1", "apply_tensor_parallel", "apply_checkpointing", "Mesh"],
+    "Large models": ["apply_fsdp", "apply_zero1", "apply_tensor_parallel", "apply_checkpointing", "Mesh", "plan", "Plan"],
     "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate", "predict"],
     "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],
     "Checkpoints": [
@@ -65,6 +65,7 @@ GIVEN = {
     "Evaluated",
     "Ended",
     "Journal",
+    "Plan",
 }
 #: What every metric and every logger has is told once, there.
 FAMILIES = {

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rankwise.parallel.ddp import Tuning as Tuning, apply_ddp as apply_ddp
     from rankwise.parallel.fsdp import apply_fsdp as apply_fsdp
     from rankwise.parallel.model_check import check_replicas as check_replicas
+    from rankwise.parallel.planning import Plan as Plan, plan as plan
     from rankwise.parallel.sync_batchnorm import (
         SyncBatchNorm as SyncBatchNorm,
         convert_sync_batchnorm as convert_sync_batchnorm,
@@ -90,6 +91,7 @@ _NAMES = {
     "rankwise.parallel.checkpointing": "apply_checkpointing",
     "rankwise.parallel.fsdp": "apply_fsdp",
     "rankwise.parallel.model_check": "check_replicas",
+    "rankwise.parallel.planning": "Plan plan",
     "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
     "rankwise.parallel.zero": "apply_zero1",
     "rankwise.parallel.tensor": "apply_tensor_parallel",

@@ -21,6 +21,7 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
   rankwise rules                                  all that the check finds; one of them: rankwise rule RW101
   rankwise check train.py                         mistakes of a distributed program, before it runs
   rankwise check --help                           folders, notebooks, shell scripts, commands; --fix, formats
+  rankwise plan train.py --gpus 8                 how much memory a model will need, and what fits
   rankwise why PID                                which rank of a running job keeps the others waiting
   rankwise report FOLDER                          the verdict on a job again, from its evidence or dumps
   rankwise env                                    which rank this process is, and which variable says so
@@ -44,6 +45,12 @@ def _run(argv: Sequence[str]) -> int:
 
 def _check(argv: Sequence[str]) -> int:
     from rankwise.cli.check import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _plan(argv: Sequence[str]) -> int:
+    from rankwise.cli.plan import main  # noqa: PLC0415 - a command pays for itself only
 
     return main(argv)
 
@@ -111,6 +118,7 @@ def _probe(argv: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "check": _check,
+    "plan": _plan,
     "why": _why,
     "report": _report,
     "checkpoint": _checkpoint,

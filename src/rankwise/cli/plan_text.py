@@ -1,0 +1,82 @@
+"""A plan of memory as text: a row for each way to spread the model, from the cheapest to the dearest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base import terminal
+from rankwise.base.terminal import clean_text
+from rankwise.cli.columns import align, format_count, format_size
+from rankwise.lint.reporters.words import paint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_HEADS = ["", "composition", "weights", "gradients", "optimizer", "communication", "activations", "total", ""]
+_BF16_PARAMS = "bf16-params"
+
+
+def render(told: Mapping[str, Any], optimizer: str) -> str:
+    """Return a plan, as ``Plan.as_json`` gives it, as lines."""
+    return clean_text("\n".join(_write(told, optimizer, color=terminal.has_colour(1))))
+
+
+def _write(told: Mapping[str, Any], optimizer: str, *, color: bool) -> Iterator[str]:
+    yield _tell_model(told, optimizer)
+    yield _tell_memory(told)
+    found: Sequence[Mapping[str, Any]] = told["compositions"]
+    chosen = None if told["proposal"] is None else found[told["proposal"]]
+    first = found[0]["precision"]
+    # What would do with narrower weights is of interest only where nothing does with wide ones.
+    shown = [one for one in found if chosen is None or one["precision"] in {first, chosen["precision"]}]
+    for precision in dict.fromkeys(one["precision"] for one in shown):
+        rows = [one for one in shown if one["precision"] == precision]
+        yield ""
+        yield paint(_tell_precision(precision), "bold", color=color)
+        head, *lines = align([_HEADS, *(_make_row(one, chosen) for one in rows)], right={2, 3, 4, 5, 6, 7})
+        yield head
+        for one, line in zip(rows, lines, strict=True):
+            yield paint(line, "bold", color=color and one is chosen)
+    yield ""
+    yield f"{told['why']}."
+    yield from (f"Note: {one}." for one in told["notes"])
+    if len(shown) < len(found):
+        yield f"{len(found) - len(shown)} more, with weights in bf16, are told by --precision {_BF16_PARAMS}."
+
+
+def _tell_model(told: Mapping[str, Any], optimizer: str) -> str:
+    count, trained, blocks = told["num_parameters"], told["num_trained"], told["blocks"]
+    frozen = "" if trained == count else f", {trained:,} of them trained"
+    within = f"{format_count(len(blocks), 'block')} ({blocks[0]}{' … ' + blocks[-1] if len(blocks) > 1 else ''})" if blocks else "no blocks"  # fmt: skip
+    return f"{told['model']}: {count:,} parameters{frozen}; {within}; optimizer {optimizer}"
+
+
+def _tell_memory(told: Mapping[str, Any]) -> str:
+    ranks, memory, reserve = (
+        format_count(told["num_ranks"], "rank"),
+        told["memory_bytes"],
+        told["reserve_bytes"],
+    )
+    return f"{ranks}{'' if told['num_ranks'] == 1 else ', each'} with {format_size(memory)}; {format_size(reserve)} of it in reserve, {format_size(memory - reserve)} free"
+
+
+def _tell_precision(precision: str) -> str:
+    return {
+        "fp32": "fp32: weights and computing",
+        "bf16": "bf16: weights in fp32, computing in bf16",
+        "fp16": "fp16: weights in fp32, computing in fp16",
+        _BF16_PARAMS: "bf16-params: weights, gradients and states in bf16",
+    }[precision]
+
+
+def _make_row(one: Mapping[str, Any], chosen: Mapping[str, Any] | None) -> list[str]:
+    memory = one["memory"]
+    sizes = [memory["parameters"] + memory["buffers"], memory["gradients"], memory["optimizer"], memory["communication"], memory["activations"], memory["total"]]  # fmt: skip
+    name = one["name"] + (" + checkpointing" if one["checkpointing"] else "")
+    verdict = "too much" if not one["fits"] else "may fit" if memory["activations"] is None else "fits"
+    return [
+        "->" if one is chosen else "",
+        name,
+        *("?" if size is None else format_size(size) for size in sizes),
+        verdict,
+    ]

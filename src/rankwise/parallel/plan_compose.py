@@ -1,0 +1,186 @@
+"""The ways to spread a training over the ranks, from the least communication to the most, and what each needs of memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rankwise.parallel.plan_measure import Facts, Weight
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What one rank holds, in bytes: the rank that holds most.
+
+    Attributes:
+        parameters: The rank's own part of them.
+        buffers: Those of the whole model: they are not sharded.
+        gradients: The rank's own part.
+        optimizer: The optimizer's states after its first step.
+        communication: Under FSDP: the whole parameters outside of blocks, those of the two largest neighbouring blocks (one
+            computes, the next is being fetched), and gradients before they are scattered. Under DDP: the largest gradient
+            on its way into the bucket that holds it from then on.
+        activations: What autograd keeps when backward begins, and the gradient of the largest of it; None: no batch was given.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    communication: int
+    activations: int | None
+
+    @property
+    def total(self) -> int:
+        """All of it: as if all were there at once, as it is when gradients of several micro-batches are added up."""
+        return self.parameters + self.buffers + self.gradients + self.optimizer + self.communication + (self.activations or 0)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """One way to spread a training over the ranks, and what it needs.
+
+    Attributes:
+        name: In the field's words: ``FSDP``, ``TP 2 x FSDP 4``.
+        replicate: Ranks that hold the same part of the parameters.
+        shard: Ranks that share the parameters (FSDP).
+        tensor: Ranks that share each layer (TP).
+        shards_optimizer: Whether replicas share the optimizer's states (ZeRO-1).
+        checkpointing: Whether blocks are computed again in backward.
+        precision: One of ``PRECISIONS``.
+        memory: Of the rank that holds most.
+        fits: Whether that is within the limit; None if no memory was given.
+    """
+
+    name: str
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    shards_optimizer: bool = False
+    checkpointing: bool = False
+    precision: str
+    memory: Memory
+    fits: bool | None = None
+
+    def __str__(self) -> str:
+        return self.name + (" + checkpointing" if self.checkpointing else "")
+
+
+# ------------------------------------------------------------ which there are
+
+
+def compose(
+    facts: Mapping[str, Facts], num_ranks: int, ranks_per_node: int, limit: int | None
+) -> Iterator[Composition]:
+    """Yield all compositions, from the least communication to the most; fp32 weights before bf16 ones."""
+    for precision, held in facts.items():
+        ways = [False, True] if held.replicated is not None and held.blocks else [False]
+        for checkpointing in ways:
+            for name, axes in _list_data_axes(num_ranks, ranks_per_node):
+                yield _make(name, held, precision, limit, checkpointing=checkpointing, **axes)
+        for tensor in _list_tensor_degrees(held, num_ranks, ranks_per_node):
+            shard = num_ranks // tensor
+            name = f"TP {tensor} x FSDP {shard}" if shard > 1 else f"TP {tensor}"
+            for checkpointing in ways:
+                yield _make(
+                    name, held, precision, limit, checkpointing=checkpointing, shard=shard, tensor=tensor
+                )
+
+
+def _list_data_axes(num_ranks: int, ranks_per_node: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    if num_ranks == 1:
+        yield "one rank", {}
+        return
+    yield "DDP", {"replicate": num_ranks}
+    yield "ZeRO-1", {"replicate": num_ranks, "shards_optimizer": True}
+    if num_ranks > ranks_per_node > 1 and num_ranks % ranks_per_node == 0:
+        nodes = num_ranks // ranks_per_node
+        yield f"HSDP {nodes} x {ranks_per_node}", {"replicate": nodes, "shard": ranks_per_node}
+    yield "FSDP", {"shard": num_ranks}
+
+
+def _list_tensor_degrees(held: Facts, num_ranks: int, ranks_per_node: int) -> Iterator[int]:
+    most = min(num_ranks, ranks_per_node, held.tensor_degrees)
+    yield from (one for one in (2**power for power in range(1, 10))
+                if one <= most and num_ranks % one == 0 and ranks_per_node % one == 0 and held.tensor_degrees % one == 0)  # fmt: skip
+
+
+# ------------------------------------------------------------ what each needs
+
+
+def _make(name: str, held: Facts, precision: str, limit: int | None, **axes: Any) -> Composition:
+    memory = _count(held, **{"replicate": 1, "shard": 1, "tensor": 1, "shards_optimizer": False} | axes)
+    return Composition(name=name, precision=precision, memory=memory, fits=None if limit is None else memory.total <= limit, **axes)  # fmt: skip
+
+
+def _count(held: Facts, *, replicate: int, shard: int, tensor: int, shards_optimizer: bool, checkpointing: bool) -> Memory:  # fmt: skip
+    # With TP, `fully_shard` keeps the weights and gathers them, also on a mesh of one.
+    is_sharded = shard > 1 or tensor > 1
+    own = [(one, _count_own(one, shard, tensor)) for one in held.weights]
+    trained = [(one, count) for one, count in own if one.is_trained]
+    states = [int(count * one.states_itemsize) + one.states_bytes for one, count in trained]
+    saved = held.sharded if is_sharded else held.replicated
+    optimizer, communication = sum(states), 0
+    if shards_optimizer:
+        counts = [count for _, count in trained]
+        optimizer = _largest_share(list(zip(counts, states, strict=True)), replicate)
+    if is_sharded:
+        communication = _count_gathered(held.weights, tensor)
+    elif replicate > 1:
+        communication = max((count * one.itemsize for one, count in trained), default=0)
+    return Memory(
+        parameters=sum(count * one.itemsize for one, count in own),
+        buffers=held.buffers,
+        gradients=sum(count * one.itemsize for one, count in trained),
+        optimizer=optimizer,
+        communication=communication,
+        activations=saved and saved.saved(tensor=tensor, checkpointing=checkpointing) + saved.largest,
+    )
+
+
+def _count_own(weight: Weight, shard: int, tensor: int) -> int:
+    """Return the elements of a parameter on the rank that holds most: FSDP2 cuts dim 0, and fills up the last parts."""
+    shape = _split(weight, tensor)
+    return -(-shape[0] // shard) * math.prod(shape[1:]) if shape else 1
+
+
+def _split(weight: Weight, tensor: int) -> list[int]:
+    return [-(-size // tensor) if dim == weight.tensor_dim else size for dim, size in enumerate(weight.shape)]
+
+
+def _count_gathered(weights: Sequence[Weight], tensor: int) -> int:
+    """Return what FSDP2 holds beside the shards, when it holds most.
+
+    The parameters outside of blocks stay gathered from forward to backward, as ``fully_shard`` does with the root, and so do
+    their gradients until the end. That is all of it in the backward of the largest blocks, or at the end, when gradients of
+    the root are copied, in the dtype of the shards, into the buffer that is scattered, as those of a block are before.
+    """
+    root, copied, blocks, scattered = 0, 0, dict[int, int](), dict[int, int]()
+    for one in weights:
+        count = math.prod(_split(one, tensor))
+        grown, copy = (count * one.compute_itemsize, count * one.itemsize) if one.is_trained else (0, 0)
+        if one.block is None:
+            root += count * one.compute_itemsize + grown
+            copied += copy
+            continue
+        blocks[one.block] = blocks.get(one.block, 0) + count * one.compute_itemsize
+        scattered[one.block] = scattered.get(one.block, 0) + grown + copy
+    sizes = list(blocks.values())
+    pair = max((sum(sizes[number : number + 2]) for number in range(len(sizes))), default=0)
+    return root + max(pair + max(scattered.values(), default=0), copied)
+
+
+def _largest_share(states: Sequence[tuple[int, int]], num_ranks: int) -> int:
+    """Return the states of the rank with most, as ``ZeroRedundancyOptimizer`` deals out whole parameters: the largest first."""
+    counts, shares = [0] * num_ranks, [0] * num_ranks
+    for count, size in sorted(states, key=lambda one: one[0], reverse=True):
+        rank = counts.index(min(counts))
+        counts[rank] += count
+        shares[rank] += size
+    return max(shares)

@@ -1,0 +1,216 @@
+"""What a model, its optimizer and its forward pass hold, measured without allocating any of it.
+
+Parameters and buffers are counted. Optimizer states are what one step of the optimizer itself makes of fake tensors.
+Activations are measured by ``plan_trace``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
+
+from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.plan_trace import cast, trace_forward
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from rankwise.parallel.plan_trace import Activations, Work
+
+    OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+#: What has another name, or needs a setting; any other is a class of torch.optim.
+_OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One parameter, as a plan needs it.
+
+    Attributes:
+        shape: Of the whole parameter.
+        itemsize: Bytes of an element where it is kept, and of its gradient.
+        compute_itemsize: Bytes of an element where FSDP has gathered it for a block's forward and backward.
+        is_trained: Whether it has a gradient.
+        block: Number of the block that it lies in; None for one outside, or shared between blocks.
+        tensor_dim: The dim that tensor parallelism splits: 0 column-wise, 1 row-wise; None if it stays whole.
+        states_itemsize: Bytes of the optimizer's states for an element.
+        states_bytes: Bytes of states that don't grow with the parameter, as Adam's count of steps.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+    compute_itemsize: int
+    is_trained: bool
+    block: int | None
+    tensor_dim: int | None
+    states_itemsize: float
+    states_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a model holds at one precision.
+
+    Attributes:
+        weights: The parameters, shared ones once.
+        buffers: Bytes of all buffers.
+        blocks: Names of the blocks: what FSDP gathers at once, and what a checkpoint computes again.
+        replicated: Activations where each rank holds the whole model; None without an example batch.
+        sharded: Activations under FSDP, which computes in ``compute_itemsize`` and needs no copies for autocast.
+        tensor_degrees: What every split dim can be divided by: the greatest common divisor; 0 if nothing is split.
+    """
+
+    weights: tuple[Weight, ...]
+    buffers: int
+    blocks: tuple[str, ...]
+    replicated: Activations | None
+    sharded: Activations | None
+    tensor_degrees: int
+
+
+def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the repeated parts of a model, by name: the members of a ModuleList, or of one class in a Sequential.
+
+    These are what one gives to ``fully_shard`` and to ``checkpoint`` one by one. What lies in a block is not looked at.
+    """
+
+    def walk(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        children = [
+            (name, one) for name, one in module.named_children() if any(True for _ in one.parameters())
+        ]
+        kinds = Counter(type(one) for _, one in children)
+        least = (
+            1
+            if isinstance(module, nn.ModuleList)
+            else 2
+            if isinstance(module, nn.Sequential)
+            else len(children) + 1
+        )
+        for name, one in children:
+            if kinds[type(one)] >= least:
+                yield prefix + name, one
+            else:
+                yield from walk(f"{prefix}{name}.", one)
+
+    return dict(walk("", model))
+
+
+def find_optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory:
+    """Return what makes an optimizer of parameters.
+
+    Raises:
+        UsageError: torch.optim has none of this name.
+    """
+    if not isinstance(optimizer, str):
+        return optimizer
+    classes = {name.lower(): one for name, one in vars(torch.optim).items()
+               if isinstance(one, type) and issubclass(one, torch.optim.Optimizer) and one is not torch.optim.Optimizer}  # fmt: skip
+    made = _OPTIMIZERS.get(optimizer.lower()) or classes.get(optimizer.lower())
+    if made is None:
+        known = ", ".join(sorted({*_OPTIMIZERS, *classes}))
+        raise UsageError(f"there is no optimizer {optimizer!r}; there are {known}", hint="for another one give a function: optimizer=lambda parameters: Mine(parameters)")  # fmt: skip
+    return made
+
+
+def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFactory, work: Work) -> Facts:
+    """Return what a model holds, without allocating any of it.
+
+    Args:
+        model: On any device, the meta device too; not changed.
+        precision: "fp32"; "bf16" or "fp16": weights of 4 bytes, autocast or FSDP's mixed precision computes in 2;
+            "bf16-params": all in 2 bytes.
+        optimizer: A name, or what makes one of parameters.
+        work: The example batch, and what is done with it.
+
+    Raises:
+        ModelError: The model has no parameters, or lazy ones; it can't be copied or run on fake tensors.
+        UsageError: There is no such optimizer, or it can't take these parameters.
+    """
+    lazy = [name for name, one in model.named_parameters() if is_lazy(one)]
+    if lazy:
+        raise ModelError(f"{lazy[0]!r} has no shape yet: lazy layers take it from a first batch", hint="call the model once on the CPU, or give the layers their sizes")  # fmt: skip
+    if not any(True for _ in model.parameters()):
+        raise ModelError("the model has no parameters, so there is nothing to plan")
+    kept = torch.bfloat16 if precision == "bf16-params" else torch.float32
+    computed = torch.float32 if precision == "fp32" else torch.bfloat16
+    blocks = find_blocks(model)
+    whole, sharded = None, None
+    if work.batch is not None:
+        sharded = trace_forward(model, blocks, computed, work, autocast=False)
+        whole = trace_forward(model, blocks, kept, work, autocast=True) if kept != computed else sharded
+    split = sharded.split if sharded else {}
+    states = _measure_states(model, kept, find_optimizer(optimizer))
+    of_block = _find_owners(model, blocks)
+    weights = []
+    for name, one in model.named_parameters():
+        per_item, fixed = states.get(name, (0.0, 0))
+        weights.append(Weight(
+            name=name, shape=tuple(one.shape), itemsize=cast(one.dtype, kept).itemsize, compute_itemsize=cast(one.dtype, computed).itemsize,
+            is_trained=one.requires_grad, block=of_block.get(name), tensor_dim=split.get(name), states_itemsize=per_item, states_bytes=fixed,
+        ))  # fmt: skip
+    buffers = sum(one.numel() * cast(one.dtype, kept).itemsize for one in model.buffers())
+    return Facts(
+        weights=tuple(weights), buffers=buffers, blocks=tuple(blocks), replicated=whole and whole.summarize(), sharded=sharded and sharded.summarize(),
+        tensor_degrees=_find_common_divisor(weights),
+    )  # fmt: skip
+
+
+def _find_common_divisor(weights: Iterable[Weight]) -> int:
+    return math.gcd(*(one.shape[one.tensor_dim] for one in weights if one.tensor_dim is not None))
+
+
+def _find_owners(model: nn.Module, blocks: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Return the block of each parameter that lies in one only."""
+    names = {id(one): name for name, one in model.named_parameters()}
+    uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    owners: dict[str, int] = {}
+    for number, block in enumerate(blocks.values()):
+        within = Counter(id(one) for _, one in block.named_parameters(remove_duplicate=False))
+        owners |= {names[one]: number for one, count in within.items() if count == uses[one]}
+    return owners
+
+
+def _measure_states(
+    model: nn.Module, kept: torch.dtype, make: OptimizerFactory
+) -> dict[str, tuple[float, int]]:
+    """Return the bytes of states for an element, and those beside, of each parameter: what one step has made."""
+    with FakeTensorMode():
+        fakes = {name: nn.Parameter(torch.empty(one.shape, dtype=cast(one.dtype, kept))) for name, one in model.named_parameters() if one.requires_grad}  # fmt: skip
+        if not fakes:
+            return {}
+        for fake in fakes.values():
+            fake.grad = torch.empty_like(fake)
+        try:
+            optimizer = make(list(fakes.values()))
+        except Exception as error:  # an optimizer of anybody's may raise anything
+            raise UsageError(
+                f"the optimizer can't be made of this model's parameters: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            optimizer.step()
+        except (
+            Exception
+        ) as error:  # Adafactor looks at values, which fakes have not, but after all states are made
+            if any(fake not in optimizer.state for fake in fakes.values()):
+                raise UsageError(f"one step of {type(optimizer).__name__} can't be made without values: {type(error).__name__}: {error}", hint="give another optimizer with as many states, such as adamw") from error  # fmt: skip
+    found = {}
+    for name, fake in fakes.items():
+        states = [one for one in optimizer.state.get(fake, {}).values() if isinstance(one, Tensor)]
+        grown = sum(one.numel() * one.element_size() for one in states if one.dim())
+        found[name] = (
+            grown / max(1, fake.numel()),
+            sum(one.element_size() for one in states if not one.dim()),
+        )
+    return found
