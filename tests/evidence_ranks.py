@@ -52,7 +52,7 @@ class RecordedRank:
         self.process: ForkedPython | subprocess.Popen[str]
         if is_forked:
             fds = dict(zip(numbers, ours, strict=True))
-            self.process = ForkedPython(program, full_env, folder, fds, modules)
+            self.process = ForkedPython(program, full_env, folder, fds, modules=modules)
         else:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", *program],

@@ -20,10 +20,12 @@ from rankwise.warm.command_line import NAME
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What scripts that make a group import, and what those that train or compile import beside it: a second more, and as
+#: What scripts that make a group import, and torchrun, and what those that train or compile import beside it: a second more, and as
 #: many modules again for each fork to take apart at its end.
-PLAIN = ("torch", "torch.distributed", "torch.utils.data")
+PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.data")
 TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
+#: `torchrun` as a script.
+TORCHRUN_SCRIPT = Path(__file__).with_name("fork_site") / "torchrun.py"
 _READY_S = 120.0
 
 
@@ -39,9 +41,11 @@ class ForkedPython:
     """A forked Python; what `subprocess.Popen` offers of it, as far as it is needed.
 
     Attributes:
-        stdout: What it writes to standard output, to be read; ``stderr``: to standard error.
+        stdout: What it writes to standard output, to be read, unless that goes elsewhere; ``stderr``: to standard error.
         returncode: As Popen's; None while it runs or nobody has asked.
     """
+
+    stdin = None
 
     def __init__(
         self,
@@ -49,7 +53,10 @@ class ForkedPython:
         env: Mapping[str, str],
         folder: Path | None,
         fds: Mapping[int, int],
+        *,
         modules: Sequence[str] = PLAIN,
+        own_session: bool = False,
+        takes_terminal: bool = False,
     ) -> None:
         """Fork; it must be possible (`can_fork`).
 
@@ -57,25 +64,30 @@ class ForkedPython:
             argv: The script and its arguments.
             env: Its environment.
             folder: Where it stands; None: where we are.
-            fds: Further descriptors: the number in the new process, and ours.
+            fds: Its descriptors: the number in the new process, and ours.
             modules: What is loaded already.
+            own_session: Whether it leads a session.
+            takes_terminal: Whether its standard input becomes that session's terminal.
         """
-        out, err, end = os.pipe(), os.pipe(), os.pipe()
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        order = {"program": argv[0], "args": list(argv[1:]), "env": dict(env), "folder": str(folder or Path.cwd()), "fds": list(fds)}  # fmt: skip
-        sock = _start(tuple(modules))
+        sock, end = _start(tuple(modules)), os.pipe()
         assert sock is not None
+        pipes = {number: os.pipe() for number in (1, 2) if number not in fds}
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        given = {0: nowhere, **{number: pipe[1] for number, pipe in pipes.items()}, **fds}
+        given = {number: given[number] for number in sorted(given)}
+        order = {"program": argv[0], "args": list(argv[1:]), "env": dict(env), "folder": str(folder or Path.cwd()),
+                 "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal}  # fmt: skip
         try:
-            socket.send_fds(
-                sock, [json.dumps(order).encode()], [end[1], nowhere, out[1], err[1], *fds.values()]
-            )
+            socket.send_fds(sock, [json.dumps(order).encode()], [end[1], *given.values()])
             self.pid = int(sock.recv(100))
         finally:
-            for fd in (nowhere, out[1], err[1], end[1]):
+            for fd in (nowhere, end[1], *(pipe[1] for pipe in pipes.values())):
                 os.close(fd)
         self._end = end[0]
         self.returncode: int | None = None
-        self.stdout, self.stderr = (os.fdopen(pipe[0], encoding="utf-8") for pipe in (out, err))
+        self.stdout, self.stderr = (
+            os.fdopen(pipes[number][0], encoding="utf-8") if number in pipes else None for number in (1, 2)
+        )
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
@@ -94,9 +106,11 @@ class ForkedPython:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; return what it wrote."""
-        until, told = time.monotonic() + (timeout or 1e6), {self.stdout: b"", self.stderr: b""}
+        assert self.stdout is not None
+        assert self.stderr is not None
         if self.stdout.closed:
             return "", ""
+        until, told = time.monotonic() + (timeout or 1e6), {self.stdout: b"", self.stderr: b""}
         todo = list(told)
         while todo:
             ready = select.select(todo, [], [], max(0.0, until - time.monotonic()))[0]

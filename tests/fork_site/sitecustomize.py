@@ -5,6 +5,7 @@ What a fork runs it takes from its order: by then it is a process as a started o
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,11 @@ def _serve(told: dict[str, Any]) -> None:
                 for one in (sock.detach(), end, *ends, *(end for _, end in ends.values())):
                     os.close(one)
                 order = json.loads(data)
+                if order["own_session"]:
+                    os.setsid()
                 becoming.place(fds, order["fds"])
+                if order["takes_terminal"]:
+                    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
                 becoming.renew_streams()
                 becoming.set_name(name)
                 os.environ.clear()
