@@ -1,7 +1,7 @@
 """Where a test run's time goes: CPU seconds and launches by folder, and the dearest tests; shown below each long run.
 
-What counts is the CPU of the test's own process and of what it has waited for. Ranks that a fork server or a resident server has
-forked are not among these: the resident servers' sum stands in a line of its own.
+What counts is the CPU of the test's own process and of what it has waited for, and of the Pythons that `python_forks` has forked for it.
+Ranks that a fork server or a resident server has forked are not among these: the resident servers' sum stands in a line of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, final
 
 import pytest
 
+import python_forks
 import support
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 def _measure_cpu() -> float:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    own_s = times.user + times.system + times.children_user + times.children_system
+    return own_s + python_forks.measure_cpu_s()
 
 
 @final

@@ -47,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "own_server: its launchers import torch by themselves, as users' first runs do"
     )
+    config.addinivalue_line(
+        "markers", "shared_server: its launchers use the session's servers, though others of its folder can't"
+    )
     config.addinivalue_line("markers", "checked: its launchers check their scripts, as they do by default")
     if sys.platform.startswith("linux"):
         import accounting
@@ -78,7 +81,8 @@ def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
         import support
 
         has_own = request.node.get_closest_marker("own_server") is not None
-        support.set_resident(not has_own and any(name in folders for name in _RESIDENT))
+        may_share = request.node.get_closest_marker("shared_server") is not None
+        support.set_resident(not has_own and (may_share or any(name in folders for name in _RESIDENT)))
     if not sys.platform.startswith("linux") or not any(name in folders for name in _REAL_PROCESSES):
         yield
         return

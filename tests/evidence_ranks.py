@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from gloo_words import without_gloo
+from python_forks import PLAIN, ForkedPython, can_fork
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.osdoor import make_memory_file
+from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, NOTES_FD, STACKS_FD, make_memory_file
 from rankwise.evidence.place import EvidencePlace
 from rankwise.launcher.rank_command import hook_env
 from support import free_port, make_env
@@ -30,23 +31,38 @@ class RecordedRank:
     """One rank, and its parent's end of what it records."""
 
     def __init__(
-        self, command: list[str], env: dict[str, str], *, is_watched: bool, folder: Path | None
+        self,
+        program: list[str],
+        env: dict[str, str],
+        *,
+        is_watched: bool,
+        folder: Path | None,
+        modules: Sequence[str],
     ) -> None:
         place = EvidencePlace.open()
         assert place is not None
         self.place = place
         self._files = [make_memory_file(name) for name in ("notes", "stacks")]
-        told = {"file": place.rank_fds[0], "asks": place.rank_fds[1], "identities": _identify(place.rank_fds)}
-        hook = hook_env(*self._files, _identify(tuple(self._files)), told if is_watched else None)
-        self.process = subprocess.Popen(
-            command,
-            env=make_env({**env, **hook}),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            pass_fds=(*self._files, *place.rank_fds),
-        )
+        numbers, ours = (NOTES_FD, STACKS_FD, EVIDENCE_FD, ASK_FD), (*self._files, *place.rank_fds)
+        is_forked = bool(modules) and can_fork(modules)
+        notes, stacks, file, asks = numbers if is_forked else ours
+        told = {"file": file, "asks": asks, "identities": _identify(place.rank_fds)}
+        hook = hook_env(notes, stacks, _identify(tuple(self._files)), told if is_watched else None)
+        full_env = make_env({**env, **hook})
+        self.process: ForkedPython | subprocess.Popen[str]
+        if is_forked:
+            fds = dict(zip(numbers, ours, strict=True))
+            self.process = ForkedPython(program, full_env, folder, fds, modules=modules)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", *program],
+                env=full_env,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=ours,
+            )
         place.close_rank_end()
 
     def read(self) -> Evidence:
@@ -95,17 +111,29 @@ def recorded_ranks(
     is_watched: bool = True,
     folder: Path | None = None,
     arguments: Sequence[str] = (),
+    modules: Sequence[str] = PLAIN,
 ) -> Iterator[list[RecordedRank]]:
-    """Start the ranks of a job that run a script; they are ended with the block."""
+    """Start the ranks of a job that run a script; they are ended with the block.
+
+    Args:
+        script: What they run.
+        num_ranks: How many.
+        env: What they have in their environment beside a rank's variables.
+        is_watched: Whether they record.
+        folder: Where they stand.
+        arguments: The script's.
+        modules: What is loaded already in the Python that they are forked off; none: each starts anew.
+    """
     port = free_port()
     shared = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000", **(env or {})}  # fmt: skip
     ranks = [
         RecordedRank(
-            [sys.executable, "-u", str(script), *arguments],
+            [str(script), *arguments],
             {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             is_watched=is_watched,
             folder=folder,
+            modules=modules,
         )
         for rank in range(num_ranks)
     ]

@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, final
 import pytest
 
 from gloo_words import without_gloo
+from python_forks import PLAIN, TORCHRUN_SCRIPT, ForkedPython, can_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -221,6 +222,40 @@ class Result:
     wall_s: float = 0.0
 
 
+def fork_torchrun(
+    command: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str | None] | None,
+    fds: dict[int, int],
+    *,
+    text: str | None = None,
+    takes_terminal: bool = False,
+) -> ForkedPython | None:
+    """Fork torchrun off a Python that has imported torch; None for other commands, and in tests that are about the import.
+
+    Args:
+        command: What is to be run.
+        cwd: Where.
+        env: As for `make_env`.
+        fds: Its standard streams.
+        text: What it is given as its standard input.
+        takes_terminal: Whether its standard input becomes its controlling terminal.
+    """
+    if not _is_resident[0] or tuple(command[: len(TORCHRUN)]) != TORCHRUN or not can_fork(PLAIN):
+        return None
+    argv = [str(TORCHRUN_SCRIPT), *command[len(TORCHRUN) :]]
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, (text or "").encode())
+        os.close(writing)
+        all_fds = fds if text is None else {0: reading, **fds}
+        return ForkedPython(
+            argv, make_env(env), cwd, all_fds, own_session=True, takes_terminal=takes_terminal
+        )
+    finally:
+        os.close(reading)
+
+
 @final
 class Running:
     """A launcher in the background; its output goes to files, so that nobody waits for us to read."""
@@ -239,6 +274,13 @@ class Running:
         self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as we do
         self.started_s = time.monotonic()
         _launches[0] += 1
+        self.process: subprocess.Popen[bytes] | ForkedPython
+        fds = {1: self._out.fileno() if out is None else out, 2: self._err.fileno()}
+        if preexec_fn is None and out != subprocess.PIPE and not isinstance(stdin, int):
+            forked = fork_torchrun(command, cwd, env, fds, text=stdin)
+            if forked is not None:
+                self.process = forked
+                return
         self.process = subprocess.Popen(
             list(command), cwd=cwd, env=make_env(env), stdout=self._out if out is None else out, stderr=self._err,
             stdin=subprocess.PIPE if isinstance(stdin, str) else stdin if stdin is not None else subprocess.DEVNULL,
@@ -337,7 +379,7 @@ class Terminal:
     env: Mapping[str, str | None] | None = None
     size: tuple[int, int] = (40, 123)
     stdout: int | None = None
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: subprocess.Popen[bytes] | ForkedPython = field(init=False)
     _ours: int = field(init=False)
     _seen: bytearray = field(init=False, default_factory=bytearray)
     _reader: threading.Thread = field(init=False)
@@ -349,10 +391,13 @@ class Terminal:
         def take_terminal() -> None:
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
-        self.process = subprocess.Popen(
-            list(self.command), cwd=self.cwd, env=make_env({"TERM": "xterm", **(self.env or {})}), stdin=theirs,
-            stdout=theirs if self.stdout is None else self.stdout, stderr=theirs, start_new_session=True,
-            preexec_fn=take_terminal,  # noqa: PLW1509 - no other thread forks
+        env = {"TERM": "xterm", **(self.env or {})}
+        stdout = theirs if self.stdout is None else self.stdout
+        self.process = fork_torchrun(
+            self.command, self.cwd, env, {0: theirs, 1: stdout, 2: theirs}, takes_terminal=True
+        ) or subprocess.Popen(
+            list(self.command), cwd=self.cwd, env=make_env(env), stdin=theirs, stdout=stdout, stderr=theirs,
+            start_new_session=True, preexec_fn=take_terminal,  # noqa: PLW1509 - no other thread forks
         )  # fmt: skip
         os.close(theirs)
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -38,7 +38,7 @@ dist.destroy_process_group()
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evidence, str]:
     """What a rank answers while it lives and is at rest; and what it says until its end."""
     folder = tmp_path_factory.mktemp("recorded")
-    with recorded_ranks(write_script(folder, SCRIPT), 1, {"CUBLAS_WORKSPACE_CONFIG": ENV["CUBLAS_WORKSPACE_CONFIG"]}, folder=folder) as (rank,):  # fmt: skip
+    with recorded_ranks(write_script(folder, SCRIPT), 1, {"CUBLAS_WORKSPACE_CONFIG": ENV["CUBLAS_WORKSPACE_CONFIG"]}, folder=folder, modules=()) as (rank,):  # fmt: skip
         end = time.monotonic() + 90
         while not (folder / "trained").exists() and rank.process.poll() is None and time.monotonic() < end:
             time.sleep(0.02)

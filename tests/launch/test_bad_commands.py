@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankwise.cli.main import main
 from support import make_env, run_rankwise, start_rankwise, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -30,19 +31,24 @@ def refuse(
     if not (folder / "train.py").exists():
         write_script(folder, "open('started', 'w').close()")
     result = run_rankwise(args, folder, env=env, timeout_s=30)
-    assert result.code == 2, f"{result.code}\n{result.out}{result.err}"
+    check_refused(result.code, result.err, folder, *words)
+    assert result.wall_s < within_s, result.wall_s
+    return result.err
+
+
+def check_refused(code: int, err: str, folder: Path, *words: str) -> None:
+    """Assert that a command was refused in a line and a hint that hold ``words``, with nothing started."""
+    assert code == 2, f"{code}\n{err}"
     assert not (folder / "started").exists()
-    assert "Traceback" not in result.err
-    lines = result.err.rstrip("\n").splitlines()
+    assert "Traceback" not in err
+    lines = err.rstrip("\n").splitlines()
     assert lines[0].startswith("rankwise: ")
     # A hint of its own, or what is meant in the same line.
     assert (
         " is meant" in lines[0] if len(lines) == 1 else lines[1].strip().startswith("->") and len(lines) == 2
     )
     for word in words:
-        assert word in result.err, result.err
-    assert result.wall_s < within_s, result.wall_s
-    return result.err
+        assert word in err, err
 
 
 @pytest.mark.parametrize(
@@ -95,10 +101,25 @@ def refuse(
         pytest.param(["--event-log-handler"], ["--event-log-handler"], id="flag-at-the-end"),
     ],
 )  # fmt: skip
-def test_a_bad_command_is_refused_at_once(args: list[str], words: list[str], tmp_path: Path) -> None:
-    """Exit code 2, one line that quotes what was typed, one hint with what was meant; no process of the job starts."""
+def test_a_bad_command_is_refused_at_once(
+    args: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 2, one line that quotes what was typed, one hint with what was meant; no process of the job starts.
+
+    In this process, as the command's own is no part of it; those below are in one of their own.
+    """
+    env = make_env()
+    for name in os.environ.keys() - env.keys():
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
     write_script(tmp_path, "open('started', 'w').close()")
-    refuse(args, tmp_path, *words)
+    check_refused(main(["run", *args]), capfd.readouterr().err, tmp_path, *words)
 
 
 @pytest.mark.parametrize(("name", "value"), [("PET_NNODES", "x"), ("PET_NPROC_PER_NODE", "x y"), ("PET_MAX_RESTARTS", "many"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evidence_ranks import RecordedRank, recorded_ranks
+from python_forks import TRAINING
 from rankwise.evidence.merging import merge
 from rankwise.evidence.ring import Reading
 from support import line_of, run_rankwise, write_script
@@ -61,7 +62,7 @@ def _finish_all(ranks: list[RecordedRank]) -> list[Evidence]:
 def test_what_cpp_issues_is_in_the_ring(env: dict[str, str], tmp_path: Path) -> None:
     """Buckets, DDP's own broadcasts and functional collectives, under torch's numbers, each once; the same with the flight recorder beside it."""
     script = write_script(tmp_path, _TRAINS)
-    with recorded_ranks(script, 2, env) as ranks:
+    with recorded_ranks(script, 2, env, modules=TRAINING) as ranks:
         zero, one = _finish_all(ranks)
     rows = [
         [(op.seq, op.name, op.shapes, op.dtypes, op.site, op.source, op.inside, op.gives) for op in evidence.ops if not op.is_message]

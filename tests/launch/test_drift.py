@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evidence_ranks import recorded_ranks
+from python_forks import TRAINING
 from rankwise.cli.main import main
 from rankwise.evidence.facts import RankFacts, Scene
 from rankwise.verdict.look import look
@@ -184,7 +185,7 @@ if rank == 0:
 def _look_at(folder: Path, text: str, *, env: dict[str, str] | None = None) -> tuple[dict[str, Sight], Path]:
     """Run a script on two ranks, and return what is seen of it when both are over, by the user's line."""
     script = write_script(folder, _HEAD + text)
-    with recorded_ranks(script, 2, env=env or {}) as ranks:
+    with recorded_ranks(script, 2, env=env or {}, modules=TRAINING) as ranks:
         for one in ranks:
             code, _, err = one.finish()
             assert code == 0, err

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evidence_ranks import RecordedRank, recorded_ranks
+from python_forks import TRAINING
 from rankwise.evidence.merging import merge
 from rankwise.evidence.ring import Reading
 from support import line_of, run_rankwise, write_script
@@ -68,7 +69,7 @@ def finish_all(ranks: list[RecordedRank]) -> list[Evidence]:
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Evidence]]:
     """Run the script above on three ranks, once; give it and what each rank has recorded."""
     script = write_script(tmp_path_factory.mktemp("mixed"), _MIXED)
-    with recorded_ranks(script, 3) as ranks:
+    with recorded_ranks(script, 3, modules=TRAINING) as ranks:
         return script, finish_all(ranks)
 
 
@@ -238,7 +239,7 @@ def test_what_the_script_sees_is_torchs(tmp_path: Path) -> None:
     """)  # fmt: skip
     told = []
     for is_watched in (True, False):
-        with recorded_ranks(script, 1, is_watched=is_watched) as (rank,):
+        with recorded_ranks(script, 1, is_watched=is_watched, modules=TRAINING) as (rank,):
             code, out, err = rank.finish()
             assert code == 0, err
             told.append(out)
@@ -253,7 +254,7 @@ def test_a_script_that_is_no_job_is_left_alone(tmp_path: Path) -> None:
         assert len(sys._current_frames()) == 1
         print(sorted(name for name in sys.modules if "rankwise" in name or name.startswith("torch._inductor")))
     """)  # fmt: skip
-    with recorded_ranks(script, 1) as (rank,):
+    with recorded_ranks(script, 1, modules=()) as (rank,):
         code, out, err = rank.finish()
     assert (code, out) == (0, "[]\n"), err
 

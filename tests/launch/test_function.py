@@ -27,6 +27,7 @@ from support import (
     leftovers,
     list_marked,
     make_env,
+    make_resident_env,
     wait_until,
     without_patience,
     write_script,
@@ -41,7 +42,19 @@ PYTHON = (sys.executable, "-W", "error")
 
 @pytest.fixture(scope="module", autouse=True)
 def the_pool_ends() -> Iterator[None]:
-    """Tests in this process share one pool; it ends with the last of them."""
+    """Tests in this process share one pool, whose ranks are forked off a resident server; it ends with the last of them."""
+    with pytest.MonkeyPatch.context() as context:
+        for name, value in make_resident_env().items():
+            context.setenv(name, value)
+        yield
+        function.shutdown()
+
+
+@pytest.fixture
+def a_keeper_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The launcher starts its keeper itself, and is its parent."""
+    function.shutdown()
+    monkeypatch.setenv("RANKWISE_RESIDENT", "0")
     yield
     function.shutdown()
 
@@ -168,7 +181,7 @@ def test_variables_are_the_callers_and_no_outer_launchers(monkeypatch: pytest.Mo
     assert (found["RANK"], found["A_WORD"], found["LATE"]) == ("0", "c", "1")
     assert "B_WORD" not in found
     assert found["TORCHELASTIC_RUN_ID"] != "outer"
-    assert not [name for name in found if name.startswith("RANKWISE_")]
+    assert not [name for name in found if name.startswith("RANKWISE_") and "RESIDENT" not in name]
 
 
 @pytest.mark.parametrize(
@@ -503,6 +516,7 @@ def test_a_killed_pool_is_replaced() -> None:
     assert rankwise.launch(os.getppid, nprocs=1)[0] != again
 
 
+@pytest.mark.usefixtures("a_keeper_of_ones_own")
 def test_shutdown_ends_what_stays() -> None:
     """After shutdown neither the launcher nor its keeper is there; the next call starts others."""
     keeper = rankwise.launch(os.getppid, nprocs=1)[0]
@@ -579,6 +593,7 @@ def test_counting_what_is_not_there_is_told() -> None:
         rankwise.launch(os.getppid, nprocs="gpu")
 
 
+@pytest.mark.usefixtures("a_keeper_of_ones_own")
 def test_a_launcher_killed_at_work_is_told() -> None:
     """The caller does not wait for a launcher that is gone."""
 
@@ -809,14 +824,14 @@ def test_ctrl_c_at_the_start_prints_no_traceback(tmp_path: Path) -> None:
 
 
 def test_flags_of_the_callers_python_are_the_ranks(tmp_path: Path) -> None:
-    """-O, -W and -X of the caller hold in the ranks."""
+    """-b, -W and -X of the caller hold in the ranks."""
     code = (
-        "import rankwise, sys; print(rankwise.launch(lambda: (sys.flags.optimize, sys.flags.dev_mode, "
+        "import rankwise, sys; print(rankwise.launch(lambda: (sys.flags.bytes_warning, sys.flags.dev_mode, "
         "'ignore::ImportWarning' in sys.warnoptions), nprocs=1))"
     )
     command = [
         sys.executable,
-        "-O",
+        "-b",
         "-X",
         "dev",
         "-W",

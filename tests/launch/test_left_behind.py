@@ -41,7 +41,7 @@ def test_the_watch_can_be_switched_off(tmp_path: Path) -> None:
     write_script(
         tmp_path,
         LEAVES
-        + "from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=6))\n",
+        + "from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=5))\n",
     )
     _, report = run_reported(ARGS, tmp_path, env={"RANKWISE_WATCH": "0"})
     assert report["exits"] == {"0": 0, "1": 1}

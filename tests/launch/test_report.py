@@ -226,11 +226,19 @@ def test_the_users_record(tmp_path: Path) -> None:
     assert report["where"] == line_of(script, "raise OSError")
 
 
-def test_the_launchers_own_error_file(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def boom(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, dict[str, Any], Path]:
+    """Let rank 1 print a word and raise, once; give the end, the report, and the launcher's own error file."""
+    folder = tmp_path_factory.mktemp("boom")
+    path = folder / "own_error.json"
+    body = "print('a word before', file=sys.stderr)\nraise ValueError('boom')"
+    result, report, _ = fail_on_one(body, folder, env={"TORCHELASTIC_ERROR_FILE": str(path)})
+    return result, report, path
+
+
+def test_the_launchers_own_error_file(boom: tuple[Result, dict[str, Any], Path]) -> None:
     """A scheduler that set TORCHELASTIC_ERROR_FILE for the launcher finds the first cause in torchelastic's schema."""
-    path = tmp_path / "own_error.json"
-    fail_on_one("raise ValueError('boom')", tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(path)})
-    body = json.loads(path.read_text())
+    body = json.loads(boom[2].read_text())
     assert "ValueError: boom" in body["message"]["message"]
     assert "train.py" in body["message"]["extraInfo"]["py_callstack"]
     assert body["message"]["extraInfo"]["timestamp"].isdigit()
@@ -439,15 +447,13 @@ def test_a_thread_that_dies_is_not_the_ranks_end(tmp_path: Path) -> None:
     assert (result.code, result.out, report["kind"]) == (0, "on\n", "ok")
 
 
-def test_the_log_named_in_the_report_holds_everything(tmp_path: Path) -> None:
+def test_the_log_named_in_the_report_holds_everything(boom: tuple[Result, dict[str, Any], Path]) -> None:
     """The report names the culprit's full log; it survives the job and holds its standard error."""
-    _, report, _ = fail_on_one("print('a word before', file=sys.stderr)\nraise ValueError('boom')", tmp_path)
-    text = Path(report["logs"]["1"]).read_text()
+    text = Path(boom[1]["logs"]["1"]).read_text()
     assert "a word before" in text
     assert "ValueError: boom" in text
 
 
-def test_no_colours_without_a_terminal(tmp_path: Path) -> None:
+def test_no_colours_without_a_terminal(boom: tuple[Result, dict[str, Any], Path]) -> None:
     """The report has no escape sequences when it does not go to a terminal."""
-    result, _, _ = fail_on_one("raise ValueError('boom')", tmp_path)
-    assert "\x1b" not in result.err
+    assert "\x1b" not in boom[0].err

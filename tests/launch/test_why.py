@@ -16,10 +16,20 @@ import pytest
 
 from rankwise.cli.main import main
 from rankwise.evidence.living import find_ranks
-from support import free_port, kill_leftovers, line_of, make_env, start_rankwise, wait_until, write_script
+from support import (
+    TORCHRUN,
+    Running,
+    free_port,
+    kill_leftovers,
+    line_of,
+    make_env,
+    start_rankwise,
+    wait_until,
+    write_script,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.linux
 HAS_PYSPY = shutil.which("py-spy") is not None or Path(sys.executable).with_name("py-spy").exists()
@@ -56,27 +66,21 @@ DUMP = [
 
 
 @contextmanager
-def running(
-    command: list[str], folder: Path, num_ranks: int = 2, **env: str
-) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], folder: Path, num_ranks: int = 2, **env: str) -> Iterator[Running]:
     """Run a job whose ranks stay; it is ended with all below it."""
-    with (folder / "said").open("wb") as said:
-        process = subprocess.Popen(
-            command, cwd=folder, env=make_env(env), stdout=said, stderr=said, start_new_session=True
-        )
-        try:
-            wait_until(
-                lambda: all((folder / f"there{rank}").exists() for rank in range(num_ranks)), timeout_s=40
-            )
-            yield process
-        finally:
-            # torchrun's ranks are in sessions of their own.
-            kill_leftovers()
-            process.wait()
+    job = Running(command, folder, env=env)
+    try:
+        wait_until(lambda: all((folder / f"there{rank}").exists() for rank in range(num_ranks)), timeout_s=40)
+        yield job
+    finally:
+        # torchrun's ranks are in sessions of their own.
+        kill_leftovers()
+        job.process.wait()
+        job.close()
 
 
 def torchrun(num_ranks: int = 2) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "train.py"]  # fmt: skip
+    return [*TORCHRUN, "--standalone", f"--nproc-per-node={num_ranks}", "train.py"]
 
 
 def ask(
@@ -100,7 +104,7 @@ def test_a_rank_that_sleeps_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Of torchrun's two ranks one sleeps: told with both lines, by torchrun's PID and by a rank's, and all go on."""
     script = write_script(tmp_path, HEAD.replace("one =", "open(f'pid{rank}', 'w').write(str(os.getpid()))\none =") + SLEEPS)  # fmt: skip
     with running(torchrun(), tmp_path) as job:
-        code, verdict = ask(job.pid, capsys, until=1)
+        code, verdict = ask(job.process.pid, capsys, until=1)
         assert (code, verdict["kind"]) == (1, "hang")
         assert 1 in verdict["culprits"]
         assert verdict["where"] == line_of(script, "time.sleep")
@@ -112,17 +116,25 @@ def test_a_rank_that_sleeps_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
         said = capsys.readouterr().out
         assert said.startswith("rankwise: the job hangs\n")
         assert "rank 1 is asleep at train.py" in said
-        assert job.poll() is None
+        assert job.process.poll() is None
 
 
 @needs_pyspy
-def test_a_rank_at_work_is_slow_and_no_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rank 1 computes while the other waits: exit code 0, and who is waited for."""
-    write_script(tmp_path, HEAD + BUSY)
+def test_a_rank_at_work_is_slow_and_a_stopped_one_is_told_and_not_woken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 computes while the other waits: exit code 0, and who is waited for; under SIGSTOP it is a hang, and still stopped afterwards."""
+    write_script(tmp_path, HEAD + "open(f'pid{rank}', 'w').write(str(os.getpid()))\n" + BUSY)
     with running(torchrun(), tmp_path) as job:
-        code, verdict = ask(job.pid, capsys, until=0)
-        wait_until(lambda: "rank 1 is busy" in ask(job.pid, capsys)[1]["message"], timeout_s=20)
-    assert (code, verdict["kind"]) == (0, "ok")
+        code, verdict = ask(job.process.pid, capsys, until=0)
+        assert (code, verdict["kind"]) == (0, "ok")
+        wait_until(lambda: "rank 1 is busy" in ask(job.process.pid, capsys)[1]["message"], timeout_s=20)
+        pid = int(wait_until(lambda: (tmp_path / "pid1").exists() and (tmp_path / "pid1").read_text()))
+        os.kill(pid, signal.SIGSTOP)
+        _, verdict = ask(job.process.pid, capsys, until=1)
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert verdict["culprits"] == [1]
+    assert "stopped" in verdict["message"]
 
 
 @needs_pyspy
@@ -130,7 +142,7 @@ def test_ranks_in_different_collectives_hang(tmp_path: Path, capsys: pytest.Capt
     """All ranks wait, at two lines: told, without a culprit."""
     write_script(tmp_path, HEAD + APART)
     with running(torchrun(), tmp_path) as job:
-        _, verdict = ask(job.pid, capsys, until=1)
+        _, verdict = ask(job.process.pid, capsys, until=1)
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [])
     assert verdict["message"].startswith("all ranks wait in collectives")
 
@@ -143,22 +155,9 @@ def test_ranks_started_by_hand_find_each_other(tmp_path: Path, capsys: pytest.Ca
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     shell = 'RANK=1 bash -c \'exec 9>&1; "$0" train.py; true\' "$0" & RANK=0 exec "$0" train.py'
     with running(["bash", "-c", shell, sys.executable], tmp_path, **env) as job:
-        _, verdict = ask(job.pid, capsys, until=1)
+        _, verdict = ask(job.process.pid, capsys, until=1)
     assert 1 in verdict["culprits"]
     assert "ranks 0, 1 of 2 are here" in verdict["notes"]
-
-
-@needs_pyspy
-def test_a_stopped_rank_is_told_and_not_woken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank under SIGSTOP is a hang, and still stopped afterwards."""
-    write_script(tmp_path, HEAD + "open(f'pid{rank}', 'w').write(str(os.getpid()))\n" + BUSY)
-    with running(torchrun(), tmp_path) as job:
-        pid = int(wait_until(lambda: (tmp_path / "pid1").exists() and (tmp_path / "pid1").read_text()))
-        os.kill(pid, signal.SIGSTOP)
-        _, verdict = ask(job.pid, capsys, until=1)
-        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    assert verdict["culprits"] == [1]
-    assert "stopped" in verdict["message"]
 
 
 @needs_pyspy

@@ -14,7 +14,7 @@ from support import RANKWISE, Running, free_port, wait_until, write_script
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.linux, pytest.mark.slow]
+pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.shared_server]
 
 TRAIN = """
     import pathlib, torch, rankwise

@@ -15,7 +15,7 @@ from support import RANKWISE, TORCHRUN, Result, Running, free_port, wait_until, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.linux, pytest.mark.slow]
+pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.shared_server]
 
 REDUCE = """
     import os, sys, torch, torch.distributed as dist

@@ -1,0 +1,112 @@
+"""A Python that has imported torch and stands before the first line of its script: `python_forks.py` has it forked for each test.
+
+What a fork runs it takes from its order: by then it is a process as a started one would be, by the means of the warm server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+_WARM = _HERE.parents[1] / "src" / "rankwise" / "warm"
+
+
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"rankwise.warm.{name}", _WARM / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _serve(told: dict[str, Any]) -> None:
+    """Import, and fork for each order; returns in a fork, and never here."""
+    becoming, freezing, command_line = (_load(name) for name in ("becoming", "freezing", "command_line"))
+    line, name = command_line.CommandLine(), becoming.get_name()
+    begin_env = dict(os.environ)
+    gc.disable()
+    for module in told["modules"]:
+        importlib.import_module(module)
+    freezing.freeze()
+    gc.enable()
+    set_by_imports = {key: value for key, value in os.environ.items() if begin_env.get(key) != value}
+    sock = socket.socket(fileno=told["fd"])
+    sock.send(b"ready" if line.can_change else b"cold")
+    ends: dict[int, tuple[int, int]] = {}
+    while True:
+        for fd in [fd for fd, _ in _wait(sock.fileno(), ends)]:
+            if fd in ends:
+                pid, end = ends.pop(fd)
+                os.write(end, str(os.waitpid(pid, 0)[1]).encode())
+                os.close(fd)
+                os.close(end)
+                continue
+            data, fds, _, _ = socket.recv_fds(sock, 1 << 20, 16)
+            if not data:
+                os._exit(0)  # the tests are over
+            end, *fds = fds
+            pid = os.fork()
+            if not pid:
+                for one in (sock.detach(), end, *ends, *(end for _, end in ends.values())):
+                    os.close(one)
+                order = json.loads(data)
+                if order["own_session"]:
+                    os.setsid()
+                becoming.place(fds, order["fds"])
+                if order["takes_terminal"]:
+                    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+                becoming.renew_streams()
+                becoming.set_name(name)
+                os.environ.clear()
+                os.environ.update({**set_by_imports, **order["env"]})
+                os.chdir(order["folder"])
+                becoming.renew_identity()
+                line.change(order["program"], order["args"])
+                becoming.show(os.environb, sys.orig_argv)
+                return
+            for one in fds:
+                os.close(one)
+            ends[os.pidfd_open(pid)] = (pid, end)
+            sock.send(str(pid).encode())
+
+
+def _wait(first: int, others: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
+    poll = select.poll()
+    for fd in (first, *others):
+        poll.register(fd, select.POLLIN)
+    return poll.poll()
+
+
+_told = os.environ.pop("TESTS_FORKS", None)
+sys.path[:] = [entry for entry in sys.path if Path(entry).absolute() != _HERE]
+sys.path_importer_cache.pop(str(_HERE), None)
+sys.modules.pop("sitecustomize", None)
+if _told is not None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is not ours
+    try:
+        _serve(json.loads(_told))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if "RANKWISE_RANK" in os.environ:
+            _hook = os.environ["PYTHONPATH"].partition(os.pathsep)[0]
+            exec(compile(Path(_hook, "sitecustomize.py").read_text(), f"{_hook}/sitecustomize.py", "exec"), {"__name__": "sitecustomize", "__file__": f"{_hook}/sitecustomize.py"})  # fmt: skip
+    except ImportError as _error:
+        if _error.name != "sitecustomize":
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    except BaseException:  # noqa: BLE001 - site.py would print a line and go on
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+raise ImportError("done", name="sitecustomize")

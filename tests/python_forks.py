@@ -1,0 +1,180 @@
+"""`python -u script.py` by a fork of a Python that has imported torch: a test pays for the import once, and not for each process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from rankwise.warm.command_line import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: What scripts that make a group import, and torchrun, and what those that train or compile import beside it: a second more, and as
+#: many modules again for each fork to take apart at its end.
+PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.data")
+TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
+#: `torchrun` as a script.
+TORCHRUN_SCRIPT = Path(__file__).with_name("fork_site") / "torchrun.py"
+_READY_S = 120.0
+_started: list[int] = []
+
+
+def measure_cpu_s() -> float:
+    """Return the CPU seconds of what this process has forked off, and of the import: of all that has ended."""
+    total = 0
+    for pid in _started:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def can_fork(modules: Sequence[str]) -> bool:
+    """Whether a Python that has imported ``modules`` can be forked here, before its script: not each build shows where it keeps its command."""
+    return (
+        sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and _start(tuple(modules)) is not None
+    )
+
+
+@final
+class ForkedPython:
+    """A forked Python; what `subprocess.Popen` offers of it, as far as it is needed.
+
+    Attributes:
+        stdout: What it writes to standard output, to be read, unless that goes elsewhere; ``stderr``: to standard error.
+        returncode: As Popen's; None while it runs or nobody has asked.
+    """
+
+    stdin = None
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path | None,
+        fds: Mapping[int, int],
+        *,
+        modules: Sequence[str] = PLAIN,
+        own_session: bool = False,
+        takes_terminal: bool = False,
+    ) -> None:
+        """Fork; it must be possible (`can_fork`).
+
+        Args:
+            argv: The script and its arguments.
+            env: Its environment.
+            folder: Where it stands; None: where we are.
+            fds: Its descriptors: the number in the new process, and ours.
+            modules: What is loaded already.
+            own_session: Whether it leads a session.
+            takes_terminal: Whether its standard input becomes that session's terminal.
+        """
+        sock, end = _start(tuple(modules)), os.pipe()
+        assert sock is not None
+        pipes = {number: os.pipe() for number in (1, 2) if number not in fds}
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        given = {0: nowhere, **{number: pipe[1] for number, pipe in pipes.items()}, **fds}
+        given = {number: given[number] for number in sorted(given)}
+        order = {"program": argv[0], "args": list(argv[1:]), "env": dict(env), "folder": str(folder or Path.cwd()),
+                 "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal}  # fmt: skip
+        try:
+            socket.send_fds(sock, [json.dumps(order).encode()], [end[1], *given.values()])
+            self.pid = int(sock.recv(100))
+        finally:
+            for fd in (nowhere, end[1], *(pipe[1] for pipe in pipes.values())):
+                os.close(fd)
+        self._end = end[0]
+        self.returncode: int | None = None
+        self.stdout, self.stderr = (
+            os.fdopen(pipes[number][0], encoding="utf-8") if number in pipes else None for number in (1, 2)
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It does not come.
+        """
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked Python", timeout or 0.0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end; return what it wrote."""
+        assert self.stdout is not None
+        assert self.stderr is not None
+        if self.stdout.closed:
+            return "", ""
+        until, told = time.monotonic() + (timeout or 1e6), {self.stdout: b"", self.stderr: b""}
+        todo = list(told)
+        while todo:
+            ready = select.select(todo, [], [], max(0.0, until - time.monotonic()))[0]
+            if not ready:
+                raise subprocess.TimeoutExpired("a forked Python", timeout or 0.0)
+            for stream in ready:
+                data = os.read(stream.fileno(), 1 << 16)
+                told[stream] += data
+                if not data:
+                    todo.remove(stream)
+        self.wait(max(0.0, until - time.monotonic()))
+        self.stdout.close()
+        self.stderr.close()
+        out, err = (data.decode("utf-8", "replace") for data in told.values())
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it, if it runs."""
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._end], [], [], timeout_s)[0]:
+            data = os.read(self._end, 100)
+            os.close(self._end)
+            self.returncode = os.waitstatus_to_exitcode(int(data)) if data else -int(signal.SIGKILL)
+        return self.returncode
+
+
+@functools.cache
+def _start(modules: tuple[str, ...]) -> socket.socket | None:
+    """Start a Python to fork from, which ends with this process; None where one can't be given another command line."""
+    from support import make_env
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    env = make_env({
+        "PYTHONPATH": str(Path(__file__).with_name("fork_site")),
+        "TESTS_FORKS": json.dumps({"fd": theirs.fileno(), "modules": modules}),
+        "OMP_NUM_THREADS": "1",
+    })  # fmt: skip
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-u", NAME], env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
+    _started.append(process.pid)
+    atexit.register(_stop, process, ours)
+    ours.settimeout(_READY_S)
+    return ours if ours.recv(100) == b"ready" else None
+
+
+def _stop(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    sock.close()
+    process.wait()
