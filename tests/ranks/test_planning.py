@@ -124,7 +124,7 @@ def count_numbers(tensors: Iterable[Any]) -> int:
 def shard_states(model: nn.Module, factory: Any, options: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own module, about torch.jit
-        from torch.distributed.optim import ZeroRedundancyOptimizer
+        from rankwise.parallel.zero import ZeroRedundancyOptimizer
     return ZeroRedundancyOptimizer(model.parameters(), factory, **options)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
 from rankwise.runtime.context import current
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit.script
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
