@@ -139,17 +139,18 @@ class Pool:
 
     def __init__(self, kind: Kind, imports: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.kind, self.imports, self.env, self.owner = kind, imports, dict(env), os.getpid()
-        self._num_jobs, self._is_closed = 0, False
+        self._num_jobs, self._is_opened, self._is_closed = 0, False, False
+        self._readers: list[threading.Thread] = []
         self._chunks: queue.Queue[tuple[str, bytes | None]] = queue.Queue(_MOST_CHUNKS)
         self._mark = "" if kind.outputs else f"\0rankwise-{uuid.uuid4().hex}\n"
-        read_end, self._process = _open(env, is_piped=bool(self._mark))
-        _pools.append(self)
+        self._answers_fd, self._process = _open(env, is_piped=bool(self._mark))
+        _pools.append(self)  # from here on Ctrl-C ends it
+        read_end = self._answers_fd
         self._fds = [read_end, *(stream.fileno() for stream in self._streams())]
         sources = {_ANSWERS: read_end}
         if self._process.stdout is not None and self._process.stderr is not None:
             sources |= {_OUT: self._process.stdout.fileno(), _ERR: self._process.stderr.fileno()}
-        self._answers_fd = read_end
-        self._readers = [
+        self._readers += [
             threading.Thread(target=self._read, args=source, name="rankwise-output", daemon=True)
             for source in sources.items()
         ]
@@ -160,6 +161,7 @@ class Pool:
             "first_path": kind.first_path, "flags": list(kind.flags), "mark": self._mark, "idle_s": _IDLE_S,
         }  # fmt: skip
         self._send(opening)
+        self._is_opened = True
 
     @property
     def is_alive(self) -> bool:
@@ -226,7 +228,7 @@ class Pool:
         self._is_closed = True
         with contextlib.suppress(ValueError):  # another thread may close all at this moment
             _pools.remove(self)
-        if self._process.poll() is None:
+        if self._process.poll() is None and self._is_opened:
             self._send({"job": -1, "signal": 0})
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
