@@ -132,3 +132,21 @@ def test_tensor_parallel_and_fsdp_together_have_one_processs_curves(world_size: 
         for (optimizer, mesh, how), ours in zip(cases, found, strict=True):
             expected = train_by_hand("gpt", optimizer, clip_norm=0.3, num_samples=195)
             assert_same(ours, expected, TOLERANCE[optimizer], f"{mesh}, {how}, {optimizer}")
+
+
+def go_on_split(mesh: dict[str, int] | None, folder: Path, stop_after: int | None) -> Any:
+    spread = None
+    if mesh is not None:
+        spread = functools.partial(split if "tensor" in mesh else shard, mesh=mesh)
+    return fit("gpt", "adamw", folder=folder, stop_after=stop_after, spread=spread)
+
+
+def test_checkpoints_go_from_split_layers_to_any_other_composition(tmp_path: Path) -> None:
+    """Tensor 2 with FSDP, then DDP on 2 ranks, tensor 2 alone, FSDP on 3, copies with tensor 2, one process: one curve, AdamW's states too."""
+    stages: list[tuple[int, dict[str, int] | None, int | None]] = [
+        (4, {"shard": 2, "tensor": 2}, 8), (2, None, 17), (2, {"tensor": 2}, 26), (3, {"shard": 3}, 33), (4, {"replicate": 2, "tensor": 2}, 41), (1, None, None),
+    ]  # fmt: skip
+    for world_size, mesh, stop_after in stages:
+        found = run_ranks(go_on_split, world_size, mesh, tmp_path / "run", stop_after, timeout_s=120)
+    for ours in found:
+        assert_same(ours, train_by_hand("gpt", "adamw"), TOLERANCE["adamw"], "five changes")
