@@ -395,6 +395,56 @@ def test_tensor_parallel_under_fsdp2(tmp_path: Path) -> None:
         assert_same(state, build(5).state_dict())
 
 
+def test_a_folder_of_transformers_goes_straight_into_shards(tmp_path: Path) -> None:
+    """Several files with an index, as save_pretrained writes them, fill a model that was born on the meta device, its tied head too."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 20}  # fmt: skip
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
+    torch.manual_seed(5)
+    original = transformers.LlamaForCausalLM(config)
+    original.save_pretrained(tmp_path / "llama", max_shard_size="4KB")
+    assert len(list((tmp_path / "llama").glob("model-*.safetensors"))) > 1
+
+    def program(folder: Path) -> Any:
+        with rankwise.init(device="cpu"):
+            with torch.device("meta"):
+                model = transformers.LlamaForCausalLM(config)
+            rankwise.apply_fsdp(model, init_weights=False)
+            assert checkpoint.import_weights(folder, model) == []
+            tokens = torch.arange(6)[None]
+            model.eval()
+            with torch.no_grad():
+                return gather(model), model(tokens).logits
+
+    original.eval()
+    with torch.no_grad():
+        expected = original(torch.arange(6)[None]).logits
+    for state, logits in run_ranks(program, 3, tmp_path / "llama"):
+        assert_same(state, original.state_dict())
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_folders_that_hold_no_model_say_so(tmp_path: Path) -> None:
+    """No file of weights; an index that is none, names a file elsewhere, or tensors that its file lacks."""
+    model, folder = build_model(), tmp_path / "m"
+    folder.mkdir()
+    for text, words in (
+        (None, "has no model.safetensors or pytorch_model.bin"),
+        ("[]", "no index of weights"),
+        ('{"weight_map": {"0.weight": "../m/x.safetensors"}}', "elsewhere"),
+        (
+            '{"weight_map": {"0.weight": "x.safetensors", "7.weight": "x.safetensors"}}',
+            "7.weight (of x.safetensors)",
+        ),
+    ):
+        if text is not None:
+            (folder / "model.safetensors.index.json").write_text(text)
+            save_file({"0.weight": torch.ones(1)}, folder / "x.safetensors")
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.import_weights(folder, model)
+        assert words in str(caught.value)
+
+
 # ------------------------------------------------------ import: checkpoints
 
 

@@ -146,7 +146,8 @@ def import_weights(file: str | Path, model: torch.nn.Module, *, strict: bool = T
     in the file is executed.
 
     Args:
-        file: The file, which each rank reads; no rank waits for another.
+        file: The file, which each rank reads; no rank waits for another. Or a folder of transformers: ``model.safetensors``, or several
+            files and ``model.safetensors.index.json``.
         model: The model, on its device.
         strict: Whether names and shapes that don't fit are an error; else those weights stay as they are.
         key: Where in the file the weights are, ``"ema"`` or ``"nets.generator"``; None: find them.

@@ -20,6 +20,7 @@ from rankwise.checkpoint.shard import DTYPES
 KNOWN_KEYS = ("model", "state_dict", "model_state_dict", "model_state", "net", "network", "module", "weights", "params", "ema", "model_ema", "state_dict_ema")  # fmt: skip
 #: Weights lie on top or one below: deeper dicts of tensors are an optimizer's.
 _DEEPEST = 2
+_INDEX = ".index.json"
 _MOST_SHOWN = 8
 _TORCH_DTYPES = {known: getattr(torch, name) for name, known in DTYPES.items()}
 _LONGEST_HEAD = 100_000_000  # safetensors' own limit
@@ -29,7 +30,7 @@ def read_weights(file: str | Path, *, key: str | None = None) -> dict[str, torch
     """Return the weights in a ``.pt``, ``.pth`` or ``.safetensors`` file, on the CPU and, where the file allows, mapped.
 
     Args:
-        file: The file.
+        file: The file; or a folder of transformers, which has one such file, or several and an index.
         key: Where in the file they are, ``"ema"`` or ``"nets.generator"``; None: find them.
 
     Raises:
@@ -37,14 +38,44 @@ def read_weights(file: str | Path, *, key: str | None = None) -> dict[str, torch
     """
     file = Path(file)
     if file.is_dir():
-        raise CheckpointError(f"{file} is a folder", hint="give a .pt, .pth or .safetensors file; checkpoints of rankwise are read by checkpoint.load()")  # fmt: skip
+        file = _find_file(file)
     try:
+        if file.name.endswith(_INDEX):
+            return find_weights(_read_several(file), str(file), key)
         with file.open("rb"):
             pass
         content = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
     except OSError as error:
         raise tell(error, f"can't read {file}") from error
     return find_weights(content, str(file), key)
+
+
+def _find_file(folder: Path) -> Path:
+    """Return the file of a folder that transformers has written."""
+    stems = ("model.safetensors", "pytorch_model.bin")
+    there = [one for stem in stems for one in (folder / stem, folder / f"{stem}{_INDEX}") if one.exists()]
+    if not there:
+        raise CheckpointError(f"{folder} is a folder, and has no {' or '.join(stems)}", hint="give a .pt, .pth or .safetensors file; checkpoints of rankwise are read by checkpoint.load()")  # fmt: skip
+    return there[0]
+
+
+def _read_several(index: Path) -> dict[str, torch.Tensor]:
+    """Read the files that an index of transformers names, and see that each tensor is in its file."""
+    try:
+        file_of = {
+            str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of weights: {error!r}", hint='it must hold {"weight_map": {name: file}}') from error  # fmt: skip
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted(set(file_of.values())):
+        if Path(name).name != name:
+            raise CheckpointError(f"{index} names a file {name!r} elsewhere", hint="all files of a model lie beside its index")  # fmt: skip
+        found |= read_weights(index.with_name(name))
+    lacking = [f"{name} (of {file})" for name, file in file_of.items() if name not in found]
+    if lacking:
+        raise CheckpointError(f"{index} names tensors that its files lack: {', '.join(lacking[:_MOST_SHOWN])}", hint="a download was cut short: take the folder anew")  # fmt: skip
+    return {name: found[name] for name in file_of}
 
 
 def _read_torch(file: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -26,7 +27,7 @@ class Materialiser:
         model: The whole model, for what it says of itself.
         device: Where the values go.
         init: Called with each module that has tensors of its own on the meta device; False: a checkpoint will be loaded, and until then every
-            number is NaN; None: ``reset_parameters()`` of the module, or of a model of transformers its ``_init_weights``.
+            weight is NaN; None: ``reset_parameters()`` of the module, or of a model of transformers its ``_init_weights``.
         seed: The job's.
     """
 
@@ -44,13 +45,12 @@ class Materialiser:
 
     def find_complaint(self, model: nn.Module) -> str | None:
         """Say which modules nobody can initialise; None if there are none."""
-        if self._init is not None:
+        if callable(self._init):
             return None
         names = [
             f"{name or 'the model itself'} ({type(module).__name__})"
             for name, module in model.named_modules()
-            if _list_meta(module)
-            and not (self._foreign or callable(getattr(module, "reset_parameters", None)))
+            if self._find_wanted(module) and self._find_own(module) is None
         ]
         if not names:
             return None
@@ -70,13 +70,27 @@ class Materialiser:
             ModelError: A parameter or buffer was not initialised; names it.
         """
         for name, module in modules:
-            missing = _list_meta(module)
-            if not missing:
-                continue
-            for own, tensor in missing:
+            wanted = self._find_wanted(module)
+            for own, tensor in _list_meta(module):
                 self._replace(module, own, tensor)
-            if self._init is not False:
-                self._initialise(name, module, [own for own, _ in missing])
+            if wanted:
+                self._initialise(name, module, wanted)
+
+    def _find_wanted(self, module: nn.Module) -> list[str]:
+        """Return the names of what only an initialisation gives: if a checkpoint will be loaded, the buffers that none has."""
+        names = [name for name, _ in _list_meta(module)]
+        if self._init is not False:
+            return names
+        return [name for name in names if name in module._non_persistent_buffers_set]
+
+    def _find_own(self, module: nn.Module) -> Callable[[nn.Module], Any] | None:
+        """Return how a module is initialised if the user does not say."""
+        if self._foreign is not None:
+            return self._foreign  # type: ignore[no-any-return]
+        for name in ("reset_parameters", "_reset_parameters"):  # the second: nn.MultiheadAttention
+            if callable(getattr(type(module), name, None)):
+                return partial(_call, name)
+        return None
 
     def _replace(self, module: nn.Module, own: str, tensor: Tensor) -> None:
         made = self._made.get(id(tensor))
@@ -94,12 +108,9 @@ class Materialiser:
         devices = [] if self._device.type == "cpu" else [self._device]
         with torch.random.fork_rng(devices, device_type=self._device.type), torch.no_grad():
             torch.manual_seed(derive_seed(self._seed, "weights", name))
-            if callable(self._init):
-                self._init(module)
-            elif callable(getattr(module, "reset_parameters", None)) and self._foreign is None:
-                module.reset_parameters()
-            elif self._foreign is not None:
-                self._foreign(module)
+            initialise = self._init if callable(self._init) else self._find_own(module)
+            assert initialise is not None  # noqa: S101 - find_complaint has looked
+            initialise(module)
         left = [own for own in names if _is_marked(getattr(module, own))]
         if left:
             full = ", ".join(repr(f"{name}.{own}".removeprefix(".")) for own in left)
@@ -107,6 +118,10 @@ class Materialiser:
                 f"{full} of a {type(module).__name__} was built on the meta device, and its initialisation has left values out",
                 hint="a buffer that __init__ computes is lost there: compute it in reset_parameters() too, or in init_weights; or build this model on the CPU",
             )
+
+
+def _call(name: str, module: nn.Module) -> None:
+    getattr(module, name)()
 
 
 def _list_meta(module: nn.Module) -> list[tuple[str, Tensor]]:
