@@ -127,7 +127,9 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         arguments: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": policy,
-            "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
+            "offload_policy": CPUOffloadPolicy(pin_memory=ctx.device.type != "cpu")
+            if cpu_offload
+            else OffloadPolicy(),
         }
         for name, block in found.items():
             _prepare(block.named_modules(prefix=name), maker, mesh, ctx)

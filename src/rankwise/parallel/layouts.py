@@ -94,6 +94,35 @@ def _find_norm(group: Sequence[Tensor]) -> Tensor:
     return square.sqrt()
 
 
+class ShardedScaler(torch.amp.GradScaler):  # type: ignore[misc]
+    """A GradScaler of gradients of several layouts, which torch's own refuses; what overflows on one rank is skipped on all.
+
+    Args:
+        device_type: Where the gradients are.
+        group: All ranks of the job.
+    """
+
+    def __init__(self, device_type: str, group: dist.ProcessGroup) -> None:
+        super().__init__(device_type)
+        self._group = group
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,  # noqa: ARG002, FBT001 - torch's signature
+    ) -> dict[torch.device, Tensor]:
+        held = [
+            one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None
+        ]
+        found = found_inf.clone()
+        for gradients in group_by_layout(to_local(map(add_up, held))):
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale.to(found.device))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return {found.device: found}
+
+
 #: Those that have been looked at before their first step.
 _seen: WeakSet[torch.optim.Optimizer] = WeakSet()
 

@@ -37,6 +37,16 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule) or any(isinstance(one, DTensor) for one in model.parameters())
 
 
+def list_innermost(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that are gathered as one, with none inside that is gathered apart; none if FSDP2 has not sharded the model."""
+    gathered = [one for one in model.modules() if isinstance(one, FSDPModule)]
+    return [
+        one
+        for one in gathered
+        if not any(isinstance(other, FSDPModule) for other in one.modules() if other is not one)
+    ]
+
+
 @final
 class Sharded(Strategy):
     """A model whose every forward is a collective; gradients come averaged, as shards.

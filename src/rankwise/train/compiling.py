@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from rankwise.parallel.sharded import list_innermost
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import CodeType
+
     from torch import nn
 
     from rankwise.runtime.context import RankContext
@@ -30,11 +35,18 @@ class Compilation:
     def __init__(self, model: nn.Module, options: bool | Mapping[str, Any], ctx: RankContext) -> None:  # noqa: FBT001 - the config's own value
         self._ctx, self._num_graphs = ctx, _count_graphs()
 
+        chosen = options if isinstance(options, Mapping) else {}
+        blocks = list_innermost(model)
+        if blocks:
+            # FSDP2's hooks gather and can't be compiled: what runs between them is (torchtitan compiles each block as well).
+            _compile_blocks(blocks, chosen)
+            return
+
         def run(*args: Any, **arguments: Any) -> Any:
             return model._call_impl(*args, **arguments)
 
         # What Module.compile() sets; a deep copy of the model and a pickle leave it out.
-        model._compiled_call_impl = torch.compile(run, **(options if isinstance(options, Mapping) else {}))
+        model._compiled_call_impl = torch.compile(run, **chosen)
 
     def check(self) -> None:
         """Tell on rank 0 if nothing was compiled; after the first forward."""
@@ -43,6 +55,21 @@ class Compilation:
                 "rankwise: warning: compile is on, and torch has compiled no part of the model: it runs as it is\n"
                 "  -> look at TORCH_LOGS=graph_breaks; has torch.compiler.disable or TORCHDYNAMO_DISABLE=1 switched it off?\n"
             )
+
+
+def _compile_blocks(blocks: Iterable[nn.Module], options: Mapping[str, Any]) -> None:
+    """Compile what each block computes; blocks of one class and size share their graphs, and no others count against Dynamo's limit."""
+    codes: dict[object, CodeType] = {}
+    for block in blocks:
+        forward = block.forward
+
+        def run(*args: Any, _forward: Any = forward, **arguments: Any) -> Any:
+            return _forward(*args, **arguments)
+
+        kind = (type(block), tuple(one.shape for one in block.parameters()))
+        # Dynamo keeps its graphs with the code.
+        run.__code__ = codes.setdefault(kind, run.__code__.replace())
+        block.forward = torch.compile(run, **options)
 
 
 def _count_graphs() -> int:

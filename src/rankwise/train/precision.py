@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
+from rankwise.parallel.layouts import ShardedScaler
+from rankwise.parallel.sharded import is_sharded
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from torch import Tensor
+    import torch.distributed as dist
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,12 +27,24 @@ class Precision:
     Args:
         name: "fp32", "bf16" or "fp16".
         device: Where.
+        model: What computes.
+        group: The ranks, some of whose gradients may overflow where others' don't: if the model is sharded.
     """
 
-    def __init__(self, name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> None:
+    def __init__(
+        self,
+        name: Literal["fp32", "bf16", "fp16"],
+        device: torch.device,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+    ) -> None:
         self._dtype, self._kind = _DTYPES.get(name), device.type
         #: Keeps small fp16 gradients from vanishing; a part of the checkpoint. None where none is needed.
-        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        self.scaler: torch.amp.GradScaler | None = None
+        if name == "fp16":
+            self.scaler = (
+                ShardedScaler(device.type, group) if is_sharded(model) else torch.amp.GradScaler(device.type)
+            )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""

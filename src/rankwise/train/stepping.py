@@ -68,7 +68,7 @@ class Stepping:
         )
         self.model = self.strategy.module
         _check_optimizer(optimizer, self.model, ctx)
-        self.precision = Precision(config.precision, ctx.device)
+        self.precision = Precision(config.precision, ctx.device, self.model, ctx.group)
         self._compilation = Compilation(self.model, config.compile, ctx) if config.compile else None
         self._loss, self._optimizer, self._ctx = loss, optimizer, ctx
         self._clip_norm, self._skips = config.clip_norm, config.non_finite == "skip"
