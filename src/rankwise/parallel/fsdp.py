@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -140,6 +141,11 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         fully_shard(model, reshard_after_forward=reshard_after_forward, **arguments)
         if defer_gradients:
             defer_reduction(model)
+        # That a module returned a view, as a linear layer on the CPU does, is the same on all ranks: once is enough. Of the whole model it
+        # does no harm, as the blocks' own hooks stay.
+        warnings.filterwarnings("once" if ctx.is_main else "ignore", message="FSDP2-wrapped module")
+        if found:
+            warnings.filterwarnings("ignore", message=rf"FSDP2-wrapped module \({type(model).__name__}\)")
         return model
 
 
