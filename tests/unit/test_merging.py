@@ -38,6 +38,7 @@ class _Rank:
                 f"a.py:{self._random.randrange(50)}",
                 "",
                 "sum",
+                f"layers.{self._random.randrange(3)}",
             ]
             form = ring.add_parcels(b"float32[4]", ring.describe_parcels([self._seq, 2], [3, 2]))
             numbers: Any = tuple(self._writer.intern(text) if text else 0 for text in texts)
@@ -85,7 +86,7 @@ def test_what_has_not_changed_is_not_made_again() -> None:
     """A record that was read before is the same object the next time, as a thousand of them are read several times a second."""
     memory = bytearray(ring.SIZE_BYTES)
     writer, merger = ring.Writer(memory, 7), Merger()
-    texts = (writer.intern("barrier"), writer.intern(_GROUP), 0, 0, 0)
+    texts = (writer.intern("barrier"), writer.intern(_GROUP), 0, 0, 0, 0)
     writer.enter(1, 1.0, texts, -2, -2, b"")
     (first,) = merger.merge(ring.Reading(bytes(memory))).ops
     writer.enter(2, 2.0, texts, -2, -2, b"")
@@ -98,7 +99,7 @@ def test_a_text_that_comes_after_its_record_is_not_missed() -> None:
     memory = bytearray(ring.SIZE_BYTES)
     writer, merger = ring.Writer(memory, 7), Merger()
     before = bytes(memory)
-    texts = (writer.intern("barrier"), writer.intern(_GROUP), 0, 0, 0)
+    texts = (writer.intern("barrier"), writer.intern(_GROUP), 0, 0, 0, 0)
     writer.enter(1, 1.0, texts, -2, -2, b"")
     after = bytes(memory)
     records = ring.HEADER_BYTES + ring.TEXT_BYTES

@@ -18,7 +18,7 @@ def make() -> tuple[bytearray, ring.Writer]:
 
 
 def enter(writer: ring.Writer, seq: int, name: str = "all_reduce", form: bytes = b"float32[3]") -> int:
-    texts = (writer.intern(name), writer.intern("group\t0\tgloo\t0-1"), writer.intern("a.py:3"), 0, 0)
+    texts = (writer.intern(name), writer.intern("group\t0\tgloo\t0-1"), writer.intern("a.py:3"), 0, 0, 0)
     return writer.enter(seq, float(seq), texts, ring.NOBODY, ring.NOBODY, form)
 
 

@@ -42,6 +42,20 @@ _OTHER_WAITS = {
         "_read_part _wait_words part_with_others",
     ): "in a thread of its own; names who is silent",
     ("data/workers.py", "_follow"): "a worker's, for its parent",
+    ("parallel/pipeline_engine.py", "infer"): "a Work: recorded",
+    (
+        "parallel/servers/coordinator.py",
+        "_drive _wait",
+    ): "the coordinator's, for its workers, with a bound; names the functions that are not done",
+    ("parallel/servers/link.py", "_wait connect"): "a Work with a bound; names the peer",
+    (
+        "parallel/servers/serving.py",
+        "__call__ serve",
+    ): "a server's, for its workers, with a bound; names who is silent",
+    (
+        "parallel/servers/shard.py",
+        "read",
+    ): "in a thread of its own, for other workers' gradients, with a bound",
     ("runtime/child_shield.py", "_wrap_wait wait_or_kill"): "for a child",
     ("runtime/connecting.py", "_abandon find_gone give_up"): "single words to the store, for seconds",
     (

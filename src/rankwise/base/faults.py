@@ -21,6 +21,7 @@ class FaultRecord:
         timestamp_s: Seconds since the epoch.
         monotonic_s: The same moment on the host's monotonic clock; None when the writer did not know it.
         where: ``file.py:LINE`` of the innermost line of the user's own code.
+        module: Name of the innermost module of torch that it came through, in the outermost one; None if unknown.
     """
 
     message: str
@@ -28,6 +29,7 @@ class FaultRecord:
     timestamp_s: float = 0.0
     monotonic_s: float | None = None
     where: str | None = None
+    module: str | None = None
 
     def to_json(self, error_code: int | None = None) -> str:
         """Return the text of an error file, with the exit code if there is one to tell."""

@@ -37,11 +37,14 @@ class Answering:
         writer: Writes into the memory file.
         flight: The flight recorder.
         list_handled: Returns the exceptions that threads are handling, by the thread's identity.
+        find_module: Returns the name of the module that a frame is in.
     """
 
-    def __init__(self, asks: int, ring: Any, writer: Any, flight: Any, list_handled: Any) -> None:
+    def __init__(
+        self, asks: int, ring: Any, writer: Any, flight: Any, list_handled: Any, find_module: Any
+    ) -> None:
         self._asks, self._ring, self._writer, self._flight = asks, ring, writer, flight
-        self._list_handled = list_handled
+        self._list_handled, self._find_module = list_handled, find_module
         self._lock = threading.Lock()
         self._is_over = self._has_begun = False
         self._pid = os.getpid()
@@ -117,21 +120,31 @@ class Answering:
         found = self._list_handled()
         stacks: dict[str, list[tuple[str, int, str]]] = {}
         handled: dict[str, dict[str, Any]] = {}
+        modules: dict[str, str] = {}
         for ident, frame in list(sys._current_frames().items())[:_MOST_THREADS]:
             if ident != _thread.get_ident():
                 name = names.get(ident) or f"thread {ident}"
                 name = name if name not in stacks else f"{name} ({ident})"
                 stacks[name] = _list_frames(frame)
+                if module := self._name_module(frame):
+                    modules[name] = module
                 if ident in found:
                     handled[name] = found[ident]
-        raw = json.dumps({"stacks": stacks, "handled": handled}, separators=(",", ":")).encode()
+        told = {"stacks": stacks, "handled": handled, "modules": modules}
+        raw = json.dumps(told, separators=(",", ":")).encode()
         if len(raw) > self._ring.get_room("stacks"):
             main = threading.main_thread().name
             handled = {name: told for name, told in handled.items() if name == main}
-            told = {"stacks": {main: stacks.get(main, [])[:30]}, "handled": handled}
+            told = {"stacks": {main: stacks.get(main, [])[:30]}, "handled": handled, "modules": modules}
             raw = json.dumps(told, separators=(",", ":")).encode()
         if len(raw) <= self._ring.get_room("stacks"):
             self._writer.report("stacks", raw, time.monotonic())
+
+    def _name_module(self, frame: Any) -> str:
+        try:
+            return str(self._find_module(frame))
+        except Exception:  # a module of the user's with ways of its own
+            return ""
 
     def _end(self) -> None:
         """At the rank's end: write the flight recorder once more, and let the thread do nothing that C++ would have to unwind."""

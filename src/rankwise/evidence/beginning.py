@@ -19,34 +19,39 @@ _FLIGHT_ENTRIES = b"2000"
 _DISPATCHER = "dispatcher"
 
 
-def begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
+def begin(module: Any, told: dict[str, Any], load: Callable[[str], Any], recorder: Any) -> None:
     """Begin to record in this process.
 
     Args:
         module: torch.distributed.distributed_c10d, which has just been imported.
         told: What the parent has told: the memory file's descriptor, that of the questions, and what both are; and which process it has told.
         load: Returns a module of ours by its name.
+        recorder: Notes how this process ends.
     """
     fds = (told["file"], told["asks"])
     if os.getpid() != told["pid"] or not _are_ours(fds, tuple(told["identities"])):
         return
     try:
-        _begin(module, told, load)
+        _begin(module, told, load, recorder)
     except Exception as error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank's collectives are not recorded: {error!r}\n")
 
 
-def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any]) -> None:
+def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any], recorder: Any) -> None:
     ring = load("ring")
     memory = ring.map_file(told["file"])
     if not ring.claim(memory, os.getpid()):
         return  # another Python of this rank, which lives, records already
     writer = ring.Writer(memory, os.getpid())
     _switch_on_recorder()
-    sites = load("sites").Sites(writer.intern, os.path.dirname(sys.modules["torch"].__file__ or ""))
+    folder = os.path.dirname(sys.modules["torch"].__file__ or "")
+    sites = load("sites").Sites(writer.intern, folder, load("modules"))
+    recorder.name_module = sites.modules.find_raised
     is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
     flight = load("flight").Flight(ring, writer, sites, sees_native=is_dispatched)
-    side = load("answering").Answering(told["asks"], ring, writer, flight, load("handling").list_handled)
+    side = load("answering").Answering(
+        told["asks"], ring, writer, flight, load("handling").list_handled, sites.modules.find
+    )
 
     def meet() -> None:
         side.begin()

@@ -58,6 +58,8 @@ class Op:
         inside: Functions of torch between that line and the collective, outermost first; tells a DDP bucket ("backward") from a forward's
             broadcast ("_pre_forward"). Of very many only the outermost and the innermost ones. Of what rankwise's library exchanges for
             itself, before or instead of the user's collective: the function that the user called, "rankwise.all_reduce".
+        module: What the module is called whose parameters FSDP gathers or whose gradients it reduces, or that waits in its forward:
+            "layers.3", as ``named_modules()`` has it; "." for the outermost one. None if unknown.
         source: Who told of it.
         entered_s: When, on the host's monotonic clock; None if unknown.
         is_over: Whether the rank has come out of it, or its work is done; None if unknown.
@@ -76,6 +78,7 @@ class Op:
     gets: tuple[int, ...] = ()
     site: str | None = None
     inside: tuple[str, ...] = ()
+    module: str | None = None
     source: Source = "python"
     entered_s: float | None = None
     is_over: bool | None = None

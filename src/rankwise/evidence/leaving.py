@@ -160,7 +160,7 @@ def arm(leaving: Leaving) -> None:
             None,
             recorder,
             recording.let_threads_settle,
-            lambda module: load("beginning").begin(module, places, load),
+            lambda module: load("beginning").begin(module, places, load, recorder),
         )
 
 

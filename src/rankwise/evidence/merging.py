@@ -152,7 +152,10 @@ class Merger:
         turn, raw, at_s = report
         if (turn, at_s) != self._answer[0]:
             told = json.loads(raw)
-            stacks = {name: _to_stack(frames) for name, frames in told["stacks"].items()}
+            stacks = {
+                name: _to_stack(frames, told.get("modules", {}).get(name))
+                for name, frames in told["stacks"].items()
+            }
             handled = {name: _to_fault(fault) for name, fault in told["handled"].items()}
             self._answer = (turn, at_s), stacks, handled
         return self._answer[1], self._answer[2], at_s
@@ -184,6 +187,7 @@ def _to_op(record: ring.Record) -> Op:
         gets=record.gets,
         site=record.site or None,
         inside=tuple(record.inside.split(">")) if record.inside else (),
+        module=record.module or None,
         entered_s=record.entered_s,
         source="native" if record.is_native else "python",
         is_over=None if record.is_native and record.state == ring.ENTERED else record.state != ring.ENTERED,
@@ -214,13 +218,17 @@ def _to_native(entry: Mapping[str, Any], groups: Mapping[str, Group], first_s: f
 def _join(op: Op, twin: Op) -> Op:
     """Return one collective that both have told of."""
     return replace(
-        op, is_over=op.is_over or twin.is_over, site=op.site or twin.site, inside=op.inside or twin.inside
+        op,
+        is_over=op.is_over or twin.is_over,
+        site=op.site or twin.site,
+        inside=op.inside or twin.inside,
     )
 
 
-def _to_stack(frames: Sequence[Sequence[Any]]) -> Stack:
+def _to_stack(frames: Sequence[Sequence[Any]], module: str | None = None) -> Stack:
     return Stack(
-        frames=tuple(Frame(file=file, line=line, function=function) for file, line, function in frames)
+        frames=tuple(Frame(file=file, line=line, function=function) for file, line, function in frames),
+        module=module,
     )
 
 

@@ -71,9 +71,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What a thread of a rank was doing, the main one as a rule; innermost frame first."""
+    """What a thread of a rank was doing, the main one as a rule; innermost frame first.
+
+    Attributes:
+        module: Name of the innermost module of torch that runs, in the outermost one; None if it is that one, or unknown.
+    """
 
     frames: tuple[Frame, ...] = ()
+    module: str | None = None
 
     @property
     def where(self) -> str | None:
@@ -162,6 +167,7 @@ def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
                     timestamp_s=float(note["time_s"]),
                     monotonic_s=float(note["monotonic_s"]),
                     where=note["where"],
+                    module=note.get("module") or None,
                 )
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by the rank's death

@@ -89,6 +89,8 @@ class _Recorder:
         self._end_mark = end_mark
         self._stderr = stderr
         self._num_modules = len(sys.modules)
+        #: Names the module of a model in which an exception was raised, from its traceback; once torch.distributed is there.
+        self.name_module: Any = None
 
     def mark_end(self, stage: int) -> None:
         """Mark in standard error how far the interpreter's end is.
@@ -132,6 +134,8 @@ class _Recorder:
         # A failing note must never hide the script's own error.
         with _Quiet():
             facts = _describe(error, error.__traceback__)
+            with _Quiet():
+                facts["module"] = self.name_module(error.__traceback__) if self.name_module else ""
             self.note("exception", **facts)
             _write_error_file(facts)
         if type(error) is KeyboardInterrupt:  # as CPython asks, subclasses apart

@@ -260,7 +260,7 @@ class Recording:
             if len(known.texts) > 1:
                 source, text = self._find_backend(known, group, tensors, args, kwargs)
             before = source._get_sequence_number_for_group()
-            site, inside, blocks = self._sites.find(frame)
+            site, inside, blocks, module = self._sites.find(frame)
             root = peer = self._ring.NOBODY
             spoken, reduce_op, message = self._names[name], 0, None
             if name in _MESSAGES:
@@ -277,7 +277,7 @@ class Recording:
                 seq = before + 1 + known.ahead[text]
             if form is None:
                 form = b"" if tensors is None else self._forms.describe(tensors)
-            texts = (spoken, text, site, inside, reduce_op)
+            texts = (spoken, text, site, inside, reduce_op, module)
             number = self._writer.enter(seq, time.monotonic(), texts, root, peer, form)
         except Exception:
             return None
@@ -324,10 +324,12 @@ class Recording:
         counts = parcels(len(known.members)) if parcels is not None else None
         if counts is not None:
             form = self._forms.add_parcels(form, known, counts)
-        site, inside, _ = self._sites.find(frame) if frame is not None else (0, 0, False)
+        site, inside, _, module = self._sites.find(frame) if frame is not None else (0, 0, False, 0)
+        if frame is not None:
+            module = module or self._sites.number(self._sites.modules.find(frame))
         at = known.members[root] if 0 <= root < len(known.members) else self._ring.NOBODY
         number = self._writer.enter(
-            before + 1 + known.ahead[text], time.monotonic(), (spoken, text, site, inside, 0), at, self._ring.NOBODY, form,
+            before + 1 + known.ahead[text], time.monotonic(), (spoken, text, site, inside, 0, module), at, self._ring.NOBODY, form,
             self._ring.NATIVE,
         )  # fmt: skip
         return number, source, before

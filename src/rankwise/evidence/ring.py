@@ -18,7 +18,7 @@ import zlib
 from typing import Any
 
 #: The last digits are the version.
-MAGIC = 0x5257_4556_0001
+MAGIC = 0x5257_4556_0002
 NUM_RECORDS = 1024
 HEADER_BYTES = 4096
 TEXT_BYTES = 96 << 10
@@ -37,8 +37,8 @@ MEETS_AT = 120
 _DIGESTS_TURN_AT = 128
 _MARK_BYTES = 136
 
-#: number + 1, sequence number, entered, over, state; texts: name, group, site, inside, reduce op; root, peer; the tensors; number + 1 again.
-_RECORD = struct.Struct("<QqddiIIIIIii96sQ")
+#: number + 1, sequence number, entered, over, state; texts: name, group, site, inside, reduce op, module; root, peer; the tensors; number + 1 again.
+_RECORD = struct.Struct("<QqddiIIIIIIii96sQ")
 RECORD_BYTES = _RECORD.size
 #: Both ends of a record, which are its number.
 _ENDS = struct.Struct(f"<Q{RECORD_BYTES - 16}xQ")
@@ -118,7 +118,7 @@ class Writer:
         self,
         seq: int,
         entered_s: float,
-        texts: tuple[int, int, int, int, int],
+        texts: tuple[int, int, int, int, int, int],
         root: int,
         peer: int,
         form: bytes,
@@ -129,7 +129,7 @@ class Writer:
         Args:
             seq: Its sequence number.
             entered_s: When.
-            texts: Numbers of name, group, site, functions between, reduce op.
+            texts: Numbers of name, group, site, functions between, reduce op, module.
             root: Global rank, or ``NOBODY``.
             peer: Global rank, -1 for any, or ``NOBODY``.
             form: What the tensors are, as ``describe_form`` has it.
@@ -301,18 +301,18 @@ class Record:
         ValueError: It was being written.
     """
 
-    __slots__ = ("dtypes", "entered_s", "form", "gets", "gives", "group", "inside", "is_clear", "is_native", "name", "number", "over_s", "peer", "reduce_op", "root", "seq", "shapes", "site", "state")  # fmt: skip
+    __slots__ = ("dtypes", "entered_s", "form", "gets", "gives", "group", "inside", "is_clear", "is_native", "module", "name", "number", "over_s", "peer", "reduce_op", "root", "seq", "shapes", "site", "state")  # fmt: skip
 
     def __init__(self, raw: bytes, texts: dict[int, str]) -> None:
         fields = _RECORD.unpack(raw)
-        self.is_clear = all(number in texts for number in fields[5:10])
+        self.is_clear = all(number in texts for number in fields[5:11])
         self.number, self.seq, self.entered_s, self.over_s = fields[0] - 1, fields[1], fields[2], fields[3]
-        self.name, self.group, self.site, self.inside, self.reduce_op = (
-            texts.get(number, "") for number in fields[5:10]
+        self.name, self.group, self.site, self.inside, self.reduce_op, self.module = (
+            texts.get(number, "") for number in fields[5:11]
         )
         self.state, self.is_native = fields[4] & ~NATIVE, bool(fields[4] & NATIVE)
-        self.root, self.peer = fields[10], fields[11]
-        form, _, parcels = fields[12].rstrip(b"\0").decode("utf-8", "replace").partition("|")
+        self.root, self.peer = fields[11], fields[12]
+        form, _, parcels = fields[13].rstrip(b"\0").decode("utf-8", "replace").partition("|")
         self.shapes, self.dtypes = parse_form(form)
         self.gives, self.gets = parse_parcels(parcels) if parcels else ((), ())
 

@@ -68,7 +68,8 @@ def fill_stack(body: Plain | None) -> Stack | None:
     if body is None:
         return None
     return Stack(
-        frames=tuple(Frame(file=file, line=line, function=name) for file, line, name in body["frames"])
+        frames=tuple(Frame(file=file, line=line, function=name) for file, line, name in body["frames"]),
+        module=body.get("module"),
     )
 
 
@@ -76,7 +77,8 @@ def spread_stack(stack: Stack | None) -> Plain | None:
     """Return a stack as JSON; None stays None."""
     if stack is None:
         return None
-    return {"frames": [[frame.file, frame.line, frame.function] for frame in stack.frames]}
+    frames = [[frame.file, frame.line, frame.function] for frame in stack.frames]
+    return {"frames": frames} if stack.module is None else {"frames": frames, "module": stack.module}
 
 
 def fill_fault(body: Plain | None) -> FaultRecord | None:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TORCHS, _LIBRARYS, _USERS = range(3)
+_TORCHS, _LIBRARYS, _USERS, _SHARDS = range(4)
 #: What says nothing about a call: decorators, and how a module is called.
 DULL = {"wrapper", "inner", "decorate_context", "_fn", "_wrapped_call_impl", "_call_impl", "wrapped", "<lambda>", "_wrapped"}  # fmt: skip
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: Functions of torch that are kept: at the collective's end, and at that of the user's line, which called one of them itself.
 _MOST_INNER, _MOST_OUTER = 10, 4
 _MOST_KEPT = 4096
+#: Names of modules that are kept: the table of texts is small.
+_MOST_MODULES = 1024
 _DECORATORS = f"{os.sep}eager.py"
 #: Parts of rankwise whose functions are called by the part's name.
 _ROOMS = {"checkpoint"}
@@ -29,10 +31,13 @@ class Sites:
     Args:
         intern: Returns the number of a text.
         torch_folder: Where torch is installed.
+        modules: The module of that name.
     """
 
-    def __init__(self, intern: Callable[[str], int], torch_folder: str) -> None:
-        self._intern = intern
+    def __init__(self, intern: Callable[[str], int], torch_folder: str, modules: Any) -> None:
+        self._intern, self._holds_shards = intern, modules.holds_shards
+        self.modules = modules.Modules()
+        self._numbers: dict[str, int] = {"": 0}
         self._torch = os.path.join(torch_folder, "")
         self._ours = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
         self._rankwise = os.path.join(os.path.dirname(os.path.dirname(self._ours)), "")
@@ -46,13 +51,15 @@ class Sites:
         """Tell whether a frame runs code of rankwise's evidence."""
         return bool(frame.f_code.co_filename.startswith(self._ours))
 
-    def find(self, frame: Any) -> tuple[int, int, bool]:
-        """Return the numbers of ``file.py:LINE`` and of torch's functions between, and whether a blocking message is among them.
+    def find(self, frame: Any) -> tuple[int, int, bool, int]:
+        """Return the numbers of ``file.py:LINE`` and of torch's functions between, whether a blocking message is among them, and the module's number.
+
+        The module is known where FSDP2 gathers or reduces for it; it is looked for no further.
 
         Args:
             frame: The innermost frame of the call.
         """
-        kinds, first, depth, library = self._kinds, frame, 0, None
+        kinds, first, depth, library, shards = self._kinds, frame, 0, None, None
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
@@ -62,6 +69,8 @@ class Sites:
                 break
             if library is None and kind == _LIBRARYS:
                 library = frame
+            elif kind == _SHARDS and shards is None:
+                shards = frame
             depth += 1
             frame = frame.f_back
         if frame is None:
@@ -70,7 +79,17 @@ class Sites:
             key = (id(first.f_code), first.f_lasti, 0, 0, depth)
         else:
             key = (id(first.f_code), first.f_lasti, id(frame.f_code), frame.f_lasti, depth)
-        return self._found.get(key) or self._describe(key, first, frame)
+        found = self._found.get(key) or self._describe(key, first, frame)
+        return (*found, 0 if shards is None else self.number(self.modules.find_shards(shards)))
+
+    def number(self, module: str) -> int:
+        """Return the number of a module's name."""
+        number = self._numbers.get(module)
+        if number is None:
+            if len(self._numbers) >= _MOST_MODULES:
+                return 0
+            number = self._numbers[module] = self._intern(module)
+        return number
 
     def find_line(self, frame: Any) -> str:
         """Return ``file.py:LINE`` of the innermost frame of the user's own code; empty if there is none."""
@@ -97,7 +116,7 @@ class Sites:
         called = None
         frame = first
         while frame is not None and frame is not last:
-            if self._kinds.get(id(frame.f_code)) == _TORCHS:
+            if self._kinds.get(id(frame.f_code)) in (_TORCHS, _SHARDS):
                 _add(inside, frame.f_code.co_name)
             elif self._is_rankwises(frame.f_code.co_filename):
                 called = frame
@@ -122,7 +141,7 @@ class Sites:
         )
 
     def _judge(self, code: Any) -> int:
-        kind = self._judge_file(code.co_filename)
+        kind = _SHARDS if self._holds_shards(code) else self._judge_file(code.co_filename)
         if len(self._codes) >= _MOST_KEPT:  # code that is made again and again, by exec
             self._kinds, self._found, self._codes = {}, {}, []
         self._codes.append(code)

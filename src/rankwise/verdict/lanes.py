@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.verdict.case import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rankwise.evidence.facts import Op, Scene
 
@@ -48,6 +48,11 @@ _SYNCHRONOUS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_
 def find_family(op: Op) -> str | None:
     """Return the collective that an operation is, whatever name it came by; None if it is none that ranks make in step."""
     return _FAMILY_OF.get(op.name)
+
+
+def list_families(names: Iterable[str]) -> frozenset[str]:
+    """Return the collectives among names of functions."""
+    return frozenset(_FAMILY_OF[name] for name in names if name in _FAMILY_OF)
 
 
 def is_synchronous(op: Op) -> bool:

@@ -16,7 +16,15 @@ from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.sight import Sight
 from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.view import View
-from rankwise.verdict.words import is_buffers, is_gradient, name_op, shorten, verb
+from rankwise.verdict.words import (
+    is_buffers,
+    is_gradient,
+    is_sharded_pass,
+    name_briefly,
+    name_op,
+    shorten,
+    verb,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -95,16 +103,20 @@ def find_leavers(scene: Scene, stopped: Collection[int]) -> Sight | None:
 def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
     first = min(missed)
     at, who = shorten(missed[first].site), name_ranks(gone)
-    trained = is_gradient(missed[first])
+    # Who has been there before is not kept away by a test of the rank: it came less often.
+    lane = view.lane_of(first, missed[first])
+    were_there = lane is not None and all(lane.has_been_at(rank, missed[first].site) for rank in gone)
+    is_sharded = were_there and is_sharded_pass(missed[first])
+    trained = is_gradient(missed[first]) or is_sharded
     asked = next((one for one in view.guards_where(first, missed[first].site) if one.is_rank_test), None)
-    if asked is not None:
+    if asked is not None and not were_there:
         return _tell_alone(asked, missed, gone)
     explained = explain_fewer(view, missed[first].site, first, gone)
     class_id, fix = explained or (
         "D14" if trained else "R6",
         f"let {who} come to {at} as often as the others: the same number of steps and collectives on all ranks"
         + (
-            " (DistributedSampler with drop_last, or model.join())"
+            f" (DistributedSampler with drop_last{'' if is_sharded else ', or model.join()'})"
             if trained
             else ", and a barrier before destroy_process_group"
         ),
@@ -117,7 +129,9 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
         # Who stops before a collective that is no step of training has left early, whatever it asked for.
         class_id="R6" if class_id == "D16" and not trained else class_id,
         where=missed[first].site,
-        waiting=tuple(Waiting(rank=rank, where=op.site, op=op.name) for rank, op in sorted(missed.items())),
+        waiting=tuple(
+            Waiting(rank=rank, where=op.site, op=name_briefly(op)) for rank, op in sorted(missed.items())
+        ),
         message=f"{who} {verb(gone, 'have', 'has')} ended with exit code 0; {name_ranks(tuple(missed))} "
         f"still needed {'them' if len(gone) > 1 else 'it'} in {name_op(missed[first])} from {at}",
         fix=fix,

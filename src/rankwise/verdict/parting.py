@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.verdict.exchange import find_misfits, find_odd, is_uneven
 from rankwise.verdict.lanes import find_family
-from rankwise.verdict.words import is_gradient, is_join, is_wrapping
+from rankwise.verdict.words import is_gradient, is_join, is_of_shards, is_wrapping, name_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
 #: In which respect; the first one that holds is the one that is told.
 Respect = Literal[
-    "op", "root", "reduce op", "size", "dtype", "shape", "order", "bucket", "model check", "line", "splits"
+    "op",
+    "module",
+    "root",
+    "reduce op",
+    "size",
+    "dtype",
+    "shape",
+    "order",
+    "bucket",
+    "model check",
+    "line",
+    "splits",
 ]
 
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -88,17 +99,30 @@ def find_partings(lanes: Sequence[Lane]) -> tuple[Parting, ...]:
     for lane in lanes:
         loud: Parting | None = None
         silent: Parting | None = None
+        module: Parting | None = None
         for seq in _shared_numbers(lane):
             parting = _compare(lane, seq)
             if parting is None:
                 continue
-            if parting.respect in {"shape", "order", "bucket"}:
+            if parting.respect == "module":
+                module = module or parting
+            elif parting.respect in {"shape", "order", "bucket"}:
                 silent = silent or parting
             else:
                 loud = parting
                 break
+        loud = loud if module is None else _begin_with(module, loud)
         found += [one for one in (silent, loud) if one is not None]
     return tuple(found)
+
+
+def _begin_with(module: Parting, loud: Parting | None) -> Parting:
+    """Return where ranks were at different modules of FSDP for the first time, with what came of it."""
+    if loud is None:
+        return module
+    later = " and ".join(name_op(op, number=False) for _, op in loud.sides)
+    then = f"; these were paired, with wrong values, and at #{loud.seq} {later} can't be"
+    return replace(module, later=loud.seq, is_through=loud.is_through, then=then)
 
 
 def _shared_numbers(lane: Lane) -> list[int]:
@@ -120,6 +144,7 @@ def _compare(lane: Lane, seq: int) -> Parting | None:
         return None
     respects: tuple[tuple[Respect, Callable[[Op], object]], ...] = (
         ("op", find_family),
+        ("module", lambda op: _find_module(lane, op)),
         ("root", _find_root),
         ("reduce op", _find_reduce_op),
         ("size", lambda op: _find_size(lane, op)),
@@ -163,6 +188,7 @@ def _is_same(op: Op, other: Op) -> bool:
         and op.gives == other.gives
         and op.gets == other.gets
         and op.source == other.source
+        and op.module == other.module
     )
 
 
@@ -205,6 +231,14 @@ def _is_ncclls_barrier(lane: Lane, ops: dict[int, Op]) -> bool:
     """NCCL's barrier is an all_reduce inside, and which of the two names is recorded depends on who tells."""
     families = {find_family(op) for op in ops.values()}
     return families == {"barrier", "all_reduce"} and not lane.is_gloo
+
+
+def _find_module(lane: Lane, op: Op) -> str | None:
+    """Return the module that FSDP makes it for, if all ranks know one by that name: one may have wrapped its model in another."""
+    if not is_of_shards(op):
+        return None
+    known = ({one.module for one in ops.values() if is_of_shards(one)} for ops in lane.ops.values())
+    return op.module if all(op.module in names for names in known) else None
 
 
 def _find_root(op: Op) -> int | None:

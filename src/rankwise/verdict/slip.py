@@ -59,7 +59,7 @@ def walk_back(lanes: Sequence[Lane], partings: Sequence[Parting], known: Known) 
 
 
 def _begin(parting: Parting, known: Known) -> Parting | None:
-    if parting.respect in {"shape", "order", "bucket"} or len(parting.sides) != 2:
+    if parting.respect in {"shape", "order", "bucket", "module"} or len(parting.sides) != 2:
         return None
     sides = (parting.sides[0][0], parting.sides[1][0])
     if {*sides[0], *sides[1]} != {*parting.lane.ranks}:

@@ -6,12 +6,12 @@ Only a stack tells that a rank waits. That a collective was entered and is not o
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.evidence.facts import Op
 from rankwise.evidence.notes import is_librarys
-from rankwise.verdict.lanes import KNOWN_NAMES, UNNUMBERED
+from rankwise.verdict.lanes import KNOWN_NAMES, UNNUMBERED, find_family, list_families
 
 if TYPE_CHECKING:
     from rankwise.evidence.facts import RankFacts
@@ -88,7 +88,7 @@ def find_standing(facts: RankFacts) -> Standing:
     where = facts.stack.where if facts.stack and not _is_exit(facts.stack) else None
     if where is None and facts.fault is not None:
         where = facts.fault.where
-    ops = _find_open(facts, wait) if wait else ()
+    ops = _with_module(_find_open(facts, wait), facts.stack) if wait else ()
     call = _find_call(facts.stack, wait) if facts.stack and wait else None
     return Standing(
         rank=facts.rank, wait=wait, doing=_find_doing(facts, wait), where=where, ops=ops, call=call
@@ -190,8 +190,23 @@ def _fitting(found: list[Op], stack: Stack) -> list[Op]:
     named = {frame.function for frame in inside}
     if inside and "/torch/nn/parallel/" in inside[0].file:
         return [op for op in found if op.source == "native"]
-    fitting = [op for op in found if op.name in named]
+    # torch has several names for one: all_gather_into_tensor is all_gather_single since 2.13.
+    families = list_families(named)
+    fitting = [op for op in found if op.name in named or find_family(op) in families]
     return fitting if fitting or named & KNOWN_NAMES else found
+
+
+def _with_module(ops: tuple[Op, ...], stack: Stack | None) -> tuple[Op, ...]:
+    """Return what a rank may be waiting for, the first of it with the module that runs, if it was called from that very line."""
+    if (
+        not ops
+        or stack is None
+        or stack.module is None
+        or ops[0].module is not None
+        or ops[0].site != stack.where
+    ):
+        return ops
+    return (replace(ops[0], module=stack.module), *ops[1:])
 
 
 def _find_doing(facts: RankFacts, wait: Wait | None) -> Doing:

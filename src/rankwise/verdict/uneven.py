@@ -60,6 +60,25 @@ def explain_fewer(
     return _CLASSES[way.reason], _FIXES[way.reason].format(at=at, word=way.word)
 
 
+def explain_skip(view: View, rank: int, site: str | None) -> tuple[str, str] | None:
+    """Return class and fix where the script shows exactly one ``continue`` by which a rank can pass over a line and come to it again.
+
+    Args:
+        view: The scene.
+        rank: One that came to the line.
+        site: The line.
+    """
+    found: dict[tuple[str, int], WayOut] = {}
+    for line in view.lines_where(rank, site):
+        file, _, number = line.rpartition(":")
+        ways = find_ways_out(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else ()
+        found |= {(file, way.line): way for way in ways if way.word == "continue"}
+    if len(found) != 1:
+        return None
+    (file, at), way = next(iter(found.items()))
+    return _CLASSES[way.reason], _FIXES[way.reason].format(at=f"{shorten(file)}:{at}", word=way.word)
+
+
 def _find_swallow(
     view: View, site: str | None, waiting: int, missing: Sequence[int], places: Sequence[str | None]
 ) -> tuple[WayOut, str] | None:

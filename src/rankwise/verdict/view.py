@@ -16,6 +16,7 @@ from rankwise.verdict.parting import Parting, find_partings
 from rankwise.verdict.pause import Pause, find_pause
 from rankwise.verdict.slip import walk_back
 from rankwise.verdict.standing import Standing, find_standing
+from rankwise.verdict.words import name_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -357,7 +358,7 @@ class View:
     def list_waiting(self, standings: Sequence[Standing]) -> tuple[Waiting, ...]:
         """Return who waits, as a verdict tells it."""
         return tuple(
-            Waiting(rank=one.rank, where=one.site, op=one.op.name if one.op else one.call)
+            Waiting(rank=one.rank, where=one.site, op=name_briefly(one.op) if one.op else one.call)
             for one in sorted(standings, key=lambda one: one.rank)
             if one.site is not None
         )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.evidence.notes import parse_traceback
 from rankwise.verdict.blame import find_blame
 from rankwise.verdict.case import Waiting
 from rankwise.verdict.standing import is_at_exit
+from rankwise.verdict.words import name_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from rankwise.base.faults import FaultRecord
     from rankwise.evidence.notes import Stack
     from rankwise.verdict.case import Case, RankEnd
 
@@ -29,8 +32,22 @@ def list_waiting(case: Case, blamed: Collection[int]) -> tuple[Waiting, ...]:
             continue
         stack = _waiting_stack(end)
         if stack is not None:
-            waiting.append(Waiting(rank=end.rank, where=stack.where, op=stack.op))
+            waiting.append(Waiting(rank=end.rank, where=stack.where, op=_name_op(case, end.rank, stack)))
     return tuple(waiting)
+
+
+def _name_op(case: Case, rank: int, stack: Stack) -> str | None:
+    """Return what a rank waited in: with the module for which FSDP made it, or that ran, where that is known."""
+    facts = case.scene.find(rank) if case.scene is not None else None
+    ops = facts.evidence.ops if facts is not None and facts.evidence is not None else ()
+    # What C++ issued is over, by its own word, once it has failed.
+    last = next(
+        (op for op in reversed(ops) if op.is_over is False or op.has_raised or op.source == "native"), None
+    )
+    if stack.op is None or last is None or last.site != stack.where:
+        return stack.op
+    module = last.module or stack.module
+    return stack.op if module is None else name_briefly(replace(last, module=module))
 
 
 def _waiting_stack(end: RankEnd) -> Stack | None:
@@ -42,11 +59,17 @@ def _waiting_stack(end: RankEnd) -> Stack | None:
         return None if was_through else _before_farewell(end)
     if end.fault is None:
         return end.stack if end.finished_s is None else None
-    return parse_traceback(end.fault.callstack) if find_blame(end) in {"peer", "timeout"} else None
+    return _stack_of(end.fault) if find_blame(end) in {"peer", "timeout"} else None
 
 
 def _before_farewell(end: RankEnd) -> Stack | None:
     """Return where a rank stood; of one whose script is over, and that is at its atexit functions, where its error came from."""
     if end.stack is None or not is_at_exit(end.stack):
         return end.stack
-    return parse_traceback(end.fault.callstack) if end.fault is not None else None
+    return _stack_of(end.fault) if end.fault is not None else None
+
+
+def _stack_of(fault: FaultRecord) -> Stack | None:
+    """Return where an exception was raised, with the module that it came through."""
+    stack = parse_traceback(fault.callstack)
+    return None if stack is None else replace(stack, module=fault.module)

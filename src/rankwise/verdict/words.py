@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.verdict.lanes import find_family
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rankwise.evidence.facts import Op
 
@@ -25,17 +25,39 @@ _UNSHARDING = frozenset(
 )
 
 
+#: Functions of FSDP2, one of which is called for every module; in the second gradients are reduced.
+_GATHERS, _REDUCES = "foreach_all_gather", "foreach_reduce"
+#: Of torch's ZeroRedundancyOptimizer.
+_SYNCS = frozenset({"_sync_params", "_broadcast_params_from_rank"})
+
+
 def name_op(op: Op | None, *, number: bool = True) -> str:
-    """Return ``all_reduce #812 (25.6 M float32, gradients)``."""
+    """Return ``all_reduce #812 (25.6 M float32, gradients)``; of a module ``all_gather of layers.3 (#812, 4.2 M float32, FSDP parameters)``."""
     if op is None:
         return "a collective"
     if op.library_call is not None:
         return op.library_call
-    told = f"{op.name} #{op.seq}" if number and not op.is_message else op.name
+    has_number = number and not op.is_message
+    told = f"{op.name} #{op.seq}" if has_number and op.module is None else name_briefly(op)
     if op.is_message and op.peer is not None and op.peer >= 0:
         told += f" {'to' if op.name in {'send', 'isend'} else 'from'} rank {op.peer}"
-    details = [text for text in (name_tensors(op), find_purpose(op)) if text]
+    first = f"#{op.seq}" if has_number and op.module is not None else ""
+    details = [text for text in (first, name_tensors(op), find_purpose(op)) if text]
     return f"{told} ({', '.join(details)})" if details else told
+
+
+def name_briefly(op: Op) -> str:
+    """Return ``all_reduce``, or of a module ``all_gather of layers.3``."""
+    if op.module is None:
+        return op.name
+    return f"{find_family(op) or op.name} of {name_module(op.module)}"
+
+
+def name_module(module: str) -> str:
+    """Return a module's name; that of the outermost one in words, as it has none, and ``module 3`` where it is a number alone."""
+    if module == ".":
+        return "the root module"
+    return f"module {module}" if module.replace(".", "").isdecimal() else module
 
 
 def name_tensors(op: Op) -> str:
@@ -58,20 +80,36 @@ def count_briefly(number: int) -> str:
 
 def find_purpose(op: Op) -> str:
     """Return what torch makes this collective for, where it is not the user's own."""
-    if is_gradient(op):
-        return "DDP gradients"
-    if is_buffers(op):
-        return "DDP buffers, before forward"
-    if is_shards(op):
-        return "FSDP parameters"
-    if is_wrapping(op):
-        return "DDP comparing the models"
-    return ""
+    known: tuple[tuple[Callable[[Op], bool], str], ...] = (
+        (is_gradient, "DDP gradients"),
+        (is_buffers, "DDP buffers, before forward"),
+        (is_shards, "FSDP parameters"),
+        (is_shard_gradient, "FSDP gradients"),
+        (is_redistribution, "tensor parallel"),
+        (lambda op: bool(_SYNCS & set(op.inside)), "ZeRO parameters, after the step"),
+        (is_wrapping, "DDP comparing the models"),
+    )
+    return next((purpose for holds, purpose in known if holds(op)), "")
 
 
 def is_gradient(op: Op) -> bool:
     """Tell whether it is a bucket of gradients, issued inside a backward pass."""
-    return op.source == "native" and bool({"backward", "_engine_run_backward"} & set(op.inside))
+    return op.source == "native" and is_in_backward(op) and not is_redistribution(op)
+
+
+def is_in_backward(op: Op) -> bool:
+    """Tell whether a backward pass has issued it."""
+    return bool({"backward", "_engine_run_backward"} & set(op.inside))
+
+
+def is_sharded_pass(op: Op) -> bool:
+    """Tell whether a forward or backward pass of a sharded model has issued it: by FSDP, or by tensor parallel."""
+    return is_shards(op) or is_shard_gradient(op) or is_redistribution(op)
+
+
+def is_redistribution(op: Op) -> bool:
+    """Tell whether a DTensor changes its layout by it, as in a model whose layers are split."""
+    return bool({"redistribute", "redistribute_local_tensor"} & set(op.inside))
 
 
 def is_buffers(op: Op) -> bool:
@@ -86,6 +124,16 @@ def is_buffers(op: Op) -> bool:
 def is_shards(op: Op) -> bool:
     """Tell whether FSDP gathers parameters by it, for a forward or backward pass."""
     return find_family(op) == "all_gather" and bool(_UNSHARDING & set(op.inside))
+
+
+def is_shard_gradient(op: Op) -> bool:
+    """Tell whether FSDP2 reduces the gradients of a module by it."""
+    return _REDUCES in op.inside
+
+
+def is_of_shards(op: Op) -> bool:
+    """Tell whether FSDP2 makes it for one module, the same one on all ranks."""
+    return op.module is not None and (_GATHERS in op.inside or is_shard_gradient(op))
 
 
 def is_wrapping(op: Op) -> bool:

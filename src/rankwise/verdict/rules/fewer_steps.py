@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.telling import find_fewer, tell_absence
 from rankwise.verdict.uneven import explain_fewer
-from rankwise.verdict.words import is_gradient, shorten
+from rankwise.verdict.words import is_gradient, is_in_backward, is_sharded_pass, shorten
 
 if TYPE_CHECKING:
     from rankwise.verdict.sight import Sight
@@ -19,15 +19,16 @@ def find(view: View) -> tuple[Sight, ...]:
     """Return the sights of it: not while those that are missing may still come."""
     sights = []
     for absence in view.absences:
-        if not all(_is_backward(one.wait, absence) for one in absence.waiting):
+        if not all(_is_backward(one.wait, absence) for one in absence.waiting) and not (
+            absence.op is not None and is_sharded_pass(absence.op) and view.have_ended(absence)
+        ):
             continue
         if any(map(view.may_come, absence.missing)) or not _did_before(view, absence):
             continue
         first = absence.waiting[0]
-        at = shorten(first.site)
         class_id, fix = explain_fewer(view, first.site, first.rank, absence.missing) or (
             "D14",
-            f"let all ranks make the same number of backward passes at {at}: equal batches (DistributedSampler, drop_last, model.join()), and "
+            f"let all ranks make the same number of {_name_passes(absence)}, and "
                 "one decision for all to stop early or to skip a step (all_reduce the flag first)",
         )  # fmt: skip
         sights.append(
@@ -40,7 +41,17 @@ def find(view: View) -> tuple[Sight, ...]:
 
 
 def _is_backward(wait: str | None, absence: Absence) -> bool:
-    return wait == "backward" or (absence.op is not None and is_gradient(absence.op))
+    return wait == "backward" or (
+        absence.op is not None
+        and (is_gradient(absence.op) or (is_sharded_pass(absence.op) and is_in_backward(absence.op)))
+    )
+
+
+def _name_passes(absence: Absence) -> str:
+    at = shorten(absence.waiting[0].site)
+    if absence.op is not None and is_sharded_pass(absence.op):
+        return f"passes at {at}: equal batches (DistributedSampler, drop_last)"
+    return f"backward passes at {at}: equal batches (DistributedSampler, drop_last, model.join())"
 
 
 def _did_before(view: View, absence: Absence) -> bool:

@@ -88,7 +88,7 @@ if _orders is not None:
                 _recording.let_threads_settle,
                 None
                 if _places is None or not _recording.keep_from_children(_places)
-                else lambda _module: _find("beginning").begin(_module, _places, _find),
+                else lambda _module: _find("beginning").begin(_module, _places, _find, _recorder),
             )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
