@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from parts.contenders import CONTENDERS, NEEDS
+from parts.spreads import MESHES
 from parts.tasks import Readings, Task, Watch
 from parts.turns import Lane
 from steps import bound_median
@@ -129,7 +130,7 @@ def printing_elsewhere(folder: Path, rank: int, *, has_terminal: bool) -> Iterat
 def measure(plan: Plan, folder_name: str) -> dict[str, Readings]:
     """In a rank: train with all contenders; return what was read."""
     folder = Path(folder_name)
-    ctx = rankwise.init(device=None if plan.is_on_gpu else "cpu")
+    ctx = rankwise.init(device=None if plan.is_on_gpu else "cpu", mesh=MESHES.get(plan.task.spread) or None)
     torch.set_num_threads(1)
     found = {name: Readings() for name in plan.names}
     with ctx, printing_elsewhere(folder, ctx.rank, has_terminal=plan.has_terminal):
@@ -205,7 +206,7 @@ def choose_names(only: list[str]) -> tuple[str, ...]:
 def name_versions() -> str:
     """Name what is compared."""
     found = [f"torch {torch.__version__}"]
-    for name in ("accelerate", "lightning"):
+    for name in ("accelerate", "lightning", "deepspeed"):
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
@@ -220,8 +221,8 @@ def average(ranks: list[dict[str, Readings]], name: str, kind: str) -> list[floa
     ]
 
 
-def print_table(plan: Plan, ranks: list[dict[str, Readings]]) -> None:
-    """Print times and ratios."""
+def print_table(plan: Plan, ranks: list[dict[str, Readings]], aim: float | None = None) -> None:
+    """Print times and ratios; ``aim``: what ours should reach, in place of the usual."""
     print(f"{'':14}{'time':8}{'a step':>10}{'ratio':>8}  {'95 % bounds':16}  aim")
     for name in plan.names:
         for kind in KINDS:
@@ -234,9 +235,9 @@ def print_table(plan: Plan, ranks: list[dict[str, Readings]]) -> None:
                 again = average(ranks, "raw, again", kind)
                 raw = [(one + other) / 2 for one, other in zip(raw, again, strict=True)]
             ratio, low, high = bound_median([one / other for one, other in zip(values, raw, strict=True)])
-            aim = f"<= {AIMS[name]}" if name in AIMS and kind == "wall" else ""
+            wanted = f"<= {aim or AIMS[name]}" if name in AIMS and kind == "wall" else ""
             print(
-                f"{name:14}{kind:8}{statistics.median(values) * 1e6:7.0f} us{ratio:8.3f}  {f'{low:.3f} to {high:.3f}':16}  {aim}"
+                f"{name:14}{kind:8}{statistics.median(values) * 1e6:7.0f} us{ratio:8.3f}  {f'{low:.3f} to {high:.3f}':16}  {wanted}"
             )
 
 
@@ -318,7 +319,11 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     names = choose_names(arguments.only)
     return Plan(
         task=task,
-        names=tuple(name for name in names if not (on_gpu and name in ("raw, again", "loader + DDP"))),
+        names=tuple(
+            name
+            for name in names
+            if name != "DeepSpeed" and not (on_gpu and name in ("raw, again", "loader + DDP"))
+        ),
         rounds=rounds // builds,
         builds=builds,
         block=block,

@@ -36,6 +36,8 @@ class Size:
 
 SMALL = Size(vocabulary=256, context=32, width=64, num_layers=2, num_heads=2)
 TINY = Size(vocabulary=64, context=16, width=32, num_layers=2, num_heads=2)
+#: 26 million parameters, and activations that are small beside them.
+WIDE = Size(vocabulary=2048, context=16, width=512, num_layers=8, num_heads=8)
 #: 124 million parameters, the embedding counted once, as it is the last layer too.
 LARGE = Size(vocabulary=50304, context=1024, width=768, num_layers=12, num_heads=12)
 
@@ -96,6 +98,7 @@ class Watch:
         pause: Called between two blocks; its time does not count.
         blocks: Wall and CPU seconds of a step, the mean of each block.
         peak_bytes: The most memory of the GPU in each block.
+        held_bytes: What the rank has of the parameters and of the states of the optimizer, after the first block.
     """
 
     block: int
@@ -103,8 +106,14 @@ class Watch:
     pause: Callable[[], None] | None = None
     blocks: list[tuple[float, float]] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
+    held_bytes: int = 0
+    _held: tuple[Any, Any] | None = None
     _steps: int = 0
     _begun: tuple[float, float] = (0.0, 0.0)
+
+    def note(self, model: Any, optimizer: Any) -> None:
+        """Hear what is trained, so that what it holds can be counted."""
+        self._held = (model, optimizer)
 
     def mark(self) -> None:
         """Note that a step begins."""
@@ -112,6 +121,8 @@ class Watch:
         if number % self.block:
             return
         wall, cpu = self._look()
+        if number and self._held is not None:
+            self.held_bytes, self._held = count_held(*self._held), None
         if number:
             self.blocks.append(((wall - self._begun[0]) / self.block, (cpu - self._begun[1]) / self.block))
         if self.device.type == "cuda":
@@ -128,6 +139,14 @@ class Watch:
         return time.perf_counter(), time.process_time()
 
 
+def count_held(model: Any, optimizer: Any) -> int:
+    """Return the bytes of this rank's parts of the parameters and of the states of the optimizer; a tensor of both, or of two names, once."""
+    states = getattr(optimizer, "optim", optimizer).state.values()
+    tensors = [*model.parameters(), *(one for state in states for one in state.values())]
+    local = [getattr(one, "_local_tensor", one) for one in tensors if isinstance(one, Tensor)]
+    return sum({one.data_ptr(): one.nbytes for one in local}.values())
+
+
 @dataclass(slots=True)
 class Readings:
     """What one contender has shown on one rank: seconds of a step in each round, and the most memory of its GPU.
@@ -136,11 +155,13 @@ class Readings:
         wall: Wall time.
         CPU: CPU time of the process.
         peak_bytes: 0 without a GPU.
+        held_bytes: The rank's part of parameters and states; 0 where nobody has said what is trained.
     """
 
     wall: list[float] = field(default_factory=list)
     CPU: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    held_bytes: int = 0
 
     def add(self, watch: Watch, *, num_warm: int) -> None:
         """Take what a watch has seen, but for the first blocks."""
@@ -148,6 +169,7 @@ class Readings:
             self.wall.append(wall)
             self.CPU.append(cpu)
         self.peak_bytes = max(self.peak_bytes, *watch.peak_bytes[num_warm:], 0)
+        self.held_bytes = max(self.held_bytes, watch.held_bytes)
 
 
 class Items(Dataset[tuple[Tensor, ...]]):
@@ -168,7 +190,7 @@ class Task:
     """What is trained, the same by every contender.
 
     Attributes:
-        model: "mlp", "gpt", "tiny" or "124M".
+        model: "mlp", "gpt", "tiny", "wide" or "124M".
         optimizer: "sgd" or "adamw".
         fused: Whether the optimizer is asked to run as one kernel.
         batch: Samples of a step on each rank.
@@ -178,6 +200,8 @@ class Task:
         compiler: The backend of torch.compile; None: the model is not compiled.
         is_own_data: Whether the data set is a class of one's own, and not torch's TensorDataset.
         log_every: Steps between two reports.
+        spread: How the model is spread over the ranks: "ddp", or a name of `parts/spreads.py`.
+        device_type: Of the ranks.
     """
 
     model: str
@@ -190,11 +214,23 @@ class Task:
     compiler: str | None = None
     is_own_data: bool = False
     log_every: int = 50
+    spread: str = "ddp"
+    device_type: str = "cpu"
 
     @property
     def size(self) -> Size | None:
         """How large the GPT is; None for the small network."""
-        return {"mlp": None, "gpt": SMALL, "tiny": TINY, "124M": LARGE}[self.model]
+        return {"mlp": None, "gpt": SMALL, "tiny": TINY, "wide": WIDE, "124M": LARGE}[self.model]
+
+    @property
+    def tensor_degree(self) -> int:
+        """How many ranks share the work of each layer, and so have the same samples."""
+        return {"tp": self.world_size, "tp-fsdp": 2}.get(self.spread, 1)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.batch * self.world_size // self.tensor_degree
 
     @property
     def terms(self) -> int:
@@ -222,7 +258,7 @@ class Task:
 
     def _build_tensors(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(1)
-        number = self.steps * self.batch * self.world_size
+        number = self.steps * self.global_batch
         if self.size:
             shape = (number, self.size.context + 1)
             words = torch.randint(self.size.vocabulary, shape, generator=generator)

@@ -24,6 +24,7 @@ import torch
 from data import IGNORED, load_windows
 from model import GPT, generate, make_optimizer, sum_loss
 from options import parse_arguments, scale_lr
+from spread import MESHES, spread_model, spread_optimizer
 
 import rankwise
 from rankwise import checkpoint
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from torch.nn.parallel import DistributedDataParallel
+    from torch import nn
 
     Autocast = Callable[[], AbstractContextManager[None]]
 
 
 def make_step(
-    model: DistributedDataParallel,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     step: rankwise.Step,
     track: rankwise.train.Track,
@@ -59,7 +60,7 @@ def make_step(
             loss_sum, count = sum_loss(model, micro_batch)
         (loss_sum * scale).backward()
         track.add(loss_sum, count)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    norm = rankwise.clip_grad_norm_(model, 1.0)
     optimizer.step()
     optimizer.zero_grad()
     track.step(step, grad_norm=norm)
@@ -68,17 +69,18 @@ def make_step(
 def main() -> None:
     """Train, evaluate, save, and write some text."""
     args = parse_arguments(__doc__)
-    with rankwise.init(device=args.device) as ctx:
+    with rankwise.init(device=args.device, mesh=MESHES[args.spread]) as ctx:
         ctx.listen_for_stop()
         train_windows, held_out = load_windows(args.size.context, file=args.text, num_held_out=args.held_out)
         # Nothing random happens when a window is read, so nothing has to be seeded for it.
         loader = rankwise.DataLoader(train_windows, global_batch=args.global_batch, micro_batch=args.micro_batch,
                                      seed=args.seed, drop_last=True, sample_seeds=False)  # fmt: skip
         torch.manual_seed(args.seed)
-        model = rankwise.apply_ddp(GPT(args.size))
+        gpt = GPT(args.size)
+        model = spread_model(gpt, args.spread)
         if args.compile:
-            model.module.compile()  # in place: names in checkpoints stay as they are
-        optimizer = make_optimizer(model, lr=args.lr)
+            gpt.compile()  # in place: names in checkpoints stay as they are
+        optimizer = spread_optimizer(make_optimizer(model, lr=args.lr), args.spread)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(scale_lr, num_steps=args.steps))
         track = rankwise.train.Track(loader, optimizer, steps=args.steps, model=model, folder=args.folder,
                                      settings={"precision": args.precision})  # fmt: skip
@@ -108,8 +110,8 @@ def main() -> None:
                     if stop:
                         track.end(str(ctx.stop_reason), is_over=False)
                         ctx.leave_for_requeue()
-        if ctx.is_main and args.write:
-            ctx.print(generate(model.module, args.prompt, num_bytes=args.write))
+        if args.write:  # on all ranks: the forward of a model in parts takes them all
+            ctx.print(generate(gpt, args.prompt, num_bytes=args.write))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ The same training as train.py, by the Trainer: what is left is what makes it thi
     torchrun --standalone --nproc-per-node 2 examples/gpt/train_trainer.py
     python examples/gpt/train_trainer.py
 
+`--spread fsdp` and others cut a model that does not fit on one device (spread.py); a training goes on with another one, too.
+
 Kill it whenever you like, with -9 too, and start the same command again, with another number of ranks if you like.
 
 The commands share the folder gpt-run: when the training is finished, delete it to train anew. To the other form, give another --folder.
@@ -22,6 +24,7 @@ import torch
 from data import load_windows
 from model import GPT, generate, make_optimizer, sum_loss
 from options import parse_arguments, scale_lr
+from spread import MESHES, spread_model, spread_optimizer
 
 import rankwise
 from rankwise import checkpoint
@@ -56,13 +59,13 @@ class Kill(Callback):
 def main() -> None:
     """Train, evaluate, save, and write some text."""
     args = parse_arguments(__doc__)
-    with rankwise.init(device=args.device) as ctx:
+    with rankwise.init(device=args.device, mesh=MESHES[args.spread]) as ctx:
         train_windows, held_out = load_windows(args.size.context, file=args.text, num_held_out=args.held_out)
         loader = rankwise.DataLoader(train_windows, global_batch=args.global_batch, micro_batch=args.micro_batch,
                                      seed=args.seed, drop_last=True, sample_seeds=False)  # fmt: skip
         torch.manual_seed(args.seed)
-        model = GPT(args.size)
-        optimizer = make_optimizer(model, lr=args.lr)
+        model = spread_model(GPT(args.size), args.spread)
+        optimizer = spread_optimizer(make_optimizer(model, lr=args.lr), args.spread)
         trainer = rankwise.Trainer(
             model,
             optimizer,
@@ -86,8 +89,8 @@ def main() -> None:
         trainer.fit()
         if checkpoint.latest(args.folder) == before:  # nothing was left to do
             ctx.print(f"{args.folder} is finished: delete it to train anew")
-        if ctx.is_main and args.write:
-            ctx.print(generate(model, args.prompt, num_bytes=args.write))
+        if args.write:  # on all ranks: the forward of a model in parts takes them all
+            ctx.print(generate(trainer.model, args.prompt, num_bytes=args.write))
 
 
 if __name__ == "__main__":

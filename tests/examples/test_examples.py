@@ -127,6 +127,31 @@ def test_gpt_killed_and_resumed_is_undisturbed(
     check_same(read_journal(whole[form]), resumed, NUM_STEPS)
 
 
+@pytest.mark.parametrize(
+    ("form", "ways"),
+    [
+        ("train.py", [("fsdp", 2), ("tp-fsdp", 4)]),
+        ("train.py", [("tp", 2), ("flat", 3)]),
+        ("train_trainer.py", [("zero1", 2), ("hsdp", 4)]),
+        ("train_trainer.py", [("offload", 2), ("tp", 2)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(how for how, _ in value),
+)
+def test_gpt_spread_is_one_training(
+    form: str, ways: list[tuple[str, int]], whole: dict[str, Path], tmp_path: Path
+) -> None:
+    """Killed in one composition and resumed in another, the GPT goes the way of one process: losses, clipping, evaluations."""
+    args = (f"gpt/{form}", *TINY, "--folder", str(tmp_path / "run"), "--spread")
+    (how, world_size), (other, other_size) = ways
+    try_ranks(run_example, world_size, *args, how, "--kill-at", "10")
+    run_ranks(run_example, other_size, *args, other)
+    resumed = read_journal(tmp_path / "run")
+    assert [one.started.world_size for one in resumed.starts] == [world_size, other_size]
+    assert resumed.starts[1].started.step >= 4
+    check_same(read_journal(whole[form]), resumed, NUM_STEPS)
+    assert resumed.grad_norms() == pytest.approx(read_journal(whole[form]).grad_norms(), rel=TOLERANCE)
+
+
 def test_gpt_forms_are_one_training(whole: dict[str, Path]) -> None:
     """The plain loop and the Trainer make the same GPT, to rounding."""
     first, second = (read_journal(whole[form]) for form in GPT_FORMS)
