@@ -1,0 +1,412 @@
+"""A parameter server: some ranks hold the parameters and their optimizer, the others compute gradients.
+
+    ctx = rankwise.init()
+    ps = rankwise.parameter_server(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), servers=2)
+    if ps.is_server:
+        ps.serve()  # until the workers have ended
+    else:
+        for inputs, targets in batches:
+            ps.pull()
+            loss_fn(model(inputs), targets).backward()
+            ps.push()
+    ctx.close()
+
+Messages go over Gloo, a process group of two for each worker and server, and not over torch's RPC. One push and pull on one host with two
+cores, torch 2.13, one worker (two): 1 KB 0.3 (0.6) ms by Gloo and 0.3 (0.5) ms by RPC, 4 MB 2.5 (7) and 2.3 (4), 32 MB 23 (30) and 89 (56),
+100 MB 76 (86) and 97 (119): equal where it is little, faster where it is much. And RPC's agent is one for a process, which meets all others
+when it starts: a worker could not come back while the others go on. `benchmarks/parameter_server.py` measures both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch.distributed as dist
+
+from rankwise.base.environ import get
+from rankwise.base.errors import UsageError
+from rankwise.parallel.servers.compression import Compression
+from rankwise.parallel.servers.coordinator import Coordinator, Handle, PerWorker, work
+from rankwise.parallel.servers.dense import DenseValues
+from rankwise.parallel.servers.embedding import find_tables
+from rankwise.parallel.servers.gathering import name_states
+from rankwise.parallel.servers.layout import SPLIT_BYTES, copy_in, digest, spread
+from rankwise.parallel.servers.recovery import Recovery
+from rankwise.parallel.servers.rules import Rules, check_rules
+from rankwise.parallel.servers.serving import NormExchange, Server
+from rankwise.parallel.servers.shard import Shard
+from rankwise.parallel.servers.table import TableValues
+from rankwise.parallel.servers.worker import Worker
+from rankwise.runtime.context import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from rankwise.parallel.servers.layout import ShardLayout
+    from rankwise.runtime.context import RankContext
+
+
+def parameter_server(  # noqa: PLR0913 - most calls give few
+    model: nn.Module,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    *,
+    servers: int | None = None,
+    mode: str = "sync",
+    staleness: int | None = None,
+    backup_workers: int = 0,
+    clip_norm: float | None = None,
+    compression: str | None = None,
+    table_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    split_bytes: int | None = SPLIT_BYTES,
+    coordinator: bool = False,
+    resume: torch.optim.Optimizer | None = None,
+    num_updates: int = 0,
+    recovery_folder: str | Path | None = None,
+    save_every: int = 100,
+    timeout_s: float | None = None,
+) -> ParameterServer:
+    """Make the first ranks servers of the model's parameters, and the others workers.
+
+    Parameters that are trained are spread over the servers: whole tensors by size, and those above ``split_bytes`` as ranges. The
+    values are the servers' from then on; frozen parameters and buffers (BatchNorm's, say) stay each worker's own, so build the model
+    from one seed on all ranks.
+
+    Args:
+        model: The model, on the CPU on servers; on workers where it computes.
+        optimizer: Makes the optimizer of one server's part, given its parameters (a range is a parameter of one dimension).
+        servers: How many ranks are servers; None: what `rankwise run --role-counts ps=2,worker=6` says, or 1.
+        mode: ``"sync"``: one update for the average of all workers' gradients; equal to one process with all their samples.
+            ``"stale"``: the same averages, but a worker computes with parameters that are up to ``staleness`` updates old, and waits
+            no earlier. ``"async"``: each gradient is an update, at once.
+        staleness: That bound, with ``mode="stale"``.
+        backup_workers: With ``mode="sync"``: do not wait for so many of the slowest workers; what they send late is dropped and counted.
+            Each server chooses by what has come to it.
+        clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if ``mode="async"``.
+        compression: ``"bf16"`` or ``"topk:0.01"``: send gradients so, what is left out is added to the next; None: whole.
+        table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse gradients, as SparseAdam,
+            Adagrad or SGD; None: as ``optimizer``.
+        scheduler: Makes a learning-rate schedule of a server's optimizer; one step for each update.
+        split_bytes: See above; None: never, for update rules that look at whole tensors (Adafactor, LAMB, Muon).
+        coordinator: Whether the first rank that is no server schedules functions on the others: ``ps.schedule``, ``ps.join``, ``ps.fetch``;
+            they do them in ``ps.work()``. Only with ``mode="async"``.
+        resume: A plain optimizer of this model, whose states the servers go on with: of a checkpoint that was loaded into both.
+        num_updates: How many updates were made before: where versions and the schedule begin.
+        recovery_folder: Where servers copy what they hold, after each ``save_every`` updates, on a file system that all of them share. When
+            one dies, the first that lives takes over from its last copy, and the workers go on; the updates since are lost. None: the death
+            of a server ends the training.
+        save_every: See above.
+        timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
+
+    Returns:
+        This rank's side of it.
+
+    Raises:
+        UsageError: The arguments make no sense together, or there are too few ranks.
+        ModelError: The model has nothing to train.
+        RendezvousError: A worker does not reach a server; names it.
+        CollectiveError: A worker's model is another than the servers'.
+
+    Collective: every rank must call this, with the same arguments; afterwards nobody waits for all.
+    """
+    ctx = current()
+    num_servers = _count_servers(ctx, servers)
+    first = num_servers + coordinator
+    if coordinator and (mode != "async" or first == ctx.world_size):
+        raise UsageError(f"coordinator=True with mode={mode!r}, and {ctx.world_size - first} workers", rank=ctx.rank,
+                         hint='scheduled functions come to workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
+    bound = check_rules(mode, staleness, backup_workers, ctx.world_size - first, clip_norm)
+    if timeout_s is not None and not timeout_s > 0:
+        raise UsageError(
+            f"timeout_s={timeout_s} is no number of seconds above 0",
+            rank=ctx.rank,
+            hint="None: that of init()",
+        )
+    if clip_norm is not None and mode != "async" and find_tables(model):
+        raise UsageError(f"clip_norm={clip_norm} with mode={mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
+                         rank=ctx.rank, hint='mode="async" clips on the workers; or leave out clip_norm')  # fmt: skip
+    rules = Rules(
+        mode=mode, staleness=bound, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
+        clip_norm=clip_norm, timeout_s=ctx.timeout_s if timeout_s is None else timeout_s,
+    )  # fmt: skip
+    if recovery_folder is not None and (save_every < 1 or (clip_norm is not None and mode != "async")):
+        raise UsageError(f"recovery_folder with save_every={save_every}, clip_norm={clip_norm}, mode={mode!r}", rank=ctx.rank,
+                         hint="save_every is 1 or more; what was taken over is some updates behind, and the norm of one update is not known then: no clip_norm")  # fmt: skip
+    packing = None if compression is None else Compression(compression)
+    layouts = spread(model, num_servers, split_bytes=split_bytes)
+    store = dist.PrefixStore(f"servers/{ctx._count('servers')}", ctx.store)
+    workers = range(first, ctx.world_size)
+    if ctx.rank < num_servers:
+        server, make_shard = _make_server(
+            ctx, model, layouts, rules, packing, store, range(num_servers, ctx.world_size)
+        )
+        server.resume(name_states(model, resume) if resume is not None else {}, num_updates)
+        if recovery_folder is not None:
+            server.recovery = Recovery(recovery_folder, save_every, make_shard)
+            for number, shard in server.shards.items():
+                server.watch(number, shard)
+        return ParameterServer(ctx, workers, num_servers, rules, store, server=server)
+    worker = Worker(
+        ctx.rank, model, layouts, layout_digest=_digest(model, layouts), server_ranks=range(num_servers), rules=rules,
+        compression=packing, store=store, can_recover=recovery_folder is not None,
+    )  # fmt: skip
+    if ctx.rank == num_servers and coordinator:
+        head = Coordinator(ctx.rank, workers, store=store, timeout_s=rules.timeout_s)
+        return ParameterServer(ctx, workers, num_servers, rules, store, worker=worker, coordinator=head)
+    return ParameterServer(ctx, workers, num_servers, rules, store, worker=worker)
+
+
+def _count_servers(ctx: RankContext, servers: Any) -> int:
+    """Return how many ranks are servers."""
+    told = get("RANKWISE_ROLE_COUNTS", "")
+    counts = dict(part.split("=", 1) for part in told.split(",") if "=" in part)
+    by_role = int(counts["ps"]) if counts.get("ps", "").isdigit() else None
+    if servers is not None and by_role is not None and servers != by_role:
+        raise UsageError(
+            f"servers={servers}, and --role-counts {told} says {by_role}",
+            rank=ctx.rank,
+            hint="leave out one of them",
+        )
+    num_servers = servers if servers is not None else (by_role or 1)
+    if (
+        isinstance(num_servers, bool)
+        or not isinstance(num_servers, int)
+        or not 1 <= num_servers < ctx.world_size
+    ):
+        raise UsageError(
+            f"servers={num_servers!r} of {ctx.world_size} ranks", rank=ctx.rank,
+            hint="at least one rank must be a server, and one a worker",
+        )  # fmt: skip
+    return num_servers
+
+
+def _make_server(
+    ctx: RankContext, model: nn.Module, layouts: list[ShardLayout], rules: Rules, packing: Compression | None,
+    store: dist.Store, workers: Sequence[int],
+) -> tuple[Server, Callable[[int, Iterable[int]], Shard]]:  # fmt: skip
+    """Return the server of this rank, and what makes any shard with first values."""
+    tables, parameters = list(find_tables(model).items()), dict(model.named_parameters())
+    norms = None
+    if rules.clip_norm is not None and not rules.is_async:
+        filled = [one.number for one in layouts if one.pieces]
+        norms = NormExchange(store, filled, timeout_s=rules.timeout_s)
+
+    def make_shard(number: int, members: Iterable[int]) -> Shard:
+        table, server = divmod(number, len(layouts))
+        if table == 0:
+            dense = DenseValues(layouts[server], rules, total_norm=norms)
+            copy_in(dense.layout, dense.buffer, parameters)
+            return Shard(server, dense, rules, members)
+        name, module = tables[table - 1]
+        held = TableValues(module.facts.draw(server, len(layouts)), rules)
+        return Shard(f"{name}/{server}", held, rules, members)
+
+    numbers = range(ctx.rank, len(layouts) * (len(tables) + 1), len(layouts))
+    shards = {number: make_shard(number, workers) for number in numbers}
+    server = Server(
+        ctx.rank, ctx.rank, shards, layout_digest=_digest(model, layouts), compression=packing, workers=workers,
+        store=store, timeout_s=2 * rules.timeout_s,
+    )  # fmt: skip
+    return server, make_shard
+
+
+def _digest(model: nn.Module, layouts: list[ShardLayout]) -> str:
+    return digest([*layouts, *((name, one.facts) for name, one in find_tables(model).items())])
+
+
+@final
+class ParameterServer:
+    """This rank's side of a parameter server; made by ``parameter_server``.
+
+    Attributes:
+        is_server: Whether this rank holds parameters.
+        is_coordinator: Whether this rank schedules functions on the workers.
+        num_servers: How many ranks hold parameters; they are the first ones.
+        num_workers: How many ranks compute gradients.
+        worker_index: Which worker this is, from 0; None on a server and on the coordinator.
+    """
+
+    def __init__(
+        self, ctx: RankContext, workers: Sequence[int], num_servers: int, rules: Rules, store: dist.Store, *,
+        server: Server | None = None, worker: Worker | None = None, coordinator: Coordinator | None = None,
+    ) -> None:  # fmt: skip
+        self._ctx, self._rules, self._store = ctx, rules, store
+        self._server, self._worker, self._coordinator = server, worker, coordinator
+        self.is_server, self.is_coordinator = server is not None, coordinator is not None
+        self.num_servers, self.num_workers = num_servers, len(workers)
+        self.worker_index = workers.index(ctx.rank) if ctx.rank in workers else None
+        if worker is not None:
+            ctx._attend(at_step=_do_nothing, before_leaving=self.close)
+
+    def serve(self) -> dict[str, Any]:
+        """Serve the parameters until all workers have ended, or are gone.
+
+        Returns:
+            ``shards``: for each its ``version``, how many gradients were ``applied`` and ``dropped``, the histogram of their
+            ``staleness``, and the workers ``expelled``; the workers that ``ended``, and those ``lost``, with the reason.
+
+        Raises:
+            UsageError: This rank is a worker.
+            CollectiveError: All workers are gone, and none had ended.
+        """
+        if self._server is None:
+            raise UsageError(
+                f"serve() on worker {self.worker_index}",
+                rank=self._ctx.rank,
+                hint="if ps.is_server: ps.serve()",
+            )
+        return self._server.serve()
+
+    def pull(self) -> int:
+        """Fill the model with the servers' parameters, as new as the mode asks for.
+
+        Returns:
+            The version: how many updates are in them (the least of all servers').
+
+        Raises:
+            UsageError: This rank is a server.
+            CollectiveTimeoutError: A server does not answer; names it.
+            CollectiveError: A server is gone or has failed, or the others had waited too long for this worker.
+        """
+        return self._as_worker("pull").pull()
+
+    def push(self, weight: float = 1.0) -> None:
+        """Send the model's gradients to the servers, and set them to None.
+
+        Args:
+            weight: This worker's part in the average: the number of its samples, where workers have batches of different size and each
+                averages its own loss.
+
+        Raises:
+            UsageError: This rank is a server, or has not pulled.
+            CollectiveTimeoutError: A server takes nothing; names it.
+            CollectiveError: A server is gone.
+        """
+        self._as_worker("push").push(weight)
+
+    def gather(self) -> torch.optim.Optimizer:
+        """Fill the model with the servers' parameters, and return a plain optimizer over it that has their states.
+
+        Both are what a training in one process would have, and are saved as such, by this worker alone:
+        ``rankwise.checkpoint.save(folder, {"model": model, "optimizer": ps.gather()}, step=step, alone=True)``. In synchronous mode all
+        parts are of one version: that with everything that this worker has pushed. Rows of served embeddings are not in it.
+
+        Returns:
+            The optimizer.
+
+        Raises:
+            UsageError: This rank is a server.
+            CollectiveError: A server is gone.
+        """
+        return self._as_worker("gather").gather()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return each server's report, as ``serve()`` does."""
+        return self._as_worker("stats").fetch_stats()
+
+    # --------------------------------------------------------- coordinating
+
+    def schedule(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Handle:
+        """Have a function called on some worker, and return at once.
+
+        A function whose worker is lost is called again on another. What ``fetch`` returns has been computed once to its end; what a
+        lost worker had pushed before stays pushed.
+
+        Args:
+            function: Of the script's top level, so that workers find it by name.
+            args: Plain values, tensors, and what ``per_worker`` returned.
+
+        Returns:
+            A handle for ``fetch``.
+
+        Raises:
+            UsageError: This rank is not the coordinator, or the function can't be sent.
+            RankFailedError: An earlier one raised; what had not begun is cancelled.
+        """
+        return self._as_coordinator("schedule").schedule(function, args)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until all that was scheduled is done.
+
+        Args:
+            timeout_s: Seconds to wait; None: as long as functions come to their end within the ``timeout_s`` of ``parameter_server``.
+
+        Raises:
+            RankFailedError: A function raised; has its traceback.
+            CollectiveError: No worker is left.
+            CollectiveTimeoutError: It is not done in time.
+        """
+        self._as_coordinator("join").join(timeout_s)
+
+    def fetch(self, handle: Handle, timeout_s: float | None = None) -> Any:
+        """Return what one function has returned, when it is done; raises as ``join`` does.
+
+        Args:
+            handle: What ``schedule`` has returned.
+            timeout_s: As for ``join``.
+        """
+        return self._as_coordinator("fetch").fetch(handle, timeout_s)
+
+    def per_worker(self, make: Callable[[int, int], Any]) -> PerWorker:
+        """Return a stand-in for what each worker makes for itself when it first needs it, such as an iterator over its data.
+
+        Args:
+            make: Called on a worker with its index and the number of workers; of the script's top level.
+        """
+        self._as_coordinator("per_worker")
+        return PerWorker(make)
+
+    def work(self) -> int:
+        """Do what the coordinator schedules, until it leaves.
+
+        Returns:
+            How many functions were called.
+
+        Raises:
+            UsageError: There is no coordinator, or this rank is no worker.
+            CollectiveError: The coordinator is gone.
+        """
+        first = self._ctx.world_size - self.num_workers
+        if self.worker_index is None or first == self.num_servers:
+            raise UsageError(
+                "work() on a rank that nobody schedules functions on",
+                rank=self._ctx.rank,
+                hint="parameter_server(..., coordinator=True), and call it on workers",
+            )
+        return work(
+            self._ctx.rank, self.worker_index, self.num_workers, store=self._store,
+            timeout_s=2 * self._rules.timeout_s, turn=self.worker_index + 1,
+        )  # fmt: skip
+
+    def _as_coordinator(self, what: str) -> Coordinator:
+        if self._coordinator is None:
+            raise UsageError(
+                f"{what}() on rank {self._ctx.rank}, which is not the coordinator",
+                rank=self._ctx.rank,
+                hint="ask ps.is_coordinator first; parameter_server(..., coordinator=True) has one",
+            )
+        return self._coordinator
+
+    def close(self) -> None:
+        """Tell the servers that this worker has ended, and workers that there is nothing more to do; leaving the job does it too."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _as_worker(self, what: str) -> Worker:
+        if self._worker is None:
+            raise UsageError(
+                f"{what}() on server {self._ctx.rank}",
+                rank=self._ctx.rank,
+                hint="servers call ps.serve() and nothing else: ask ps.is_server first",
+            )
+        return self._worker
+
+
+def _do_nothing() -> None:
+    """At each step."""

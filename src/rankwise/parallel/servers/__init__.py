@@ -1,0 +1,1 @@
+"""Parts of the parameter server: layout, links, shards, and the loop that serves them."""

@@ -1,0 +1,129 @@
+"""What a shard holds of a model's dense parameters: one flat buffer, and the optimizer over it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from rankwise.parallel.servers.layout import Piece, ShardLayout
+    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.shard import Gradient
+
+
+@final
+class DenseValues:
+    """Parameters of one shard; whoever calls holds the shard's lock.
+
+    Args:
+        layout: Its pieces.
+        rules: How updates are made.
+        total_norm: Given the shard's number, a version and this shard's squared norm, returns the whole model's; for clipping.
+    """
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        rules: Rules,
+        *,
+        total_norm: Callable[[int, int, float], float] | None = None,
+    ) -> None:
+        self.layout, self.rules, self._total_norm = layout, rules, total_norm
+        self.buffer = layout.allocate()
+        self.parameters = [nn.Parameter(view) for view in layout.view(self.buffer)]
+        self.optimizer = rules.optimizer(self.parameters) if self.parameters else None
+        self.scheduler = rules.scheduler(self.optimizer) if rules.scheduler and self.optimizer else None
+        self._snapshot: Tensor | None = None
+        self._free: list[Tensor] = []
+
+    def take_buffer(self) -> Tensor:
+        """Return a buffer for a gradient; an update gives it back."""
+        return self._free.pop() if self._free else self.layout.allocate()
+
+    def release(self, gradient: Gradient) -> None:
+        """Take a gradient's buffer back."""
+        self._free.append(gradient.buffer)
+
+    def read(self) -> Tensor:
+        """Return the parameters' bytes, which stay as they are until they are sent."""
+        if self.rules.reads_in_place:
+            return self.buffer
+        if self._snapshot is None:
+            self._snapshot = self.buffer.clone()
+        return self._snapshot
+
+    def update(self, gradients: list[Gradient], total: float, version: int) -> None:
+        """Make one step with the average of some gradients, whose weights sum up to ``total``."""
+        if not self.parameters:
+            return
+        first = gradients[0].buffer
+        average = self.layout.view_segments(first)
+        for part in average:
+            part.mul_(gradients[0].weight / total)
+        for other in gradients[1:]:
+            for part, addend in zip(average, self.layout.view_segments(other.buffer), strict=True):
+                part.add_(addend, alpha=other.weight / total)
+        missing = frozenset.intersection(*(one.missing for one in gradients))
+        for place, (parameter, view) in enumerate(zip(self.parameters, self.layout.view(first), strict=True)):
+            parameter.grad = None if place in missing else view
+        clip(average, self.rules, self._total_norm, self.layout.number, version)
+        assert self.optimizer is not None  # noqa: S101 - there are parameters
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._snapshot = None
+
+    def resume(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> None:
+        """Go on from an optimizer's state of whole parameters, by name, and from where the schedule was."""
+        if self.optimizer is None:
+            return
+        for parameter, piece in zip(self.parameters, self.layout.pieces, strict=True):
+            if piece.name in states:
+                self.optimizer.state[parameter] = {
+                    key: _cut(value, piece) for key, value in states[piece.name].items()
+                }
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of steps without the optimizer's
+                for _ in range(num_updates):
+                    self.scheduler.step()
+
+    def state(self) -> dict[str, Any]:
+        """Return values and states, as ``torch.save`` takes them."""
+        return {
+            "optimizer": self.optimizer.state_dict() if self.optimizer is not None else {},
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "values": [one.detach() for one in self.parameters],
+        }
+
+
+def clip(
+    average: list[Tensor],
+    rules: Rules,
+    total_norm: Callable[[int, int, float], float] | None,
+    shard: int,
+    version: int,
+) -> None:
+    """Scale a shard's gradient down, if the whole model's norm is above the bound and the servers know it."""
+    if rules.clip_norm is None or total_norm is None:
+        return
+    own = sum(float(part.double().square().sum()) for part in average)
+    factor = rules.clip_norm / (total_norm(shard, version, own) + 1e-6)  # as torch's clip_grad_norm_
+    if factor < 1:
+        torch._foreach_mul_(average, factor)
+
+
+def _cut(value: Any, piece: Piece) -> Any:
+    """Return a piece's part of what an optimizer keeps for a parameter; what is no number for each element is kept whole."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+    return value.detach().cpu().reshape(-1)[piece.start : piece.stop].reshape(piece.shape).clone()

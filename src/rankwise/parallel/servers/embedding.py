@@ -1,0 +1,173 @@
+"""``ServedEmbedding``: an embedding that has no rows of its own, and asks the servers for those that a batch needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankwise.base.errors import UsageError
+from rankwise.parallel.servers.table import TableFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+@final
+class RowCache:
+    """Rows that were pulled before, for some steps.
+
+    Args:
+        most_rows: How many are kept at most; the oldest go first.
+        most_age: Steps after which a row is asked for again.
+    """
+
+    def __init__(self, most_rows: int, most_age: int) -> None:
+        self.most_rows, self.most_age = most_rows, most_age
+        self._rows = torch.empty(0, dtype=torch.int64)  # ascending
+        self._steps = torch.empty(0, dtype=torch.int64)
+        self._values: Tensor | None = None
+        self.hits = self.misses = 0
+
+    def look(self, rows: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        """Return which rows, given ascending, are here and young enough, and the values of these."""
+        found = torch.searchsorted(self._rows, rows)
+        is_inside = found < len(self._rows)
+        place = found.clamp(max=max(len(self._rows) - 1, 0))
+        is_here = is_inside.clone()
+        is_here[is_inside] = (self._rows[place[is_inside]] == rows[is_inside]) & (
+            step - self._steps[place[is_inside]] <= self.most_age
+        )
+        num_hits = int(is_here.sum())
+        self.hits, self.misses = self.hits + num_hits, self.misses + len(rows) - num_hits
+        return is_here, None if self._values is None else self._values[place[is_here]]
+
+    def keep(self, rows: Tensor, values: Tensor, step: int) -> None:
+        """Keep what was pulled just now."""
+        if self._values is None:
+            self._values = values[:0]
+        stays = ~torch.isin(self._rows, rows) & (step - self._steps <= self.most_age)
+        all_rows = torch.cat([rows, self._rows[stays]])[: self.most_rows]
+        steps = torch.cat([torch.full_like(rows, step), self._steps[stays]])[: self.most_rows]
+        kept = torch.cat([values, self._values[stays]])[: self.most_rows]
+        self._rows, order = all_rows.sort()
+        self._steps, self._values = steps[order], kept[order]
+
+
+@final
+class ServedEmbedding(nn.Module):  # type: ignore[misc]
+    """An embedding whose rows stand on the servers of ``parameter_server``; on workers it has those of the batch only.
+
+    It is used as ``torch.nn.Embedding``. Its rows are pulled in the forward pass, and ``ps.push()`` sends their gradients.
+
+    Args:
+        num_rows: How many rows.
+        size: How many numbers a row has.
+        dtype: Of them; None: torch's default.
+        sharding: ``"hash"``: neighbours stand on different servers; ``"range"``: together.
+        seed: Of the first values.
+        std: Their standard deviation.
+        cache_age: For so many steps a row is not asked for again, in modes that allow old parameters.
+        cache_rows: How many such rows a worker keeps.
+
+    Raises:
+        UsageError: Sizes below 1, or a sharding that is not known.
+    """
+
+    def __init__(
+        self, num_rows: int, size: int, *, dtype: torch.dtype | None = None, sharding: str = "hash", seed: int = 0,
+        std: float = 1.0, cache_age: int = 0, cache_rows: int = 1_000_000,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.facts = TableFacts(
+            num_rows=num_rows,
+            size=size,
+            dtype=dtype or torch.get_default_dtype(),
+            sharding=sharding,
+            seed=seed,
+            std=std,
+        )
+        self.facts.check()
+        self.cache = RowCache(cache_rows, cache_age) if cache_age else None
+        self._fetch: Callable[[Tensor], Tensor] | None = None
+        self._used: list[tuple[Tensor, Tensor]] = []
+        self._step = 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the values of some rows.
+
+        Args:
+            rows: Of any shape S, integers from 0 to ``num_rows - 1``.
+
+        Returns:
+            Shape (*S, size), on the device of ``rows``.
+
+        Raises:
+            UsageError: A row is not there, or ``parameter_server`` was not called with the model, or this rank is a server.
+            CollectiveError: A server is gone.
+        """
+        needed, places = rows.reshape(-1).unique(return_inverse=True)
+        needed = needed.to("cpu", torch.int64)
+        if len(needed) and not 0 <= int(needed[0]) <= int(needed[-1]) < self.facts.num_rows:
+            wrong = int(needed[0]) if needed[0] < 0 else int(needed[-1])
+            raise UsageError(
+                f"row {wrong} of a served embedding of {self.facts.num_rows} rows",
+                hint=f"rows are 0 to {self.facts.num_rows - 1}",
+            )
+        values = self._find(needed).to(rows.device)
+        if torch.is_grad_enabled():
+            values.requires_grad_()
+            self._used.append((needed, values))
+        return functional.embedding(places.view(rows.shape), values)
+
+    def _find(self, needed: Tensor) -> Tensor:
+        if self._fetch is None:
+            raise UsageError(
+                "a served embedding has no servers on this rank",
+                hint="workers call it after rankwise.parameter_server(model, ...)",
+            )
+        if self.cache is None:
+            return self._fetch(needed)
+        is_here, held = self.cache.look(needed, self._step)
+        fetched = self._fetch(needed[~is_here])
+        if held is None:
+            values = fetched
+        else:
+            values = torch.empty(len(needed), self.facts.size, dtype=self.facts.dtype)
+            values[is_here], values[~is_here] = held, fetched
+        self.cache.keep(needed[~is_here], fetched, self._step)
+        return values
+
+    def bind(self, fetch: Callable[[Tensor], Tensor]) -> None:
+        """Say where rows come from.
+
+        Args:
+            fetch: Given ascending row numbers, returns their values, shape (rows, ``size``).
+        """
+        self._fetch = fetch
+
+    def collect(self) -> tuple[Tensor, Tensor]:
+        """Return the rows that have gradients, ascending, and these, shape (rows, ``size``); and forget them."""
+        used = [(rows, values.grad) for rows, values in self._used if values.grad is not None]
+        self._used.clear()
+        self._step += 1
+        if not used:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.facts.size, dtype=self.facts.dtype)
+        if len(used) == 1:
+            return used[0][0], used[0][1].cpu()
+        rows, places = torch.cat([rows for rows, _ in used]).unique(return_inverse=True)
+        total = torch.zeros(len(rows), self.facts.size, dtype=self.facts.dtype)
+        return rows, total.index_add_(0, places, torch.cat([gradient.cpu() for _, gradient in used]))
+
+    def extra_repr(self) -> str:
+        """Return rows and size, for ``print(model)``."""
+        return f"{self.facts.num_rows}, {self.facts.size}, sharding={self.facts.sharding!r}"
+
+
+def find_tables(model: nn.Module) -> dict[str, ServedEmbedding]:
+    """Return the served embeddings of a model by name, each once."""
+    return {name: one for name, one in model.named_modules() if isinstance(one, ServedEmbedding)}

@@ -1,0 +1,170 @@
+"""Which part of a model stands on which server, and where in the server's flat buffer.
+
+Whole tensors go to the server that has least so far, largest first; a tensor above a bound is cut into ranges, one for each server, so
+that one embedding does not make one server slow (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from rankwise.base.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+#: Each piece begins at such a multiple of bytes, as tensors of their own do: kernels read 64 bytes at once.
+_ALIGNMENT_BYTES = 64
+#: A tensor above it is cut; below it one message more would cost as much as the bytes saved.
+SPLIT_BYTES = 16 << 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of one parameter.
+
+    Attributes:
+        name: The parameter's.
+        start: First element, of the flattened parameter.
+        stop: One past the last.
+        shape: The parameter's shape if the piece is all of it, else one number.
+        dtype: Of its elements.
+        offset: First byte in the shard's buffer.
+    """
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has."""
+        return (self.stop - self.start) * int(self.dtype.itemsize)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """What one shard holds: pieces one after the other, those of one dtype together.
+
+    Attributes:
+        number: Which shard.
+        pieces: In the order of the buffer.
+        size_bytes: Of the buffer, gaps included.
+        segments: For each dtype, the first byte and the number of elements of its part of the buffer, gaps included.
+    """
+
+    number: int
+    pieces: tuple[Piece, ...]
+    size_bytes: int
+    segments: tuple[tuple[torch.dtype, int, int], ...]
+
+    def allocate(self) -> Tensor:
+        """Return a buffer of zeros for it, shape (``size_bytes``,), uint8."""
+        return torch.zeros(self.size_bytes, dtype=torch.uint8)
+
+    def view(self, buffer: Tensor) -> list[Tensor]:
+        """Return each piece as a view of the buffer, in its own shape and dtype."""
+        return [
+            buffer[one.offset : one.offset + one.size_bytes].view(one.dtype).view(one.shape)
+            for one in self.pieces
+        ]
+
+    def view_segments(self, buffer: Tensor) -> list[Tensor]:
+        """Return the part of each dtype as a flat view of the buffer."""
+        return [
+            buffer[start : start + count * dtype.itemsize].view(dtype)
+            for dtype, start, count in self.segments
+        ]
+
+
+def spread(model: nn.Module, num_shards: int, *, split_bytes: int | None = SPLIT_BYTES) -> list[ShardLayout]:
+    """Spread the parameters that are trained over shards; a pure function of names, shapes and dtypes.
+
+    Args:
+        model: The model.
+        num_shards: How many shards.
+        split_bytes: Cut tensors above so many bytes into one range for each shard; None: never, for update rules that look at whole
+            tensors (Adafactor, LAMB, Muon).
+
+    Returns:
+        A layout for each shard; one may be empty where there are fewer parameters than shards.
+
+    Raises:
+        ModelError: Nothing is trained, or a parameter has no values yet.
+        UsageError: ``split_bytes`` makes no sense.
+    """
+    if split_bytes is not None and split_bytes < 1:
+        raise UsageError(f"split_bytes={split_bytes} is no number of bytes above 0", hint="None: never split")
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    if not trained:
+        raise ModelError(
+            "no parameter of the model is trained: the servers would have nothing to hold",
+            hint="see requires_grad",
+        )
+    lazy = next((name for name, one in trained if one.is_meta), None)
+    if lazy is not None:
+        raise ModelError(
+            f"parameter {lazy} is on the meta device and has no values",
+            hint="build the model on the CPU of each server",
+        )
+    loads = [0] * num_shards
+    chosen: list[list[tuple[str, int, int, tuple[int, ...], torch.dtype]]] = [[] for _ in range(num_shards)]
+    for name, one in sorted(trained, key=lambda pair: -pair[1].nbytes):
+        cut = split_bytes is not None and one.nbytes > split_bytes and num_shards > 1
+        if not cut:
+            lightest = loads.index(min(loads))
+            chosen[lightest].append((name, 0, one.numel(), tuple(one.shape), one.dtype))
+            loads[lightest] += one.nbytes
+            continue
+        length = math.ceil(one.numel() / num_shards)
+        for number in range(num_shards):
+            start, stop = min(number * length, one.numel()), min((number + 1) * length, one.numel())
+            if start == stop:
+                continue
+            chosen[number].append((name, start, stop, (stop - start,), one.dtype))
+            loads[number] += (stop - start) * one.element_size()
+    order = {name: place for place, (name, _) in enumerate(trained)}
+    return [
+        _lay_out(number, sorted(items, key=lambda item: (str(item[4]), order[item[0]])))
+        for number, items in enumerate(chosen)
+    ]
+
+
+def _lay_out(number: int, items: Sequence[tuple[str, int, int, tuple[int, ...], torch.dtype]]) -> ShardLayout:
+    pieces: list[Piece] = []
+    segments: list[tuple[torch.dtype, int, int]] = []
+    offset = 0
+    for name, start, stop, shape, dtype in items:
+        pieces.append(Piece(name, start, stop, shape, dtype, offset))
+        begin = segments.pop()[1] if segments and segments[-1][0] == dtype else offset
+        offset += -(-pieces[-1].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        segments.append((dtype, begin, (offset - begin) // dtype.itemsize))
+    return ShardLayout(number, tuple(pieces), offset, tuple(segments))
+
+
+def digest(layouts: Sequence[object]) -> str:
+    """Return a text that is equal where the layouts are."""
+    return hashlib.sha256(repr(layouts).encode()).hexdigest()[:16]
+
+
+def copy_in(layout: ShardLayout, buffer: Tensor, values: dict[str, Tensor]) -> None:
+    """Copy parameters, by name, into a shard's buffer."""
+    for view, piece in zip(layout.view(buffer), layout.pieces, strict=True):
+        view.copy_(values[piece.name].detach().reshape(-1)[piece.start : piece.stop].view(piece.shape))
+
+
+def take_part(value: Tensor, piece: Piece) -> Tensor:
+    """Return a piece of a contiguous tensor as a view, in the piece's shape."""
+    return value.view(-1)[piece.start : piece.stop].view(piece.shape)

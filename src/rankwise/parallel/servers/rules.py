@@ -1,0 +1,91 @@
+"""How updates are made: what the caller of ``parameter_server`` chooses, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+MODES = ("sync", "async", "stale")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a shard makes its updates.
+
+    Attributes:
+        mode: ``sync``: one update for the gradients of all workers. ``stale``: the same, and a worker may be ``staleness`` updates
+            ahead of what it has pulled. ``async``: one update for each gradient, as it comes.
+        staleness: That bound; 0 in the other modes.
+        backup_workers: So many of the slowest are not waited for.
+        optimizer: Makes the optimizer of a shard's pieces.
+        table_optimizer: Makes that of a table's rows.
+        scheduler: Makes a learning-rate schedule, stepped with each update; None: none.
+        clip_norm: Bound of the gradient's norm; None: none.
+        timeout_s: Seconds that the others wait for a worker, then it is left out.
+    """
+
+    mode: str
+    staleness: int
+    backup_workers: int
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    table_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None
+    clip_norm: float | None
+    timeout_s: float
+
+    @property
+    def is_async(self) -> bool:
+        """Whether each gradient is applied as it comes."""
+        return self.mode == "async"
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether no update can come between a worker's pull and its push, so that the buffer itself may be sent."""
+        return self.mode == "sync" and self.backup_workers == 0
+
+
+def check_rules(
+    mode: str, staleness: Any, backup_workers: int, num_workers: int, clip_norm: float | None
+) -> int:
+    """Check what was asked for; return the staleness.
+
+    Raises:
+        UsageError: It makes no sense together.
+    """
+    if mode not in MODES:
+        raise UsageError(
+            f"mode={mode!r} is none of {', '.join(MODES)}", hint='mode="sync" equals one process'
+        )
+    if mode != "stale" and staleness is not None:
+        raise UsageError(
+            f"staleness={staleness} with mode={mode!r}", hint='give mode="stale", or no staleness'
+        )
+    if mode == "stale" and (
+        staleness is None or isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0
+    ):
+        raise UsageError(
+            f"mode='stale' with staleness={staleness!r}",
+            hint="say by how many updates a worker may be ahead: staleness=2; 0 equals sync",
+        )
+    if backup_workers and mode != "sync":
+        raise UsageError(
+            f"backup_workers={backup_workers} with mode={mode!r}",
+            hint='only mode="sync" waits for all workers',
+        )
+    if not 0 <= backup_workers < num_workers:
+        raise UsageError(
+            f"backup_workers={backup_workers} of {num_workers} workers",
+            hint="one worker at least must be waited for: 0 to workers - 1",
+        )
+    if clip_norm is not None and not clip_norm > 0:
+        raise UsageError(f"clip_norm={clip_norm} is no norm above 0", hint="None: gradients are not clipped")
+    return staleness or 0

@@ -1,0 +1,228 @@
+"""One shard of the parameters on its server: versions, gradients that wait for others, and the update rule; no transport.
+
+Clocked modes (sync, stale): gradients of one clock are averaged over the workers and make one version (bulk-synchronous, and with
+``staleness=k`` a pipeline of k clocks: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
+NIPS 2013). Asynchronous: each gradient makes a version (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012). Backup workers:
+Chen et al., arXiv:1604.00981.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch import Tensor, nn
+
+    from rankwise.base.clock import Clock
+    from rankwise.parallel.servers.rules import Rules
+
+Result = TypeVar("Result")
+
+
+@final
+@dataclass(slots=True)
+class Gradient:
+    """What a worker has pushed.
+
+    Attributes:
+        worker: Its rank.
+        clock: Which of its steps it is for.
+        seen: The version that it was computed with.
+        weight: Its part in the average.
+        buffer: Of dense parameters all pieces' gradients, as the shard's layout has them; of a table those of some rows.
+        missing: Pieces that have none.
+        rows: Of a table, which rows, counted within the shard.
+    """
+
+    worker: int
+    clock: int
+    seen: int
+    weight: float
+    buffer: Tensor
+    missing: frozenset[int] = frozenset()
+    rows: Tensor | None = None
+
+
+@final
+@dataclass(slots=True)
+class Counts:
+    """What a shard has done: one number for each gradient that came.
+
+    Attributes:
+        applied: Gradients that are in the parameters.
+        dropped: Gradients that came too late, from workers that were not waited for.
+        staleness: How many gradients were so many versions old when they were applied.
+        expelled: Workers that were waited for in vain.
+    """
+
+    applied: int = 0
+    dropped: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    expelled: list[int] = field(default_factory=list)
+
+
+class Held(Protocol):
+    """What a shard holds; called with the shard's lock."""
+
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer | None
+    scheduler: Any
+
+    def update(self, gradients: list[Gradient], total: float, version: int) -> None:
+        """Make one step with the average of some gradients, whose weights sum up to ``total``."""
+
+    def release(self, gradient: Gradient) -> None:
+        """Take a gradient's buffer back."""
+
+    def state(self) -> dict[str, Any]:
+        """Return values and states, as ``torch.save`` takes them."""
+
+
+@final
+class Shard:
+    """One part of the parameters, and who takes part in its updates.
+
+    Args:
+        name: What reports call it.
+        held: Its values and their optimizer.
+        rules: How updates are made.
+        workers: Ranks that are waited for from the first update on.
+        clock: Where time comes from.
+    """
+
+    def __init__(
+        self,
+        name: int | str,
+        held: Held,
+        rules: Rules,
+        workers: Iterable[int],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.name, self.held, self.rules, self.version, self.counts = name, held, rules, 0, Counts()
+        self.on_update: Callable[[Shard], None] | None = None
+        self.changed = threading.Condition()
+        self._members: dict[int, int] = dict.fromkeys(workers, 0)  # the clock from which each is waited for
+        self._last: dict[int, int] = {}
+        self._waiting: dict[int, dict[int, Gradient]] = {}
+        self._clock = clock
+
+    # -------------------------------------------------------------- who takes part
+
+    def begin(self, version: int) -> None:
+        """Count versions from another one than 0; before anybody joins."""
+        self.version, self._members = version, dict.fromkeys(self._members, version)
+
+    def join(self, worker: int) -> int:
+        """Count a worker in, and return the clock of its first gradient."""
+        with self.changed:
+            if worker not in self._members or self._last.get(worker, -1) >= 0:
+                self._members[worker] = self.version
+                self._last.pop(worker, None)
+            return self.version
+
+    def leave(self, worker: int) -> None:
+        """Count a worker out: nobody waits for it any more. What it has pushed before stays."""
+        with self.changed:
+            self._members.pop(worker, None)
+            self._advance()
+            self.changed.notify_all()
+
+    def has(self, worker: int) -> bool:
+        """Whether a worker takes part."""
+        return worker in self._members
+
+    @property
+    def missing(self) -> list[int]:
+        """The workers whose gradients the next version waits for."""
+        have = self._waiting.get(self.version, {})
+        return sorted(
+            one for one, since in self._members.items() if since <= self.version and one not in have
+        )
+
+    # ------------------------------------------------------------- pull and push
+
+    def read(self, at_least: int, take: Callable[[], Result]) -> tuple[int, Result]:
+        """Wait until a version is there, and return it with what ``take`` returns of it.
+
+        Whoever is not there after ``timeout_s`` is left out, so that the others go on.
+        """
+        with self.changed:
+            end = self._clock.monotonic() + self.rules.timeout_s
+            while not self.rules.is_async and self.version < at_least:
+                left_s = end - self._clock.monotonic()
+                if left_s <= 0:
+                    for worker in self.missing:
+                        self.counts.expelled.append(worker)
+                        self._members.pop(worker)
+                    self._advance()
+                    end = self._clock.monotonic() + self.rules.timeout_s
+                else:
+                    self.changed.wait(left_s)
+            return self.version, take()
+
+    def push(self, gradient: Gradient) -> bool:
+        """Take a gradient; return whether it is, or will be, in the parameters.
+
+        Raises:
+            CollectiveError: The worker has been left out, or this step's gradient of it is here already.
+        """
+        with self.changed:
+            if gradient.worker not in self._members:
+                raise CollectiveError(
+                    f"worker {gradient.worker} was left out: the others had waited {self.rules.timeout_s:g} s for it",
+                    hint="it may join again; raise timeout_s if its steps take that long",
+                )
+            if gradient.clock <= self._last.get(gradient.worker, -1):
+                raise CollectiveError(
+                    f"worker {gradient.worker} pushes the gradient of its step {gradient.clock} a second time",
+                    hint="call pull() before each push()",
+                )
+            self._last[gradient.worker] = gradient.clock
+            if self.rules.is_async:
+                self._apply([gradient])
+            elif gradient.clock < self.version:
+                self.counts.dropped += 1
+                self.held.release(gradient)
+                return False
+            else:
+                self._waiting.setdefault(gradient.clock, {})[gradient.worker] = gradient
+                self._advance()
+            self.changed.notify_all()
+            return True
+
+    # ------------------------------------------------------------------ updates
+
+    def _advance(self) -> None:
+        """Make versions as long as their gradients are here."""
+        while not self.rules.is_async:
+            have, missing = self._waiting.get(self.version, {}), self.missing
+            # A worker that is not waited for must leave one at least.
+            if not have or len(missing) > self.rules.backup_workers:
+                return
+            self._apply([have[worker] for worker in sorted(have)])
+            self._waiting.pop(self.version - 1)
+
+    def _apply(self, gradients: list[Gradient]) -> None:
+        """Make one version of some gradients; in the order of the ranks, so that the sum is the same in each run."""
+        for one in gradients:
+            self.counts.staleness[self.version - one.seen] += 1
+        self.counts.applied += len(gradients)
+        # Alone, a gradient has no average; and of no samples, no part.
+        total = gradients[0].weight if self.rules.is_async else sum(one.weight for one in gradients)
+        if total > 0:
+            self.held.update(gradients, total, self.version)
+        for one in gradients:
+            self.held.release(one)
+        self.version += 1
+        if self.on_update is not None:
+            self.on_update(self)

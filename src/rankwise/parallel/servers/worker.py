@@ -1,0 +1,363 @@
+"""A worker: links to all servers, pulls parameters into the model, pushes gradients out of it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rankwise.base.errors import CollectiveError, RankwiseError, UsageError
+from rankwise.parallel.servers.embedding import find_tables
+from rankwise.parallel.servers.gathering import gather_states
+from rankwise.parallel.servers.layout import take_part
+from rankwise.parallel.servers.link import (
+    ADOPT,
+    BYE,
+    HELLO,
+    PULL,
+    PUSH,
+    REFUSED,
+    ROWS,
+    STATE,
+    STATS,
+    Link,
+    LinkLostError,
+    Message,
+    connect,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from rankwise.parallel.servers.compression import Compression
+    from rankwise.parallel.servers.layout import ShardLayout
+    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.table import TableFacts
+
+#: Beyond the time after which a server leaves others out: what it takes to tell.
+_GRACE_S = 30.0
+_BYE_S = 5.0
+
+
+@final
+@dataclass(slots=True)
+class _At:
+    """Where a worker stands with one shard.
+
+    Attributes:
+        shard: Its number.
+        link: To its server.
+        clock: Of the next gradient.
+        version: What was pulled last.
+    """
+
+    shard: int
+    link: Link
+    clock: int = 0
+    version: int = 0
+
+
+@final
+class _Part:
+    """What a worker has of one shard: a buffer that it pulls into, and one that it pushes from."""
+
+    def __init__(self, layout: ShardLayout, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.layout = layout
+        self.values, self.gradients = layout.allocate(), layout.allocate()
+        self._pairs = [(parameters[one.name], one) for one in layout.pieces]
+        self._value_views, self._gradient_views = layout.view(self.values), layout.view(self.gradients)
+
+    def write_back(self) -> None:
+        """Copy what was pulled into the model."""
+        with torch.no_grad():
+            for (parameter, piece), view in zip(self._pairs, self._value_views, strict=True):
+                target = parameter.data
+                if target.is_contiguous():
+                    take_part(target, piece).copy_(view, non_blocking=True)
+                else:  # channels_last, say
+                    whole = target.contiguous()
+                    take_part(whole, piece).copy_(view)
+                    target.copy_(whole)
+
+    def collect(self, factor: float) -> list[int]:
+        """Copy the gradients into the buffer, times a factor; return the pieces that have none."""
+        missing: list[int] = []
+        for place, ((parameter, piece), view) in enumerate(
+            zip(self._pairs, self._gradient_views, strict=True)
+        ):
+            if parameter.grad is None:
+                view.zero_()
+                missing.append(place)
+                continue
+            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            view.copy_(take_part(gradient.contiguous(), piece))
+        if factor != 1:
+            for part in self.layout.view_segments(self.gradients):
+                part.mul_(factor)
+        return missing
+
+
+@final
+class Worker:
+    """The links of one worker.
+
+    Args:
+        rank: Its rank.
+        model: Where values go and gradients come from.
+        layouts: Of all shards; shard N is on server N.
+        layout_digest: Of them.
+        server_ranks: The ranks of the servers.
+        rules: How updates are made.
+        compression: How gradients are sent; None: whole.
+        store: The servers' corner of the store.
+        can_recover: Whether servers take over what one of them has held that died.
+
+    Raises:
+        RendezvousError: A server can't be reached; names it.
+        CollectiveError: A server refuses us.
+    """
+
+    def __init__(  # noqa: PLR0913 - what makes a worker
+        self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str, server_ranks: Sequence[int],
+        rules: Rules, compression: Compression | None, store: dist.Store, can_recover: bool = False,
+    ) -> None:  # fmt: skip
+        parameters = dict(model.named_parameters())
+        self._rank, self._parameters, self._rules, self._compression = (
+            rank,
+            list(parameters.values()),
+            rules,
+            compression,
+        )
+        self._parts = [_Part(layout, parameters) for layout in layouts]
+        self._model, self._tables = model, list(find_tables(model).values())
+        self._timeout_s = 2 * rules.timeout_s + _GRACE_S
+        self._has_pulled = False
+        self._store, self._can_recover, self._dead = store, can_recover, set[int]()
+        self._links: list[Link] = []
+        self._at: dict[int, _At] = {}
+        for number, server_rank in enumerate(server_ranks):
+            self._join(number, server_rank, layout_digest, store)
+        for place, table in enumerate(self._tables):
+            table.bind(partial(self._fetch, table.facts, place))
+
+    def _join(self, number: int, server_rank: int, layout_digest: str, store: dist.Store) -> None:
+        turn = store.add(f"joins/{number}", 1)
+        corner = dist.PrefixStore(f"link/{number}/{turn}", store)
+        link = connect(corner, is_server=False, peer=f"server {number} (rank {server_rank})", rank=self._rank)
+        link.send(
+            Message(HELLO, note={"worker": self._rank, "digest": layout_digest}), timeout_s=self._timeout_s
+        )
+        answer = self._check(link.receive(timeout_s=self._timeout_s))
+        self._links.append(link)
+        for shard, clock in (answer.note or {})["clocks"].items():
+            self._at[int(shard)] = _At(int(shard), link, clock)
+
+    def _check(self, answer: Message) -> Message:
+        if answer.kind == REFUSED:
+            raise CollectiveError(
+                (answer.note or {})["error"], rank=self._rank, hint="the server's output says more"
+            )
+        return answer
+
+    # -------------------------------------------------------------------- steps
+
+    def pull(self) -> int:
+        """Fill the model with the newest parameters that the mode allows; return the least version among the shards."""
+        at = [self._at[part.layout.number] for part in self._parts]
+        answers = self._ask(
+            PULL, [(one, None) for one in at], lambda message, _: self._parts[message.shard].values
+        )
+        for part, answer in zip(self._parts, answers, strict=True):
+            self._note(answer)
+            part.write_back()
+        self._has_pulled = True
+        return min(one.version for one in at)
+
+    def _ask(self, kind: int, whom: Sequence[tuple[_At, Tensor | None]], place: Any = None) -> list[Message]:
+        """Ask some shards, then take the answers of all; where a server has died, ask whoever took over."""
+        answers: dict[int, Message] = {}
+        while True:
+            # One for each link: Gloo sends what is waited for, and a server that answers does not wait for a second question.
+            wave: dict[Link, tuple[_At, Tensor | None]] = {}
+            for at, body in whom:
+                if at.shard not in answers:
+                    wave.setdefault(at.link, (at, body))
+            if not wave:
+                return [answers[at.shard] for at, _ in whom]
+            lost: dict[int, LinkLostError] = {}
+            asked: list[Link] = []
+            for link, (at, body) in wave.items():
+                oldest = at.clock - self._rules.staleness
+                try:
+                    link.send(Message(kind, at.shard, oldest, body=body), timeout_s=self._timeout_s)
+                    asked.append(link)
+                except LinkLostError as error:
+                    lost[self._links.index(link)] = error
+            answers |= {answer.shard: answer for answer in self._gather(asked, place, lost)}
+            for server, why in lost.items():
+                self._replace(server, why)
+
+    def _replace(self, server: int, error: LinkLostError) -> None:
+        """Have the shards of a server that died taken over by the first one that lives.
+
+        Raises:
+            LinkLostError: It has not died, or nobody can take over.
+        """
+        self._dead.add(server)
+        if not self._can_recover or self._store.check([f"left/{server}/{self._rank}"]):
+            raise error
+        orphans = [at for at in self._at.values() if at.link is self._links[server]]
+        for heir in [number for number in range(len(self._links)) if number not in self._dead]:
+            link = self._links[heir]
+            try:
+                link.send(
+                    Message(ADOPT, note={"shards": [at.shard for at in orphans]}), timeout_s=self._timeout_s
+                )
+                answer = self._check(link.receive(timeout_s=self._timeout_s))
+            except LinkLostError:
+                self._dead.add(heir)  # its own shards are missed at the next call
+                continue
+            for at in orphans:
+                at.link, at.clock = link, (answer.note or {})["clocks"][str(at.shard)]
+                at.version = at.clock
+            return
+        raise error
+
+    def _note(self, answer: Message) -> None:
+        at = self._at[answer.shard]
+        at.version = answer.number
+        if not self._rules.is_async:
+            at.clock = max(at.clock, at.version)
+
+    def _find_shard(self, table: int, server: int) -> _At:
+        return self._at[(table + 1) * len(self._links) + server]
+
+    def _fetch(self, facts: TableFacts, table: int, rows: Tensor) -> Tensor:
+        """Return some rows of a table from those servers that have them."""
+        owners, places = facts.find_owners(rows, len(self._links))
+        masks = [owners == server for server in range(len(self._links))]
+        asked = [server for server, mask in enumerate(masks) if bool(mask.any())]
+        whom = [(self._find_shard(table, one), places[masks[one]].view(torch.uint8)) for one in asked]
+        values = torch.empty(len(rows), facts.size, dtype=facts.dtype)
+        for server, answer in zip(asked, self._ask(ROWS, whom), strict=True):
+            self._note(answer)
+            if answer.body is not None:
+                values[masks[server]] = answer.body.view(facts.dtype).view(-1, facts.size)
+        return values
+
+    def push(self, weight: float) -> None:
+        """Send the model's gradients to the servers, and take them out of the model."""
+        if not self._has_pulled:
+            raise UsageError(
+                "push() before the first pull()", rank=self._rank, hint="each step: pull(), backward, push()"
+            )
+        if not 0 <= weight < math.inf:
+            raise UsageError(
+                f"weight={weight!r} is no number of samples",
+                rank=self._rank,
+                hint="give the number of samples of this worker's batch",
+            )
+        rows = [table.collect() for table in self._tables]
+        factor = self._find_factor([gradient for _, gradient in rows])
+        for part in self._parts:
+            missing = part.collect(factor)
+            note: dict[str, Any] = {"missing": missing} if missing else {}
+            body = part.gradients
+            if self._compression is not None and part.layout.pieces:
+                body, told = self._compression.encode(part.gradients, part.layout)
+                note |= told
+            self._send_gradient(self._at[part.layout.number], weight, note, body)
+        for place, (table, (needed, gradient)) in enumerate(zip(self._tables, rows, strict=True)):
+            self._push_rows(table.facts, place, needed, gradient * factor, weight)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _push_rows(
+        self, facts: TableFacts, table: int, rows: Tensor, gradient: Tensor, weight: float
+    ) -> None:
+        owners, places = facts.find_owners(rows, len(self._links))
+        for server in range(len(self._links)):
+            mask = owners == server
+            own = places[mask]
+            if len(own) == 0 and self._rules.is_async:
+                continue  # where all are waited for, those that have nothing must say so
+            body = torch.cat([own.view(torch.uint8), gradient[mask].reshape(-1).view(torch.uint8)])
+            self._send_gradient(self._find_shard(table, server), weight, {"rows": len(own)}, body)
+
+    def _send_gradient(self, at: _At, weight: float, note: dict[str, Any], body: Tensor) -> None:
+        message = Message(PUSH, at.shard, at.clock, float(weight), at.version, note or None, body)
+        try:
+            at.link.send(message, timeout_s=self._timeout_s)
+            at.clock += 1
+        except LinkLostError as error:
+            # This gradient is lost, with the updates since the last copy.
+            self._replace(self._links.index(at.link), error)
+
+    def _find_factor(self, gradients: list[Tensor]) -> float:
+        """Return what clips this worker's own gradient; where all are averaged, the servers clip the average."""
+        bound = self._rules.clip_norm
+        if bound is None or not self._rules.is_async:
+            return 1.0
+        own = [one.grad for one in self._parameters if one.grad is not None]
+        return min(1.0, bound / (float(nn.utils.get_total_norm([*own, *gradients])) + 1e-6))
+
+    # ------------------------------------------------------------------- others
+
+    def gather(self) -> torch.optim.Optimizer:
+        """Fill the model, and return a plain optimizer with the servers' states."""
+        layouts = [part.layout for part in self._parts]
+        packed = self._fetch_states([one.number for one in layouts])
+        return gather_states(self._model, layouts, packed, self._rules.optimizer)
+
+    def _fetch_states(self, shards: Sequence[int]) -> dict[int, Tensor]:
+        """Return each shard's saved state, when all that we have pushed is in it or waits for others."""
+        answers = self._ask(STATE, [(self._at[one], None) for one in shards])
+        return {one.shard: one.body for one in answers if one.body is not None}
+
+    def fetch_stats(self) -> list[dict[str, Any]]:
+        """Return each server's report."""
+        links = [link for number, link in enumerate(self._links) if number not in self._dead]
+        for link in links:
+            link.send(Message(STATS), timeout_s=self._timeout_s)
+        return [dict(one.note or {}) for one in self._gather(links)]
+
+    def _gather(
+        self, links: Sequence[Link], place: Any = None, lost: dict[int, LinkLostError] | None = None
+    ) -> list[Message]:
+        """Take one answer over each link, also where one of them failed: else its answer would be taken for the next one's.
+
+        Args:
+            links: Over which something was asked.
+            place: Where bodies go.
+            lost: Given servers that turn out to be gone; None: they are an error.
+        """
+        answers: list[Message] = []
+        trouble: RankwiseError | None = None
+        for link in links:
+            try:
+                answers.append(self._check(link.receive(timeout_s=self._timeout_s, place=place)))
+            except LinkLostError as error:
+                if lost is None:
+                    trouble = trouble or error
+                else:
+                    lost[self._links.index(link)] = error
+            except RankwiseError as error:
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+        return answers
+
+    def close(self) -> None:
+        """Tell the servers that this worker has ended."""
+        for link in self._links:
+            with suppress(RankwiseError):
+                link.send(Message(BYE), timeout_s=_BYE_S)
+        self._links.clear()
