@@ -29,9 +29,12 @@ GROUPS = {
         "set_checking",
     ],
     "DistributedDataParallel": [
-        "apply_ddp", "accumulate", "loss_scale", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
+        "apply_ddp", "accumulate", "loss_scale", "clip_grad_norm_", "check_replicas", "convert_sync_batchnorm", "SyncBatchNorm", "PowerSGD", "Tuning",
     ],
-    "Large models": ["apply_fsdp", "apply_zero1", "apply_tensor_parallel", "apply_checkpointing", "Mesh", "plan", "Plan"],
+    "Parameter servers": ["parameter_server", "ParameterServer", "ServedEmbedding"],
+    "Large models": [
+        "apply_fsdp", "apply_zero1", "apply_tensor_parallel", "apply_pipeline", "Pipeline", "apply_checkpointing", "place", "placement_of", "Placement", "Mesh", "plan", "Plan",
+    ],
     "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate", "predict"],
     "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],
     "Checkpoints": [
@@ -66,6 +69,7 @@ GIVEN = {
     "Ended",
     "Journal",
     "Plan",
+    "Placement",
 }
 #: What every metric and every logger has is told once, there.
 FAMILIES = {

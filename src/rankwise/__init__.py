@@ -36,11 +36,20 @@ if TYPE_CHECKING:
     from rankwise.launcher.function import launch as launch
     from rankwise.parallel.accumulation import accumulate as accumulate, loss_scale as loss_scale
     from rankwise.parallel.checkpointing import apply_checkpointing as apply_checkpointing
+    from rankwise.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
     from rankwise.parallel.comm_hooks import PowerSGD as PowerSGD
     from rankwise.parallel.ddp import Tuning as Tuning, apply_ddp as apply_ddp
     from rankwise.parallel.fsdp import apply_fsdp as apply_fsdp
     from rankwise.parallel.model_check import check_replicas as check_replicas
+    from rankwise.parallel.parameter_server import (
+        ParameterServer as ParameterServer,
+        parameter_server as parameter_server,
+    )
+    from rankwise.parallel.pipeline import Pipeline as Pipeline, apply_pipeline as apply_pipeline
+    from rankwise.parallel.placed import Placement as Placement, placement_of as placement_of
+    from rankwise.parallel.placement import place as place
     from rankwise.parallel.planning import Plan as Plan, plan as plan
+    from rankwise.parallel.servers.embedding import ServedEmbedding as ServedEmbedding
     from rankwise.parallel.sync_batchnorm import (
         SyncBatchNorm as SyncBatchNorm,
         convert_sync_batchnorm as convert_sync_batchnorm,
@@ -86,12 +95,18 @@ _NAMES = {
     "rankwise.data.steps": "Step",
     "rankwise.launcher.function": "launch",
     "rankwise.parallel.accumulation": "accumulate loss_scale",
+    "rankwise.parallel.clipping": "clip_grad_norm_",
     "rankwise.parallel.comm_hooks": "PowerSGD",
     "rankwise.parallel.ddp": "Tuning apply_ddp",
     "rankwise.parallel.checkpointing": "apply_checkpointing",
     "rankwise.parallel.fsdp": "apply_fsdp",
+    "rankwise.parallel.pipeline": "Pipeline apply_pipeline",
     "rankwise.parallel.model_check": "check_replicas",
+    "rankwise.parallel.parameter_server": "ParameterServer parameter_server",
+    "rankwise.parallel.placed": "Placement placement_of",
+    "rankwise.parallel.placement": "place",
     "rankwise.parallel.planning": "Plan plan",
+    "rankwise.parallel.servers.embedding": "ServedEmbedding",
     "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
     "rankwise.parallel.zero": "apply_zero1",
     "rankwise.parallel.tensor": "apply_tensor_parallel",

@@ -34,6 +34,7 @@ _IN_RANKS = [
     "wrapping",
     "groups",
     "sites",
+    "modules",
     "flight",
     "answering",
     "handling",
@@ -57,7 +58,17 @@ def _module_name(path: Path) -> str:
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: Rooms that run inside a rank or a test: they have torch, and multiprocessing, which this pretended Windows has not.
-IN_A_RANK = {"runtime", "parallel", "data", "checkpoint", "testing", "train", "loggers", "comparison"}
+IN_A_RANK = {
+    "runtime",
+    "parallel",
+    "servers",
+    "data",
+    "checkpoint",
+    "testing",
+    "train",
+    "loggers",
+    "comparison",
+}
 #: What lists and verifies checkpoints, and what compares runs, does without.
 WITHOUT_TORCH = {
     "checkpoint": {"contents", "disk", "folder", "lock", "manifest", "retention", "shard"},

@@ -77,7 +77,7 @@ def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) ->
         is_own = isinstance(held, PerRank)
         value = held.value if isinstance(held, PerRank) else held
         encoder = Encoder(f"{part}@{rank}" if is_own else part, can_pickle=can_pickle)
-        tree = _take_apart(value, encoder, names)
+        tree = _take_apart(value, encoder, names, state)
         (flat.rank_trees if is_own else flat.trees)[part] = tree
         flat.tensors.update(encoder.tensors)
         flat.of_modules |= encoder.of_modules
@@ -150,10 +150,19 @@ def _check_name(part: object) -> None:
         )
 
 
-def _take_apart(value: Any, encoder: Encoder, names: Mapping[int, str]) -> dict[str, Any]:
+def _take_apart(
+    value: Any, encoder: Encoder, names: Mapping[int, str], state: Mapping[str, Any]
+) -> dict[str, Any]:
     if isinstance(value, torch.nn.Module):
-        return {"module": encoder.encode(unwrap(value).state_dict())}
+        take = getattr(unwrap(value), "sharded_state_dict", None)  # of a pipeline, whose stages are elsewhere
+        encoder.has_stand_ins = take is not None
+        return {"module": encoder.encode(unwrap(value).state_dict() if take is None else take())}
     if isinstance(value, torch.optim.Optimizer):
+        part, pipeline = find_pipeline(state, value)
+        if pipeline is not None:
+            encoder.has_stand_ins = True
+            held, own = pipeline.spread_optimizer(value)
+            return {"optimizer": encoder.encode(held), "names": [f"{part}.{name}" for name in own]}
         parameters = [names.get(id(parameter)) for parameter in list_parameters(value)]
         take = getattr(value, "sharded_state_dict", None)
         encoder.has_stand_ins = take is not None
@@ -185,6 +194,18 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
             return module
 
 
+def find_pipeline(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> tuple[str, Any]:
+    """Return the module whose stages an optimizer trains on this rank, and its part; None if they are all here."""
+    trained = {id(one) for one in list_parameters(optimizer)}
+    for part, held in state.items():
+        value = held.value if isinstance(held, PerRank) else held
+        if isinstance(value, torch.nn.Module) and hasattr(unwrap(value), "spread_optimizer"):
+            module = unwrap(value)
+            if any(id(one) in trained for one in module.parameters()):
+                return part, module
+    return "", None
+
+
 def list_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return an optimizer's parameters in the order of its state's numbers."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -196,8 +217,10 @@ def name_parameters(state: Mapping[str, Any]) -> dict[int, str]:
     for part, held in state.items():
         value = held.value if isinstance(held, PerRank) else held
         if isinstance(value, torch.nn.Module):
-            for name, parameter in unwrap(value).named_parameters():
-                names.setdefault(id(parameter), f"{part}.{clean(name)}")
+            module = unwrap(value)
+            canonical: Mapping[str, str] = getattr(module, "canonical_names", {})
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), f"{part}.{clean(canonical.get(name, name))}")
     return names
 
 

@@ -83,11 +83,12 @@ def find_ranks(ctx: RankContext | None = None) -> Ranks:
         return _of_context(ctx)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return _of_torch(dist.group.WORLD)
-    return _alone()
+    return find_alone()
 
 
 @cache
-def _alone() -> Ranks:
+def find_alone() -> Ranks:
+    """Return this process as a job of its own."""
     store = dist.HashStore()
     control = Control(None, ranks=[0], rank=0, store=store, timeout_s=_TIMEOUT_S)
     return Ranks(0, 1, control, None, _TIMEOUT_S, (0,))

@@ -15,7 +15,7 @@ from rankwise.checkpoint.agreeing import Agreement, Request, agree, begin, find_
 from rankwise.checkpoint.disk import REAL_DISK
 from rankwise.checkpoint.manifest import Manifest
 from rankwise.checkpoint.parts import Flat, PerRank
-from rankwise.checkpoint.ranks import find_ranks
+from rankwise.checkpoint.ranks import find_alone, find_ranks
 from rankwise.checkpoint.retention import Keep
 from rankwise.checkpoint.rng import RNG, RandomStates
 from rankwise.checkpoint.staging import Staging, lay_out
@@ -117,6 +117,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     memory: bool = False,
     rng: bool = True,
     pickle: bool = False,
+    alone: bool = False,
 ) -> Saving:
     """Save a state as ``folder/step-N``, which appears when it is whole and never before.
 
@@ -139,6 +140,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
             One copy is kept there.
         rng: Whether the states of the random generators are saved too, for each rank.
         pickle: Whether objects that are not plain data may be pickled.
+        alone: Whether this rank saves without the others, as a job of one; what a worker has gathered from parameter servers.
 
     Returns:
         The save; without ``background`` it has ended.
@@ -149,9 +151,9 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
             every rank.
         CollectiveTimeoutError: Some rank did not call; names it.
 
-    Collective: every rank, with the same parts.
+    Collective: every rank, with the same parts; with ``alone`` this one only, which then is the only one that saves into the folder.
     """
-    start, ranks = SYSTEM_CLOCK.monotonic(), find_ranks()
+    start, ranks = SYSTEM_CLOCK.monotonic(), find_alone() if alone else find_ranks()
     told, folder = (
         str(folder),
         Path(folder).absolute(),

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from rankwise.base.errors import CheckpointError
-from rankwise.checkpoint.parts import PerRank, is_stateful, list_parameters, match_names, strip_names, unwrap
+from rankwise.checkpoint.parts import (
+    PerRank,
+    find_pipeline,
+    is_stateful,
+    list_parameters,
+    match_names,
+    strip_names,
+    unwrap,
+)
 from rankwise.checkpoint.tree import Encoder, decode, list_tensors
 from rankwise.checkpoint.writing import warn
 
@@ -127,8 +135,11 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{part!r} is a module here, and was saved as something else")
     own = module.state_dict()
-    matched = match_names(list(own), list(saved))
-    _compare_names(loading, part, own, saved, matched)
+    # Of a pipeline this rank has some stages; names are compared for all.
+    whole: Sequence[str] = getattr(module, "whole_names", list(own))
+    matched = match_names(whole, list(saved))
+    _compare_names(loading, part, whole, saved, matched)
+    matched = {name: found for name, found in matched.items() if name in own}
     targets, problems = {}, []
     for name, found in matched.items():
         tensor, holder = own[name], saved[found]
@@ -167,7 +178,7 @@ def _is_tensor(name: str, own: Any, saved: Any) -> bool:
 
 
 def _compare_names(
-    loading: Loading, part: str, own: Mapping[str, Any], saved: Mapping[str, Any], matched: Mapping[str, str]
+    loading: Loading, part: str, own: Sequence[str], saved: Mapping[str, Any], matched: Mapping[str, str]
 ) -> None:
     missing = [name for name in own if name not in matched]
     unknown = sorted(saved.keys() - set(matched.values()))
@@ -194,10 +205,13 @@ def _to_optimizer(
 ) -> Part:
     saved = tree.get("optimizer", next(iter(tree.values())))
     parameters = list_parameters(optimizer)
-    number_of = _renumber(loading, part, parameters, tree.get("names"), saved)
+    is_part = find_pipeline(loading.state, optimizer)[1] is not None
+    number_of = _renumber(loading, part, parameters, tree.get("names"), saved, is_part=is_part)
     targets, wanted = {}, {}
     owns = getattr(optimizer, "owns", None)  # one whose states are sharded takes its own
     for number, entry in _iterate(saved["state"]):
+        if number not in number_of and is_part:
+            continue  # another stage's
         if number not in number_of:
             raise CheckpointError(f"{part}: the checkpoint has a state for parameter {number}, and the optimizer has {len(parameters)} parameters")  # fmt: skip
         if owns is not None and not owns(parameters[number_of[number]]):
@@ -234,12 +248,21 @@ def _renumber(
     parameters: Sequence[torch.Tensor],
     saved: Sequence[str] | None,
     state: Mapping[str, Any],
+    *,
+    is_part: bool,
 ) -> dict[int, int]:
     """Say which number each saved parameter has now: by names where both sides know them, as an order may have changed."""
     num_saved = sum(len(group["params"]) for group in state["param_groups"])
-    if num_saved != len(parameters):
+    if num_saved != len(parameters) and not is_part:
         raise CheckpointError(f"{part}: the checkpoint's optimizer has {num_saved} parameters, this one {len(parameters)}", hint="the model or its frozen parameters have changed")  # fmt: skip
     named = [loading.names.get(id(parameter)) for parameter in parameters]
+    if is_part and saved:
+        numbers = {name: number for number, name in enumerate(strip_names(saved))}
+        own = strip_names([str(name) for name in named])
+        strangers = sorted(set(own) - numbers.keys())
+        if not strangers:
+            return {numbers[name]: number for number, name in enumerate(own)}
+        raise CheckpointError(f"{part}: the checkpoint's optimizer doesn't train {_shorten(strangers)}")
     if not saved or not all(named):
         return {number: number for number in range(num_saved)}
     saved, own = strip_names(saved), strip_names([str(name) for name in named])
@@ -271,7 +294,8 @@ def _regroup(
 ) -> list[dict[str, Any]]:
     """Put saved groups into the optimizer's own order: ``load_state_dict`` goes by place, whatever the numbers say."""
     waiting = [
-        {**group, "params": sorted(number_of[number] for number in group["params"])} for group in saved
+        {**group, "params": sorted(number_of[one] for one in group["params"] if one in number_of)}
+        for group in saved
     ]
     ordered, first = [], 0
     for place, group in enumerate(optimizer.param_groups):

@@ -138,7 +138,9 @@ def _find_device(model: nn.Module, ctx: RankContext | None) -> torch.device:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether a forward pass is a collective: FSDP2 and tensor parallel have DTensors, FSDP1 wraps modules."""
+    """Tell whether a forward pass is a collective: FSDP2 and tensor parallel have DTensors, FSDP1 wraps modules, pipelines have stages."""
+    if hasattr(model, "forward_is_collective"):
+        return True
     return any(hasattr(one, "full_tensor") and hasattr(one, "to_local") for one in model.parameters()) or any(
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     )

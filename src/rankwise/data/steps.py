@@ -18,6 +18,8 @@ class MicroBatches:
         taken: Each with its place; None where nobody knows it.
     """
 
+    as_many_on_every_rank = True
+
     def __init__(self, taken: list[tuple[Any, Place | None]]) -> None:
         self._taken = taken
 
@@ -47,7 +49,10 @@ class Step:
         global_samples: Samples of it over all ranks.
         scale: What a sum-reduced loss must be multiplied with, so that DDP's average over the ranks is the mean over all
             samples: ``loss_scale(num_samples)`` without asking the ranks.
+        as_many_on_every_rank: Whether ``len()`` is the same on all ranks: always.
     """
+
+    as_many_on_every_rank = True
 
     def __init__(
         self,

@@ -52,13 +52,20 @@ def accumulate(
         Each micro-batch.
 
     Raises:
-        UsageError: There is no micro-batch.
+        UsageError: There is no micro-batch, or the model is a pipeline.
         CollectiveError: BatchNorm is synced, and the ranks have different numbers of micro-batches.
 
     Collective: every rank, once for each step. The body's last backward is the collective; if BatchNorm is synced,
     the start and each forward and backward as well.
     """
-    return deal(strategy_of(model, ctx), micro_batches, ctx)
+    strategy = strategy_of(model, ctx)
+    if strategy.instead_of_loops is not None:
+        raise UsageError(
+            f"accumulate() can't run a {type(model).__name__}: forward and backward of its micro-batches go together",
+            rank=None if ctx is None else ctx.rank,
+            hint=strategy.instead_of_loops,
+        )
+    return deal(strategy, micro_batches, ctx)
 
 
 def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import translate
 from typing import Any
 
@@ -122,3 +122,34 @@ def _list_some(model: nn.Module) -> str:
     kinds = Counter(type(one).__name__ for name, one in model.named_modules() if name)
     names = [name for name, _ in model.named_modules() if name][:6]
     return f"{', '.join(f'{number} x {kind}' for kind, number in kinds.most_common(6))}; names like {', '.join(names)}"
+
+
+def find_units(model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None) -> dict[str, nn.Module]:
+    """Return what a model can be cut between: its blocks, and what stands before, between and after them, by name, in its order.
+
+    Args:
+        model: The whole.
+        blocks: As for ``find_blocks``.
+        rank: Ours, for errors.
+
+    Returns:
+        Modules, none inside another: each block, and each largest module that holds none. A Sequential without blocks is cut between
+        its children. A model without children is one unit, named "".
+
+    Raises:
+        UsageError: The blocks that were asked for are not there.
+    """
+    found = find_blocks(model, blocks, rank=rank)
+
+    def walk(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        for name, child in module.named_children():
+            path = prefix + name
+            is_open = isinstance(child, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and any(
+                child.children()
+            )
+            if path not in found and (is_open or any(one.startswith(f"{path}.") for one in found)):
+                yield from walk(f"{path}.", child)
+            else:
+                yield path, child
+
+    return dict(walk("", model)) or {"": model}

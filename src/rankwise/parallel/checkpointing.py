@@ -72,13 +72,16 @@ def apply_checkpointing(
     options = {} if context_fn is None else {"context_fn": context_fn}
     for block in list(found.values())[::every]:
         # In the place of forward, so that hooks on the block run once. A method, so that a copy of the block calls its own.
+        own = block.__dict__.get("forward")  # put there by adapters and fused kernels
+        if getattr(own, "__func__", None) is not _forward:
+            block._checkpointed_forward = own
         block._checkpoint_options = options
         block.forward = MethodType(_forward, block)
     return model
 
 
 def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    forward = type(block).forward.__get__(block)
+    forward: Any = block._checkpointed_forward or type(block).forward.__get__(block)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     options: Any = block._checkpoint_options

@@ -15,9 +15,10 @@ from rankwise.parallel.checked import CheckedDDP, watch_parameters
 from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
 from rankwise.parallel.flat import FlatDDP, find_sparse, share_values
 from rankwise.parallel.model_check import check_same_model, find_complaint
+from rankwise.parallel.placed import placement_of
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
 from rankwise.runtime.context import current
-from rankwise.runtime.mesh import show_degrees
+from rankwise.runtime.mesh import DATA_AXES, show_degrees
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,16 +102,24 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
     }
     _check_reduce(reduce, comm_hook, tuning, ctx)
     _check_mesh(ctx)
+    if any(hasattr(one, "device_mesh") for one in model.parameters()):
+        raise UsageError(
+            f"apply_ddp was given a {type(model).__name__} whose parameters are DTensors: it is sharded or split already",
+            rank=ctx.rank,
+            hint="leave apply_ddp out: a sharded model's gradients are averaged by its own backward",
+        )
     check_same_model(
         model,
         {**options, **asdict(tuning), "device": ctx.device.type, "world_size": ctx.world_size},
         control=ctx.control,
         wait_s=min(WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
         complaint=find_complaint(model)
+        or _find_placement_complaint(model, reduce)
         or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device)
         or (find_sparse(model) if reduce == "flat" else None),
     )
-    model.to(ctx.device)
+    if placement_of(model) is None:
+        model.to(ctx.device)
     if sync_batchnorm:
         model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
     ddp: CheckedDDP | FlatDDP
@@ -131,7 +140,8 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
 
 def _check_mesh(ctx: RankContext) -> None:
     degrees = ctx.mesh().degrees if ctx.has_mesh else {}
-    cut = [axis for axis, size in degrees.items() if size > 1 and axis != "replicate"]
+    # Along "shard" the ranks have different samples: beside a sharded model another may be replicated.
+    cut = [axis for axis, size in degrees.items() if size > 1 and axis not in DATA_AXES]
     if cut:
         raise UsageError(
             f"apply_ddp gives each rank the whole model, and the mesh of {show_degrees(degrees)} cuts it by {' and '.join(cut)}",
@@ -161,6 +171,17 @@ def _check_reduce(reduce: str, comm_hook: CommHook | None, tuning: Tuning, ctx: 
         )
 
 
+def _find_placement_complaint(model: nn.Module, reduce: str) -> str | None:
+    if placement_of(model) is None:
+        return None
+    kinds = sorted({one.device.type for one in model.parameters()})
+    if len(kinds) > 1:
+        return f"the model was placed on devices of type {' and '.join(kinds)}, and DistributedDataParallel takes one type: place it on GPUs only"
+    if reduce == "flat" and len({one.device for one in model.parameters()}) > 1:
+        return "the model was placed on several devices, and reduce='flat' has one buffer on one of them: leave it out"
+    return None
+
+
 def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: torch.device) -> str | None:
     if sync_batchnorm:
         return find_foreign(model)
@@ -186,7 +207,10 @@ def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -
         arguments["forward_sync_buffers"] = tuning.broadcast_buffers
     ddp = CheckedDDP(
         model,
-        device_ids=None if ctx.device.type == "cpu" else [ctx.device.index],
+        # A model on several devices brings its inputs where they belong by itself.
+        device_ids=None
+        if ctx.device.type == "cpu" or placement_of(model) is not None
+        else [ctx.device.index],
         process_group=ctx.group,
         **arguments,
     )

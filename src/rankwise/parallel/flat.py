@@ -41,12 +41,14 @@ class _Turn:
     Attributes:
         syncs: Whether the backward of the last forward averages, and the next forward shares the buffers: torch's rule.
         awaits_backward: Whether a forward has been whose backward has not.
+        versions: Of the buffers when the first of these forwards began: a backward changes them.
         is_queued: Whether the averaging is to come at the end of the running backward.
         hooks_parameters: Whether each parameter tells of its gradient.
     """
 
     syncs: bool = True
     awaits_backward: bool = False
+    versions: tuple[int, ...] = ()
     is_queued: bool = False
     hooks_parameters: bool = False
 
@@ -135,6 +137,7 @@ class FlatDDP(DistributedDataParallel):  # type: ignore[misc]
             if self._turn.awaits_backward:
                 self._check_averaged()
             self._attach()
+            self._turn.versions = self._list_versions()
             outputs = self.module(*inputs, **kwargs)
         self._turn.syncs = self.require_backward_grad_sync
         if self.require_backward_grad_sync:
@@ -192,6 +195,10 @@ class FlatDDP(DistributedDataParallel):  # type: ignore[misc]
     def _check_averaged(self) -> None:
         """Refuse to go on if a backward has left gradients here without passing through the outputs."""
         self._turn.awaits_backward = False
+        if self._turn.versions == self._list_versions() and all(
+            one.grad is view for one, view in zip(self._trained, self._views, strict=True)
+        ):
+            return  # several forwards before one backward
         if any(one.grad is not None for one in self._trained) and any(
             bool(flat.any()) for flat in self._flats.values()
         ):
@@ -200,6 +207,9 @@ class FlatDDP(DistributedDataParallel):  # type: ignore[misc]
                 rank=self._rank,
                 hint="compute the loss from the outputs of the wrapped model; or use apply_ddp without reduce='flat', which watches every parameter",
             )
+
+    def _list_versions(self) -> tuple[int, ...]:
+        return tuple(flat._version for flat in self._flats.values())
 
     def _share_buffers(self) -> None:
         share_values(self.module.buffers(), self.process_group)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from rankwise.base.errors import UsageError
 from rankwise.parallel.blocks import Blocks, find_blocks
 from rankwise.parallel.flat import share_values
-from rankwise.parallel.layouts import let_optimizers_mix, to_local
+from rankwise.parallel.layouts import noting_replaced, to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.sharded import defer_reduction
@@ -71,7 +71,7 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         precision: "bf16" or "fp16": parameters are gathered and computed in it; gradients are added up, and shards kept, in the model's own
             dtype. Or torch's MixedPrecisionPolicy.
         cpu_offload: Keep shards, gradients and optimizer states in the host's memory.
-        reshard_after_forward: As in torch's ``fully_shard``: False keeps a block gathered until its backward.
+        reshard_after_forward: As in torch's ``fully_shard``: False keeps a block gathered until its backward. Of a pipeline's stages it is False.
         defer_gradients: With ``accumulate``: add up whole gradients on each rank, and send them with a step's last micro-batch; takes the memory
             of all gradients.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; else each rank keeps its own statistics.
@@ -96,7 +96,12 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
     with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
         mesh = _find_mesh(ctx)
         policy = _read_precision(precision, ctx)
-        found = _drop_tied(model, find_blocks(model, blocks, rank=ctx.rank))
+        #: Of a pipeline each stage is gathered apart.
+        stages: list[Any] = getattr(model, "stage_modules", [])
+        if stages and reshard_after_forward is None:
+            # Micro-batches follow each other through a stage; and a backward in two halves (zero bubble) seeks the gathered weights.
+            reshard_after_forward = False
+        found = _drop_tied(model, _find_held(model, blocks, ctx))
         maker = Materialiser(model, ctx.device, init_weights, seed)
         options = {
             "blocks": sorted(found),
@@ -112,10 +117,11 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
             {**options, "device": ctx.device.type, "world_size": ctx.world_size},
             control=ctx.control,
             wait_s=min(_WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
-            complaint=_find_complaint(model)
+            complaint=_find_complaint(model, reshard_after_forward)
             or maker.find_complaint(model)
             or (find_foreign(model) if sync_batchnorm else None),
             call="apply_fsdp",
+            among=list_copies(ctx) if stages else None,
         )
         if sync_batchnorm:
             _check_batchnorm(ctx)
@@ -123,8 +129,6 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
             found = {name: model.get_submodule(name) for name in found}
         else:
             _warn_of_batchnorm(model, ctx)
-        if any(isinstance(one, DTensor) for one in model.parameters()):
-            let_optimizers_mix()
         arguments: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": policy,
@@ -132,13 +136,17 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
             if cpu_offload
             else OffloadPolicy(),
         }
-        for name, block in found.items():
-            _prepare(block.named_modules(prefix=name), maker, mesh, ctx)
-            fully_shard(block, reshard_after_forward=reshard_after_forward, **arguments)
-        inside = tuple(f"{name}." for name in found)
-        rest = [(name, one) for name, one in model.named_modules() if not f"{name}.".startswith(inside)]
-        _prepare(rest, maker, mesh, ctx)
-        fully_shard(model, reshard_after_forward=reshard_after_forward, **arguments)
+        with noting_replaced(model):
+            for name, block in found.items():
+                _prepare(block.named_modules(prefix=name), maker, mesh, ctx)
+                fully_shard(block, reshard_after_forward=reshard_after_forward, **arguments)
+            inside = tuple(f"{name}." for name in found)
+            rest = [(name, one) for name, one in model.named_modules() if not f"{name}.".startswith(inside)]
+            _prepare(rest, maker, mesh, ctx)
+            for root in stages or [model]:
+                fully_shard(root, reshard_after_forward=reshard_after_forward, **arguments)
+        if stages:
+            model.compute_in(policy.param_dtype)
         if defer_gradients:
             defer_reduction(model)
         # That a module returned a view, as a linear layer on the CPU does, is the same on all ranks: once is enough. Of the whole model it
@@ -161,6 +169,18 @@ def _find_mesh(ctx: RankContext) -> DeviceMesh:
     return mesh.of("replicate", "shard") if degrees["replicate"] > 1 else mesh.of("shard")
 
 
+def _find_held(model: nn.Module, blocks: Blocks, ctx: RankContext) -> dict[str, nn.Module]:
+    """Return the blocks that have parameters: of a pipeline those of other stages have none here."""
+    found = find_blocks(model, blocks, rank=ctx.rank)
+    return {name: block for name, block in found.items() if next(block.parameters(), None) is not None}
+
+
+def list_copies(ctx: RankContext) -> list[int]:
+    """Return the ranks that have the same stages of a pipeline."""
+    mesh = ctx.mesh()
+    return mesh.device_mesh.mesh.reshape(mesh.degrees["pipeline"], -1)[mesh.position["pipeline"]].tolist()  # type: ignore[no-any-return]
+
+
 def _read_precision(precision: str | MixedPrecisionPolicy, ctx: RankContext) -> MixedPrecisionPolicy:
     if isinstance(precision, MixedPrecisionPolicy):
         return precision
@@ -175,13 +195,18 @@ def _read_precision(precision: str | MixedPrecisionPolicy, ctx: RankContext) -> 
     return MixedPrecisionPolicy(param_dtype=_DTYPES[precision], reduce_dtype=torch.float32)
 
 
-def _find_complaint(model: nn.Module) -> str | None:
+def _find_complaint(model: nn.Module, reshard_after_forward: bool | int | None) -> str | None:  # noqa: FBT001 - apply_fsdp's own
     sharded = [name for name, one in model.named_modules() if isinstance(one, FSDPModule)]
     if sharded:
         return f"{sharded[0] or 'the model'!r} was given to fully_shard or apply_fsdp already"
     hooked = [name for name, one in model.named_parameters() if one._backward_hooks]
     if hooked:
         return f"{hooked[0]!r} has a hook on its gradient, and apply_fsdp puts another parameter in its place: register hooks afterwards; a layer of the plan with 'replicate_sum' can't be sharded as well"
+    if reshard_after_forward and hasattr(model, "stage_modules"):
+        return f"reshard_after_forward={reshard_after_forward!r}: the stages of a pipeline stay gathered from a step's first micro-batch to its last; leave it out"
+    held = [id(one) for stage in getattr(model, "stage_modules", []) for one in stage.parameters()]
+    if len(set(held)) < len(held):
+        return "two stages of a rank share parameters, and each would gather them: take a schedule with one stage on each rank, or an interleaved one"
     return find_complaint(model, takes_meta=True, call="apply_fsdp")
 
 

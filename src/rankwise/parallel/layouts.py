@@ -6,24 +6,40 @@ some parameters are cut by the tensor axis and the others are not has two kinds,
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from rankwise.base.errors import UsageError
 
-    from torch import Tensor
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor, nn
 
 
 def to_local(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return this rank's part of each, which shares its memory."""
     return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
+
+
+def describe_value(value: Any) -> Any:
+    """Return a value of an optimizer's state, of a tensor its form: what another rank needs for a stand-in."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return {"shape": tuple(value.shape), "dtype": value.dtype}
+
+
+def stand_in(form: Any) -> Any:
+    """Return what stands for a value that another rank has; for a tensor one on the meta device."""
+    is_tensor = isinstance(form, dict) and form.keys() == {"shape", "dtype"}
+    return torch.empty(form["shape"], dtype=form["dtype"], device="meta") if is_tensor else form
 
 
 def add_up(tensor: Tensor) -> Tensor:
@@ -58,6 +74,8 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
     Collective: every rank of the meshes, if there are DTensors.
     """
+    if not tensors:
+        return torch.zeros(())
     norms = [_find_norm(group) for group in group_by_layout(map(add_up, tensors))]
     if len(norms) == 1:
         return norms[0]
@@ -123,6 +141,20 @@ class ShardedScaler(torch.amp.GradScaler):  # type: ignore[misc]
         return {found.device: found}
 
 
+#: By their ids, parameters in whose place others stand in their model.
+_replaced: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+
+@contextmanager
+def noting_replaced(model: nn.Module) -> Iterator[None]:
+    """Let an optimizer that holds a parameter which is replaced in this block raise at its first step."""
+    let_optimizers_mix()
+    before = list(model.parameters())
+    yield
+    kept = {id(one) for one in model.parameters()}
+    _replaced.update({id(one): one for one in before if id(one) not in kept})
+
+
 #: Those that have been looked at before their first step.
 _seen: WeakSet[torch.optim.Optimizer] = WeakSet()
 
@@ -139,6 +171,13 @@ def let_optimizers_mix() -> None:
 def _choose_loop(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if optimizer in _seen:
         return
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    stale = sum(_replaced.get(id(one)) is one for one in held)
+    if stale:
+        raise UsageError(
+            f"the optimizer holds {stale} parameters that sharding or splitting the model has replaced: its steps would change nothing",
+            hint="build the optimizer afterwards: apply_fsdp(model), then AdamW(model.parameters())",
+        )
     _seen.add(optimizer)
     for group in optimizer.param_groups:
         if len(group_by_layout(group["params"])) > 1:

@@ -56,7 +56,7 @@ class Materialiser:
             return None
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"on the meta device, and without reset_parameters(): {', '.join(names[:3])}{more}; give apply_fsdp(..., init_weights=function),"
+            f"on the meta device, and without reset_parameters(): {', '.join(names[:3])}{more}; give init_weights=function,"
             " which is called with each module, or init_weights=False if a checkpoint will be loaded"
         )
 

@@ -37,7 +37,9 @@ def deal(strategy: Strategy, micro_batches: Iterable[Micro], ctx: RankContext | 
     ctx = ctx or find_current()
     rank = None if ctx is None else ctx.rank
     length = len(micro_batches) if isinstance(micro_batches, Sized) else None
-    if strategy.needs_equal_numbers and length is not None:
+    # A loader's step has as many on every rank by its plan: no need to ask them at each step.
+    is_planned = getattr(micro_batches, "as_many_on_every_rank", False)
+    if strategy.needs_equal_numbers and length is not None and not is_planned:
         _compare_numbers(strategy, length, ctx or current())
     number, is_last = 0, False
     try:
@@ -48,6 +50,7 @@ def deal(strategy: Strategy, micro_batches: Iterable[Micro], ctx: RankContext | 
             is_last = ends or number == length
             if is_last:
                 yield micro
+                strategy.settle()
                 return
             # Around forward and backward: DDP decides in the forward whether the backward will average.
             with strategy.deferring():

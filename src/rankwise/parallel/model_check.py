@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import CollectiveTimeoutError, ModelError
 from rankwise.base.memory import view_memory
+from rankwise.parallel.placed import placement_of
 from rankwise.runtime.context import current
 from rankwise.runtime.signature import format_ranks, locate, show_site
 
@@ -39,6 +40,7 @@ def check_same_model(
     wait_s: float,
     complaint: str | None = None,
     call: str = "apply_ddp",
+    among: Sequence[int] | None = None,
 ) -> None:
     """Compare names, shapes, dtypes and ``requires_grad`` of all parameters and buffers over the ranks.
 
@@ -51,6 +53,7 @@ def check_same_model(
         wait_s: Seconds to wait for the slowest rank.
         complaint: What this rank has found wrong with its model already: all ranks hear of it.
         call: Who asks.
+        among: The ranks that must have the same; None: all.
 
     Raises:
         ModelError: The models or settings differ, or some rank has a complaint; the same error on all ranks.
@@ -76,7 +79,12 @@ def check_same_model(
         if complaint:
             raise ModelError(complaint)
         return
-    _raise_difference({rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}, call)
+    of_rank = {rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}
+    if among is not None:
+        of_rank = {rank: rows for rank, rows in of_rank.items() if rank in among or rows[0] != "complaint\t"}
+        if len({tuple(rows) for rows in of_rank.values()}) == 1 and not complaint:
+            return
+    _raise_difference(of_rank, call)
 
 
 def _describe(model: nn.Module) -> Iterator[tuple[str, str, str]]:
@@ -207,9 +215,15 @@ def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "a
     meta = [name for name, tensor in tensors if tensor.is_meta and not takes_meta]
     if meta:
         return f"{_quote(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before {call}"
-    devices = sorted(
-        {str(tensor.device) for _, tensor in tensors if tensor.device.type not in {"cpu", "meta"}}
-    )
+    return _find_spread(model, call)
+
+
+def _find_spread(model: nn.Module, call: str) -> str | None:
+    if placement_of(model) is not None:
+        if call == "apply_ddp":
+            return None
+        return f"the model was placed on its devices by place(), and {call} would move it: leave one of the two out"
+    devices = sorted({str(one.device) for one in (*model.parameters(), *model.buffers())} - {"cpu", "meta"})
     if len(devices) > 1:
         return f"the model is spread over {', '.join(devices)}, and {call} would move it to one: build it on one device"
     return None
@@ -287,7 +301,9 @@ def check_replicas(
         rank: dict(row.split("\t") for row in text.split("\n"))
         for rank, text in zip(control.ranks, told, strict=True)
     }
-    if len({frozenset(name.partition(_SHARD)[0] for name in held) for held in of_rank.values()}) > 1:
+    has_stages = hasattr(inner, "stage_modules")  # each rank of a pipeline has some
+    names_of = {frozenset(name.partition(_SHARD)[0] for name in held) for held in of_rank.values()}
+    if len(names_of) > 1 and not has_stages:
         raise ModelError(
             "the ranks hold different parameters",
             hint="spread the model with apply_ddp or its like: it names them",

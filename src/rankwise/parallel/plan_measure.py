@@ -151,7 +151,8 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
         sharded = trace_forward(model, blocks, computed, work, autocast=False)
         whole = trace_forward(model, blocks, kept, work, autocast=True) if kept != computed else sharded
     split = sharded.split if sharded else {}
-    states = _measure_states(model, kept, find_optimizer(optimizer))
+    kinds = {name: (one.shape, cast(one.dtype, kept)) for name, one in model.named_parameters() if one.requires_grad}  # fmt: skip
+    states = measure_states(kinds, find_optimizer(optimizer))
     of_block = _find_owners(model, blocks)
     weights = []
     for name, one in model.named_parameters():
@@ -182,12 +183,23 @@ def _find_owners(model: nn.Module, blocks: Mapping[str, nn.Module]) -> dict[str,
     return owners
 
 
-def _measure_states(
-    model: nn.Module, kept: torch.dtype, make: OptimizerFactory
+def measure_states(
+    kinds: Mapping[str, tuple[torch.Size, torch.dtype]], make: OptimizerFactory
 ) -> dict[str, tuple[float, int]]:
-    """Return the bytes of states for an element, and those beside, of each parameter: what one step has made."""
+    """Return the bytes of states for an element, and those beside, of each parameter: what one step has made.
+
+    Args:
+        kinds: Shape and dtype of the trained parameters, by name.
+        make: Makes the optimizer of parameters.
+
+    Raises:
+        UsageError: It can't be made of these parameters, or takes no step without values.
+    """
     with FakeTensorMode():
-        fakes = {name: nn.Parameter(torch.empty(one.shape, dtype=cast(one.dtype, kept))) for name, one in model.named_parameters() if one.requires_grad}  # fmt: skip
+        fakes = {
+            name: nn.Parameter(torch.empty(shape, dtype=dtype, device="cpu"))
+            for name, (shape, dtype) in kinds.items()
+        }
         if not fakes:
             return {}
         for fake in fakes.values():

@@ -135,7 +135,7 @@ class ForwardTrace:
     def enter_block(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a call of a block; a checkpoint would keep its inputs."""
         self.call = len(self.inputs)
-        storages = [one.untyped_storage() for one in _list_tensors((args, kwargs))]
+        storages = [one.untyped_storage() for one in list_tensors((args, kwargs))]
         self.inputs.append({one._cdata: one.nbytes() for one in storages if one._cdata not in self.own})
         if not self.is_across:
             self.drop_pair()
@@ -202,7 +202,7 @@ def trace_forward(
 def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.dtype, work: Work, *, autocast: bool, is_across: bool) -> ForwardTrace:  # fmt: skip
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        fake = _copy_as_fake(model, mode, dtype)
+        fake = copy_as_fake(model, mode, dtype)
     except Exception as error:  # a module may hold what can't be copied, and raise anything
         raise ModelError(f"the model can't be copied, which its forward pass without values needs: {type(error).__name__}: {error}", hint="leave the batch out: weights are counted without it") from error  # fmt: skip
     tensors = [*fake.parameters(), *fake.buffers()]
@@ -219,29 +219,30 @@ def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.
             module.register_forward_pre_hook(trace.enter_linear)
             module.register_forward_hook(trace.leave_linear)
     with mode:
-        batch = _make_fake_batch(work.batch, work.micro_batch, dtype)
+        batch = make_fake_batch(work.batch, work.micro_batch, dtype)
     computing = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
     try:
         with mode, computing, torch.autograd.graph.saved_tensors_hooks(trace.pack, lambda one: one):
-            result = work.loss(fake, batch) if work.loss is not None else _call(fake, batch)
+            result = work.loss(fake, batch) if work.loss is not None else call_model(fake, batch)
     except Exception as error:  # the user's forward may raise anything
         raise ModelError(
             f"the forward pass can't be followed without values: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
             hint="is the batch what the model is called with? A model that looks at values can't be followed: leave the batch out",
         ) from error
-    for one in _list_tensors(result):
+    for one in list_tensors(result):
         trace.keep(one)
     trace.drop_pair()
     return trace
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch: a mapping of arguments, a sequence of them, or the only one."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def _copy_as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
+def copy_as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
     """Copy a model without its storage: deepcopy finds a fake in the memo for each tensor."""
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [one for module in model.modules() for one in vars(module).values() if isinstance(one, Tensor)]
@@ -253,9 +254,9 @@ def _copy_as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) ->
         return copy.deepcopy(model, memo)
 
 
-def _make_fake_batch(batch: Any, micro_batch: int | None, dtype: torch.dtype) -> Any:
+def make_fake_batch(batch: Any, micro_batch: int | None, dtype: torch.dtype) -> Any:
     """Return the batch as fakes, with as many samples as asked for; floating-point inputs as FSDP casts them."""
-    counts = sorted({one.shape[0] for one in _list_tensors(batch) if one.dim()})
+    counts = sorted({one.shape[0] for one in list_tensors(batch) if one.dim()})
     if micro_batch is not None and len(counts) > 1:
         raise UsageError(f"micro_batch={micro_batch} needs tensors that begin with the same dim, and those of the batch begin with {' and '.join(map(str, counts))}", hint="give a batch of the right size, and micro_batch=None")  # fmt: skip
 
@@ -263,27 +264,29 @@ def _make_fake_batch(batch: Any, micro_batch: int | None, dtype: torch.dtype) ->
         shape = (micro_batch, *one.shape[1:]) if micro_batch is not None and one.dim() else one.shape
         return torch.empty(shape, dtype=cast(one.dtype, dtype), device="cpu", requires_grad=one.requires_grad)
 
-    return _map_tensors(batch, fake)
+    return map_tensors(batch, fake)
 
 
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested containers with each tensor replaced by what ``change`` makes of it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _map_tensors(one, change) for name, one in value.items()}
+        return {name: map_tensors(one, change) for name, one in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_tensors(one, change) for one in value))
+        return type(value)(*(map_tensors(one, change) for one in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(_map_tensors(one, change) for one in value)
+        return type(value)(map_tensors(one, change) for one in value)
     return value
 
 
-def _list_tensors(value: Any) -> Sequence[Tensor]:
+def list_tensors(value: Any) -> Sequence[Tensor]:
+    """Return the tensors in nested containers."""
     found: list[Tensor] = []
 
     def note(one: Tensor) -> Tensor:
         found.append(one)
         return one
 
-    _map_tensors(value, note)
+    map_tensors(value, note)
     return found

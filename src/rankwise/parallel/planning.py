@@ -11,7 +11,6 @@ of it each rank holds, for each composition of the axes replicate, shard and ten
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,6 +20,7 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.plan_compose import compose
 from rankwise.parallel.plan_measure import measure
 from rankwise.parallel.plan_trace import Work
+from rankwise.parallel.sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +36,6 @@ PRECISIONS = ("fp32", "bf16", "fp16", "bf16-params")
 _RESERVE_BYTES, _RESERVE_PART = 2**30, 0.05
 #: No more ranks are tried when none of those asked for fit.
 _MOST_RANKS = 2**15
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 @final
@@ -158,32 +156,6 @@ def plan(  # noqa: PLR0913 - most calls give four
         num_ranks=num_ranks, memory_bytes=memory_bytes, reserve_bytes=reserve_bytes, blocks=first.blocks, compositions=found, proposal=proposal,
         why=_explain(found, proposal, num_ranks, limit, needed), ranks_needed=needed and needed[0], notes=tuple(_note(first, batch)),
     )  # fmt: skip
-
-
-def parse_size(size: str | int) -> int:
-    """Return a number of bytes; "80GB", "80 GiB" and "80g" are the same: makers of GPUs say GB for 2**30.
-
-    Raises:
-        UsageError: It is no size.
-    """
-    if isinstance(size, int):
-        number, unit = float(size), ""
-    else:
-        found = _SIZE.fullmatch(size.strip())
-        if found is None:
-            raise UsageError(f"{size!r} is no size of memory", hint="say 80GB, 512MB, or a number of bytes")
-        number, unit = float(found[1]), found[2].lower()
-    if number <= 0:
-        raise UsageError(f"a memory of {size!r} holds nothing", hint="say 80GB, 512MB, or a number of bytes")
-    return int(number * _UNITS[unit])
-
-
-def show_size(size: int) -> str:
-    """Return bytes as people read them: ``1.4 GiB``."""
-    for name, unit in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} B"
 
 
 def _choose_reserve(memory_bytes: int | None, reserve: str | int | None) -> int:

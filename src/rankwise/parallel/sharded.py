@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ from rankwise.parallel.layouts import add_up, scale_to, total_norm
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -83,7 +83,10 @@ class Sharded(Strategy):
                     group._partial_reduce_output = None
                     getattr(group, "_partial_reduce_output_layout", {}).clear()
                     for one in group.fsdp_params:
-                        one.unsharded_accumulated_grad = None
+                        if hasattr(one, "_unsharded_param"):
+                            one._unsharded_param.grad = None  # where torch 2.15 adds up
+                        with suppress(AttributeError):  # there it can only be read
+                            one.unsharded_accumulated_grad = None
 
     @contextmanager
     def _deferred(self) -> Iterator[None]:
@@ -107,17 +110,11 @@ class Sharded(Strategy):
             for one in setters:
                 one(True)  # noqa: FBT003 - the same
 
-    def forward_backward(
-        self,
-        group: Iterable[Any],
-        loss: Callable[[nn.Module, Any], Tensor],
-        backward: Callable[[Tensor], None],
-    ) -> None:
-        """Compute the gradients of one step, and add up what sequence parallelism leaves in parts.
+    def settle(self) -> None:
+        """Add up what sequence parallelism leaves in parts.
 
         Collective: every rank.
         """
-        super().forward_backward(group, loss, backward)
         for one in self.model.parameters():
             if isinstance(one.grad, DTensor):
                 one.grad = add_up(one.grad)

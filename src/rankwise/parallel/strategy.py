@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from rankwise.parallel.flat import share_values
 from rankwise.parallel.micro_batches import deal
 
 if TYPE_CHECKING:
@@ -16,6 +17,29 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rankwise.runtime.context import RankContext
+
+
+class StepLoss(Protocol):
+    """The loss of one micro-batch; a strategy calls it, or where forward and backward are cut up, its parts."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Evaluate, note, and return the scalar to be differentiated, weighed."""
+        ...
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return what the user's loss function returns: a mean over the batch's samples, a sum and its count, or a dict of these."""
+        ...
+
+    def factor(self, returned: Any) -> Any:
+        """Return what such a loss of the whole micro-batch must be multiplied with before it is differentiated."""
+        ...
+
+    def note(self, returned: Any) -> None:
+        """Note it.
+
+        Collective: every rank, after the same micro-batch.
+        """
+        ...
 
 
 class Strategy:
@@ -32,10 +56,12 @@ class Strategy:
         ctx: As given.
         needs_equal_numbers: Whether every forward is a collective, so that all ranks need equally many micro-batches.
         why_equal: By what, for the error.
+        instead_of_loops: What to do instead, if a loop's body can't compute forward and backward by itself.
     """
 
     needs_equal_numbers = False
     why_equal = ""
+    instead_of_loops: str | None = None
 
     def __init__(self, model: nn.Module, module: nn.Module, ctx: RankContext | None) -> None:
         self.model, self.module, self.ctx = model, module, ctx
@@ -43,7 +69,7 @@ class Strategy:
     def forward_backward(
         self,
         group: Iterable[Any],
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss: StepLoss,
         backward: Callable[[Tensor], None],
     ) -> None:
         """Compute the gradients of one step, averaged over the ranks that share the data.
@@ -61,6 +87,12 @@ class Strategy:
     def deferring(self) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch that is not its step's last: its gradients stay on this rank."""
         return nullcontext()
+
+    def settle(self) -> None:
+        """Complete the gradients after a step's last backward.
+
+        Collective: every rank, if they are sharded.
+        """
 
     def note_left(self, number: int) -> None:
         """Hear that a step was left after so many micro-batches whose gradients were not exchanged."""
@@ -92,6 +124,14 @@ class Strategy:
             norm: What ``total_norm`` has returned.
         """
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+    def share_buffers(self) -> None:
+        """Give all copies of the model the buffers of the first.
+
+        Collective: every rank.
+        """
+        if self.ctx is not None:
+            share_values(self.module.buffers(), self.ctx.group)
 
     def forget(self) -> None:
         """Forget a step that was left by an error."""

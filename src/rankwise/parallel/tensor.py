@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.ddp import WRAP_WAIT_S
-from rankwise.parallel.layouts import let_optimizers_mix
+from rankwise.parallel.layouts import noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
 from rankwise.parallel.tensor_plans import Split, find_ready_plan, has_transformers_plan, resolve_plan
@@ -156,7 +156,8 @@ def apply_tensor_parallel(
     model.to(ctx.device)
     if work is not None and mesh.size() > 1:
         _share_values(model, mesh)
-        _split(model, work, mesh)
+        with noting_replaced(model):
+            _split(model, work, mesh)
     return model
 
 
@@ -271,7 +272,6 @@ def _split(model: nn.Module, work: _Work, mesh: DeviceMesh) -> None:
         )
     if layout is not None:
         install_sequence(layout, mesh)
-    let_optimizers_mix()
 
 
 def _build_style(split: Split, work: _Work) -> ParallelStyle | None:

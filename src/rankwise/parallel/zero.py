@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.layouts import describe_value, stand_in
 from rankwise.runtime.context import current
 
 with warnings.catch_warnings():
@@ -39,10 +40,11 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):  # type: ignore[misc]
         """
         own = {self._param_to_index[one]: state for one, state in self.optim.state.items()}
         forms = {
-            number: {name: _describe(value) for name, value in state.items()} for number, state in own.items()
+            number: {name: describe_value(value) for name, value in state.items()}
+            for number, state in own.items()
         }
         told = self.ctx.control.exchange(forms, what="taking apart an optimizer whose states are sharded")
-        state = {number: {name: _stand_in(form) for name, form in of_parameter.items()} for one in told for number, of_parameter in one.items()}  # fmt: skip
+        state = {number: {name: stand_in(form) for name, form in of_parameter.items()} for one in told for number, of_parameter in one.items()}  # fmt: skip
         groups = torch.optim.Optimizer.state_dict(self)["param_groups"]
         return {"state": dict(sorted((state | own).items())), "param_groups": groups}
 
@@ -94,6 +96,13 @@ def apply_zero1(optimizer: Optimizer, *, ctx: RankContext | None = None) -> Shar
 
 def _find_problem(optimizer: Optimizer, parameters: list[torch.Tensor]) -> tuple[str, str] | None:
     kind = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        # LBFGS: its step is one for all parameters together, and each rank would make another.
+        return (
+            f"{kind} looks at all parameters at once, and each rank would have some of them",
+            "leave apply_zero1 out",
+        )
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return f"apply_zero1 was given a {kind}, whose states are sharded already", "call it once"
     if optimizer.state:
@@ -106,20 +115,8 @@ def _find_problem(optimizer: Optimizer, parameters: list[torch.Tensor]) -> tuple
             "leave apply_zero1 out: it is for apply_ddp",
         )
     kinds = sorted({f"{str(one.dtype).removeprefix('torch.')} on {one.device}" for one in parameters})
-    if len(kinds) > 1:
-        return (
-            f"apply_zero1 takes parameters of one dtype and device, and these are {', '.join(kinds)}",
-            "use apply_fsdp, or one dtype",
-        )
-    return None
-
-
-def _describe(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return {"shape": tuple(value.shape), "dtype": value.dtype}
-
-
-def _stand_in(form: Any) -> Any:
-    is_tensor = isinstance(form, dict) and form.keys() == {"shape", "dtype"}
-    return torch.empty(form["shape"], dtype=form["dtype"], device="meta") if is_tensor else form
+    problem = (
+        f"apply_zero1 takes parameters of one dtype and device, and these are {', '.join(kinds)}",
+        "use apply_fsdp, or one dtype",
+    )
+    return problem if len(kinds) > 1 else None

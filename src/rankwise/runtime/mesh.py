@@ -79,6 +79,10 @@ class Mesh:
         return self.device_mesh[found[0] if len(found) == 1 else tuple(found)]
 
 
+# torch 2.15 has a public one, and warns of the other.
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+
+
 def lay_mesh(ctx: RankContext, wanted: Mapping[str, int] | DeviceMesh) -> Mesh:
     """Lay the ranks of a job out as a grid.
 
@@ -236,4 +240,4 @@ def _make(ctx: RankContext, degrees: dict[str, int], device_mesh: DeviceMesh) ->
 def _set_timeouts(device_mesh: DeviceMesh, timeout_s: float) -> None:
     """Let the groups of a mesh wait as long as the job's: torch gives them the backend's default."""
     for dim in range(device_mesh.ndim):
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), device_mesh.get_group(dim))
+        set_timeout(timedelta(seconds=timeout_s), device_mesh.get_group(dim))

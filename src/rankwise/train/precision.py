@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
+from rankwise.parallel.finding import differs_by_rank
 from rankwise.parallel.layouts import ShardedScaler
-from rankwise.parallel.sharded import is_sharded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -43,7 +43,9 @@ class Precision:
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
             self.scaler = (
-                ShardedScaler(device.type, group) if is_sharded(model) else torch.amp.GradScaler(device.type)
+                ShardedScaler(device.type, group)
+                if differs_by_rank(model)
+                else torch.amp.GradScaler(device.type)
             )
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -53,6 +55,12 @@ class Precision:
     def backward(self, loss: Tensor) -> None:
         """Compute gradients; with a scaler they are too great until ``unscale``."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def scale(self, factor: float) -> float | Tensor:
+        """Return a factor of a loss, times the scaler's scale."""
+        if self.scaler is None:
+            return factor
+        return self.scaler.scale(torch.tensor(factor, device=self._kind))
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Make the gradients what they are."""

@@ -7,14 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-import torch.distributed as dist
 
 from rankwise.base.errors import NumericsError, UsageError
 from rankwise.data.place import find_place
 from rankwise.parallel.ddp import apply_ddp
-from rankwise.parallel.finding import find_strategy, strategy_of
+from rankwise.parallel.finding import differs_by_rank, find_strategy, strategy_of
 from rankwise.parallel.layouts import to_local, total_norm
-from rankwise.parallel.sharded import is_sharded
 from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
 from rankwise.train.optimizers import choose_fused
@@ -92,13 +90,16 @@ class Stepping:
             self._kept_buffers = [
                 (one, one.clone()) for one in self.model.buffers() if one.is_floating_point()
             ]
-        self.strategy.forward_backward(
-            step, lambda model, batch: self._compute_loss(model, batch, step, track), self._backward
-        )
+        self.strategy.forward_backward(step, _Loss(self, step, track), self._backward)
 
-    def _compute_loss(self, model: nn.Module, batch: Any, step: Step, track: Track) -> Tensor:
-        place = find_place()
-        num_samples = step.num_samples if place is None else len(place.positions)
+    def evaluate_loss(self, model: nn.Module, batch: Any) -> Any:
+        """Return what the user's loss function does."""
+        with self.precision.autocast():
+            return self._loss(model, batch)
+
+    def compute_loss(self, model: nn.Module, batch: Any, step: Step, track: Track) -> Tensor:
+        """Return what backward is called on, and note it."""
+        num_samples = _count_samples(step)
         outputs: list[Any] = []
         watch = (
             None
@@ -114,8 +115,23 @@ class Stepping:
             watch.remove()
         return weighed
 
+    def find_factor(self, returned: Any, step: Step) -> Any:
+        """Return what a loss is multiplied with before it is differentiated; with a scaler, the scale too."""
+        factor = self._weighing.find_factor(returned, step, _count_samples(step))
+        return factor if self.precision.scaler is None else self.precision.scale(factor)
+
+    def note_loss(self, returned: Any, step: Step, track: Track) -> None:
+        """Note what the loss function has returned for a micro-batch whose backward is done."""
+        if self.precision.scaler is not None:
+            self.precision.scale(1.0)  # it begins with the first loss, which only the last stage has
+        self._weighing.note(returned, step, _count_samples(step), track)
+        self._check_compilation()
+
     def _backward(self, loss: Tensor) -> None:
         self.precision.backward(loss)
+        self._check_compilation()
+
+    def _check_compilation(self) -> None:
         if self._compilation is not None:
             self._compilation.check()
             self._compilation = None
@@ -140,16 +156,8 @@ class Stepping:
 
         Collective: every rank.
         """
-        if self._ctx.world_size == 1:
-            return
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in self.model.buffers():
-            by_dtype.setdefault(buffer.dtype, []).append(buffer)
-        for buffers in by_dtype.values():
-            flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-            dist.broadcast(flat, group_src=0, group=self._ctx.group)
-            for buffer, part in zip(buffers, flat.split([one.numel() for one in buffers]), strict=True):
-                buffer.detach().copy_(part.view_as(buffer))
+        if self._ctx.world_size > 1:
+            self.strategy.share_buffers()
 
     def move_weights(self, step: Step, track: Track, before: Callable[[], object] | None = None) -> None:
         """Make the optimizer's step; note that it is done.
@@ -221,6 +229,38 @@ class Stepping:
             )
 
 
+@final
+class _Loss:
+    """The loss of the step at hand, as a strategy asks for it.
+
+    Args:
+        stepping: Computes it.
+        step: The step.
+        track: What is told.
+    """
+
+    def __init__(self, stepping: Stepping, step: Step, track: Track) -> None:
+        self._stepping, self._step, self._track = stepping, step, track
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        return self._stepping.compute_loss(model, batch, self._step, self._track)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        return self._stepping.evaluate_loss(model, batch)
+
+    def factor(self, returned: Any) -> Any:
+        return self._stepping.find_factor(returned, self._step)
+
+    def note(self, returned: Any) -> None:
+        self._stepping.note_loss(returned, self._step, self._track)
+
+
+def _count_samples(step: Step) -> int:
+    """Return how many samples the micro-batch at hand has."""
+    place = find_place()
+    return step.num_samples if place is None else len(place.positions)
+
+
 def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
     """Make sure that no weight is NaN or infinite.
 
@@ -242,7 +282,7 @@ def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
     is_fine = not named or math.isfinite(total_norm([one for _, one in named]))
     own = [] if is_fine else zip(named, to_local([one for _, one in named]), strict=True)
     spoilt = [name for (name, _), part in own if not bool(torch.isfinite(part).all())]
-    if is_sharded(model):  # the others' parts may be fine
+    if differs_by_rank(model):  # the others' parts may be fine
         told = ctx.control.exchange(spoilt, what="naming the weights that are not finite")
         spoilt = list(dict.fromkeys(name for names in told for name in names))
     if spoilt:  # else the sum of squares has overflown

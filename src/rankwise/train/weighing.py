@@ -68,19 +68,33 @@ class Weighing:
             UsageError: It is nothing that can be weighed, or another kind than before.
             CollectiveError: The ranks' loss functions return different kinds.
         """
-        named = returned if isinstance(returned, dict) else {"loss": returned}
-        if "loss" not in named:
-            raise UsageError(
-                f"the loss function returned a dict with {sorted(named)}", rank=self._ctx.rank, hint=_HINT
-            )
-        self._num_micro += 1
-        loss, count = self._read("loss", named["loss"])
+        loss, _ = self._read("loss", self._name(returned)["loss"])
         if not loss.requires_grad:
             raise UsageError(
                 f"the loss function returned a tensor without a gradient: {loss}",
                 rank=self._ctx.rank,
                 hint="compute it from the model's outputs, on every rank and for every batch, and not under no_grad or with .item()",
             )
+        return self.note(returned, step, num_samples, track, stand_in=stand_in)
+
+    def find_factor(self, returned: Any, step: Step, num_samples: int) -> float:
+        """Return what such a loss is multiplied with before it is differentiated."""
+        _, count = self._read("loss", self._name(returned)["loss"])
+        return step.scale if count is not None else num_samples * step.scale
+
+    def note(
+        self,
+        returned: Any,
+        step: Step,
+        num_samples: int,
+        track: Track,
+        *,
+        stand_in: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """Tell the track of a loss, which may have been differentiated elsewhere; return it, weighed. Arguments and errors as above."""
+        named = self._name(returned)
+        self._num_micro += 1
+        loss, count = self._read("loss", named["loss"])
         self._check_form(count is None, named)
         if len(named) > 1:
             for name, value in named.items():
@@ -89,7 +103,10 @@ class Weighing:
         if count is None:
             factor = num_samples * step.scale
             # The mean of no samples is NaN, and so would be the gradient of whatever it is multiplied with.
-            weighed = stand_in() if factor == 0 else loss if factor == 1 else loss * factor
+            if factor == 0:
+                weighed = torch.zeros_like(loss) if stand_in is None else stand_in()
+            else:
+                weighed = loss if factor == 1 else loss * factor
             track.add(weighed)
             return weighed
         self._counts.append(count)
@@ -97,6 +114,14 @@ class Weighing:
         if self._num_micro == len(step):
             self._send_counts(loss.device)
         return loss * step.scale
+
+    def _name(self, returned: Any) -> dict[str, Any]:
+        named = returned if isinstance(returned, dict) else {"loss": returned}
+        if "loss" not in named:
+            raise UsageError(
+                f"the loss function returned a dict with {sorted(named)}", rank=self._ctx.rank, hint=_HINT
+            )
+        return named
 
     def _read(self, name: str, value: Any) -> tuple[Tensor, Any]:
         total, count = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)

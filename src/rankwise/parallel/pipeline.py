@@ -1,0 +1,309 @@
+"""Cut a model into stages, one or two on each rank, through which micro-batches flow (GPipe: Huang et al., arXiv:1811.06965)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rankwise.base.errors import UsageError
+from rankwise.parallel.flat import share_values
+from rankwise.parallel.layouts import to_local
+from rankwise.parallel.materialise import Materialiser
+from rankwise.parallel.model_check import check_same_model, find_complaint
+from rankwise.parallel.pipeline_cut import find_balanced
+from rankwise.parallel.pipeline_engine import Engine
+from rankwise.parallel.pipeline_layout import Layout, StageModule, find_layout, list_bounds, prune
+from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
+from rankwise.parallel.pipeline_shapes import Shapes
+from rankwise.parallel.pipeline_stage import Stage
+from rankwise.parallel.pipeline_ties import Ties
+from rankwise.parallel.pipelined import Pipelined
+from rankwise.runtime.context import current
+from rankwise.runtime.mesh import DATA_AXES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.parallel.blocks import Blocks
+    from rankwise.runtime.context import RankContext
+
+_WRAP_WAIT_S = 60.0
+_ENGINE = "_rankwise_engine"
+
+
+class Pipeline(nn.Module):  # type: ignore[misc]
+    """A model of which this rank has some stages; made by ``apply_pipeline``.
+
+    It is the model itself, less what other ranks have: names of parameters are those of the whole model. A call computes a forward pass
+    over all stages, without gradients, and returns the output on each. Training goes by ``step``, or a Trainer.
+    """
+
+    #: For evaluations: ranks whose samples have run out take part with batches of none.
+    forward_is_collective = True
+
+    @property
+    def engine(self) -> Engine:
+        """The stages of this rank."""
+        return self.__dict__[_ENGINE]  # type: ignore[no-any-return]
+
+    @property
+    def ties(self) -> Ties:
+        """The parameters that several stages share."""
+        return self.__dict__["_rankwise_ties"]  # type: ignore[no-any-return]
+
+    @property
+    def stage_modules(self) -> list[StageModule]:
+        """The modules of this rank's stages, which hold its parameters under other names."""
+        return [one.submod for one in self.engine.stages]
+
+    @property
+    def canonical_names(self) -> dict[str, str]:
+        """For each parameter's name the first one that the whole model has for it."""
+        return self.ties.canonical
+
+    @property
+    def whole_names(self) -> list[str]:
+        """The names of the whole model's state."""
+        return list(self.ties.whole)
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """Return the whole model's state for a checkpoint: tensors on the meta device stand for those of other stages."""
+        own = self.state_dict()
+        whole: Any = OrderedDict((name, own.get(name, form)) for name, form in self.ties.whole.items())
+        whole._metadata = own._metadata  # by which a checkpoint knows a module's
+        return whole  # type: ignore[no-any-return]
+
+    def spread_optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
+        """Return an optimizer's state by the numbers that the whole model's would have, and its parameters' names, in that order.
+
+        Args:
+            optimizer: Of this rank's parameters.
+
+        Collective: every rank.
+        """
+        return self.ties.spread_optimizer(self, optimizer)
+
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        """Hear in which dtype FSDP lets the stages compute.
+
+        Args:
+            dtype: Of the gathered parameters; None: their own.
+        """
+        self.engine.shapes.compute_in(dtype)
+        for stage in self.stage_modules:
+            stage.dtype = dtype
+
+    def make_strategy(self, ctx: RankContext | None) -> Pipelined:
+        """Return how a Trainer runs it.
+
+        Args:
+            ctx: The job; None: that of the stages.
+        """
+        return Pipelined(self, ctx)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the whole model returns, on every stage.
+
+        Args:
+            *args: As for the model.
+            **kwargs: As for the model.
+
+        Returns:
+            What the model returns.
+
+        Raises:
+            UsageError: Gradients are asked for.
+
+        Collective: every rank of the pipeline, with the same inputs.
+        """
+        if torch.is_grad_enabled() and self.training:
+            raise UsageError(
+                "a pipeline's forward has no gradients: forward and backward of its micro-batches go together",
+                rank=self.engine.ctx.rank,
+                hint="loss = pipe.step(batch, loss=...), or a Trainer; to evaluate: pipe.eval() and torch.no_grad()",
+            )
+        with torch.no_grad():
+            return self.engine.infer((args, kwargs))
+
+    def step(
+        self, batch: Any, loss: Callable[[Any, Any], Any] | None = None, *, is_last: bool = True
+    ) -> torch.Tensor:
+        """Compute the gradients of one step: of the mean loss over the samples of all ranks.
+
+        Args:
+            batch: This rank's share, the same on all stages: nested tensors, whose dim 0 are the samples. Any number of them.
+            loss: Takes the model and a batch; returns the mean loss over its samples, or ``(sum, count)``. None: the one that ``apply_pipeline`` was given.
+            is_last: False: gradients are added up, and the next step goes on with them.
+
+        Returns:
+            The loss, a scalar without a gradient: the mean over the samples, or counts, of all ranks; the same on each.
+
+        Raises:
+            UsageError: There is no loss function, or the batch can't be cut.
+            CollectiveError: The stages have different batches.
+
+        Collective: every rank.
+        """
+        loss = loss or self.__dict__["_rankwise_loss"]
+        if loss is None:
+            raise UsageError("pipe.step(batch) without a loss function", rank=self.engine.ctx.rank, hint="apply_pipeline(..., loss=lambda model, batch: ...), or pipe.step(batch, loss)")  # fmt: skip
+        return Pipelined(self, None).step(batch, loss, is_last=is_last)
+
+
+def apply_pipeline(  # noqa: PLR0913 - most calls give two
+    model: nn.Module | Sequence[nn.Module],
+    *,
+    schedule: str = "1f1b",
+    microbatches: int | None = None,
+    blocks: Blocks = "auto",
+    cut: Sequence[str] | Sequence[int] | None = None,
+    example: Any = None,
+    stages_per_rank: int | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    init_weights: Callable[[nn.Module], Any] | bool | None = None,
+    seed: int = 0,
+    ctx: RankContext | None = None,
+    wait_s: float | None = None,
+) -> Pipeline:
+    """Cut a model into stages over the mesh's pipeline axis: each rank keeps its own, and a batch flows through them in micro-batches.
+
+    Any ``nn.Sequential``, list of modules, or model whose forward calls blocks one after the other: what it computes around them goes to the
+    first and last stage. All ranks start from rank 0's weights. Weights that stages share (embedding and head) stay equal.
+
+    Without a mesh, over all ranks; with ``init(mesh={"pipeline": 2, "replicate": 2})`` each pipeline has a share of the data. Before it comes
+    ``apply_tensor_parallel``; behind it ``apply_checkpointing`` and ``apply_fsdp``. Build the optimizer last.
+
+    Args:
+        model: The whole, the same on every rank, on any device; or on the meta device. Changed in place: it keeps this rank's stages.
+        schedule: "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"; or torch's name.
+        microbatches: Into how many a batch is cut; None: twice the number of stages. A batch with fewer samples has fewer, or runs by GPipe.
+        blocks: Between which parts it may be cut; as for ``apply_fsdp``. Of a Sequential "auto" are its layers.
+        cut: The names of the blocks with which the second and the following stages begin; or how many blocks each has. None: by ``example``; without one equally many.
+        example: A micro-batch, as ``loss`` takes it (without a loss: what the model is called with): rank 0 measures what each block takes, and the
+            stages are cut so that the slowest is as fast as can be.
+        stages_per_rank: For the interleaved schedules; None: 2.
+        loss: For ``step``: takes the model and a batch, returns the mean loss over its samples or ``(sum, count)``.
+        init_weights: As for ``apply_fsdp``.
+        seed: As for ``apply_fsdp``.
+        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
+
+    Returns:
+        The model, as a ``Pipeline``.
+
+    Raises:
+        ModelError: The model differs between ranks, or a stage has no parameters; the same error on every rank.
+        UsageError: A schedule that doesn't fit the stages or micro-batches, or a mesh without a pipeline.
+        CollectiveTimeoutError: A rank did not come; names it.
+
+    Collective: every rank.
+    """
+    ctx = ctx or current()
+    if not isinstance(model, nn.Module):
+        model = nn.Sequential(*model)
+    mesh = ctx.mesh() if ctx.has_mesh else ctx.mesh(pipeline=-1)
+    num_ranks = mesh.degrees["pipeline"]
+    kind = find_kind(schedule, rank=ctx.rank)
+    per_rank = kind.stages_per_rank if stages_per_rank is None else stages_per_rank
+    num_stages = num_ranks * per_rank
+    microbatches = 2 * num_stages if microbatches is None else microbatches
+    _check(ctx, num_ranks, microbatches)
+    misfit = find_misfit(kind, microbatches, num_ranks, per_rank)
+    if misfit is not None:
+        raise UsageError(f"{misfit[0]}", rank=ctx.rank, hint=misfit[1])
+    layout = find_layout(model, blocks, rank=ctx.rank)
+    bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
+    if cut is None and example is not None:
+        bounds = find_balanced(model, layout, num_stages, example, loss, ctx)
+    maker = Materialiser(model, ctx.device, init_weights, seed)
+    check_same_model(
+        model,
+        {
+            "schedule": kind.name,
+            "microbatches": microbatches,
+            "bounds": bounds,
+            "seed": seed,
+            "call": "apply_pipeline",
+        },
+        control=ctx.control,
+        wait_s=min(_WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
+        complaint=_find_complaint(model) or maker.find_complaint(model) or _find_bare(model, layout, bounds),
+        call="apply_pipeline",
+    )
+    shapes = Shapes(model, layout)
+    column = mesh.of("pipeline")
+    own = [
+        number for number in range(num_stages) if kind.place(number, num_ranks) == mesh.position["pipeline"]
+    ]
+    ties = Ties(ctx, mesh, model, layout, bounds, lambda stage: kind.place(stage, num_ranks))
+    modules = {
+        number: StageModule(model, layout, bounds[number], bounds[number + 1], ctx.device) for number in own
+    }
+    _share_weights(
+        model, [mesh.of(axis).get_group() for axis in ("pipeline", *DATA_AXES) if mesh.degrees[axis] > 1], ctx
+    )
+    prune(model, layout, list(modules.values()), ctx.device)
+    maker.fill(model.named_modules())
+    _move(model, ctx)
+    group = column.get_group()
+    stages = [Stage(modules[number], number, num_stages, ctx.device, group) for number in own]
+    ranks = dist.get_process_group_ranks(group)
+    engine = Engine(ctx, model, kind, stages, shapes, microbatches=microbatches, group=group, column=ranks)
+    model.__class__ = type(f"Pipelined{type(model).__name__}", (Pipeline, type(model)), {})
+    model.__dict__.update({_ENGINE: engine, "_rankwise_ties": ties, "_rankwise_loss": loss})
+    return cast("Pipeline", model)
+
+
+def _check(ctx: RankContext, num_ranks: int, microbatches: Any) -> None:
+    if num_ranks < 2:
+        raise UsageError(
+            "apply_pipeline on a mesh without a pipeline axis: one rank would have all stages",
+            rank=ctx.rank,
+            hint="init(mesh={'pipeline': 2, ...}), or leave the mesh out: then all ranks make one pipeline",
+        )
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+        raise UsageError(f"microbatches={microbatches!r}", rank=ctx.rank, hint="a whole number, 1 or more")
+
+
+def _find_complaint(model: nn.Module) -> str | None:
+    if isinstance(model, Pipeline):
+        return "the model was given to apply_pipeline already"
+    if any(isinstance(one, FSDPModule) for one in model.modules()):
+        return "the model was given to fully_shard or apply_fsdp already: cut it into stages first, apply_fsdp(apply_pipeline(model))"
+    return find_complaint(model, takes_meta=True, call="apply_pipeline")
+
+
+def _find_bare(model: nn.Module, layout: Layout, bounds: Sequence[int]) -> str | None:
+    """Say which stage has no parameters: it has nothing to train, and no optimizer can be built for it."""
+    for number in range(len(bounds) - 1):
+        names = [*layout.blocks[bounds[number] : bounds[number + 1]]]
+        names += layout.before if number == 0 else layout.behind if number == len(bounds) - 2 else ()
+        held = [one for name in names for one in model.get_submodule(name).parameters()]
+        if not any(one.requires_grad for one in held):
+            return f"stage {number} ({', '.join(names[:3])}) has no parameters that are trained: cut elsewhere, cut=[...] names the blocks that begin a stage"
+    return None
+
+
+def _share_weights(model: nn.Module, groups: Sequence[dist.ProcessGroup], ctx: RankContext) -> None:
+    """Give all ranks the first one's values, a module at a time."""
+    for module in model.modules():
+        held = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        local = [one.detach() for one in to_local(held) if not one.is_meta]
+        there = [one.to(ctx.device) for one in local]
+        for group in groups:
+            share_values(there, group)
+        for one, shared in zip(local, there, strict=True):
+            if one.device != shared.device:
+                one.copy_(shared)
+
+
+def _move(model: nn.Module, ctx: RankContext) -> None:
+    for one in (*model.parameters(), *model.buffers()):
+        if not isinstance(one, DTensor) and one.device != ctx.device:
+            one.data = one.data.to(ctx.device)

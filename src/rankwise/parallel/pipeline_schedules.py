@@ -1,0 +1,138 @@
+"""The order in which a pipeline's stages compute: torch's schedules by name, what each needs, and which rank has which stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from torch.distributed import pipelining
+
+from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A schedule.
+
+    Attributes:
+        name: As callers say it.
+        torch_name: Of torch's class.
+        stages_per_rank: How many by default.
+        placement: "single", one stage for each rank; "loop", the next rank has the next stage, and after the last the first;
+            "v", back from the last rank to the first.
+        stand_in: A schedule of the same placement that takes any number of micro-batches: for a batch that is too small.
+        source: Where it comes from.
+    """
+
+    name: str
+    torch_name: str
+    stages_per_rank: int
+    placement: Literal["single", "loop", "v"]
+    stand_in: str
+    source: str
+
+    def place(self, stage: int, num_ranks: int) -> int:
+        """Return which rank of the pipeline has a stage."""
+        if self.placement == "v" and stage >= num_ranks:
+            return 2 * num_ranks - 1 - stage
+        return stage % num_ranks
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(name="gpipe", torch_name="ScheduleGPipe", stages_per_rank=1, placement="single", stand_in="gpipe", source="arXiv:1811.06965"),
+        Kind(name="1f1b", torch_name="Schedule1F1B", stages_per_rank=1, placement="single", stand_in="gpipe", source="arXiv:2006.09503"),
+        Kind(name="interleaved_1f1b", torch_name="ScheduleInterleaved1F1B", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2104.04473"),
+        Kind(name="looped_bfs", torch_name="ScheduleLoopedBFS", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2211.05953"),
+        Kind(name="interleaved_zero_bubble", torch_name="ScheduleInterleavedZeroBubble", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2401.10241"),
+        Kind(name="zbv", torch_name="ScheduleZBVZeroBubble", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2401.10241"),
+        Kind(name="dualpipev", torch_name="ScheduleDualPipeV", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2412.19437"),
+    )
+}  # fmt: skip
+
+
+def find_kind(name: str, *, rank: int | None = None) -> Kind:
+    """Return a schedule by its name, or by that of torch's class.
+
+    Raises:
+        UsageError: Nobody knows it, or this torch doesn't have it.
+    """
+    plain = _simplify(str(name))
+    found = next((one for one in KINDS.values() if plain in {_simplify(one.name), _simplify(one.torch_name)}), None)  # fmt: skip
+    if found is None:
+        raise UsageError(f"schedule={name!r}", rank=rank, hint=f"one of {', '.join(KINDS)}")
+    if not hasattr(pipelining, found.torch_name):
+        raise UsageError(
+            f"schedule={name!r} is {found.torch_name}, which this torch does not have",
+            rank=rank,
+            hint="take a newer torch, or schedule='1f1b'",
+        )
+    return found
+
+
+def _simplify(name: str) -> str:
+    return (
+        name.lower()
+        .removeprefix("schedule")
+        .replace("_", "")
+        .replace("-", "")
+        .replace("zbvzerobubble", "zbv")
+    )
+
+
+def find_misfit(
+    kind: Kind, microbatches: int, num_ranks: int, stages_per_rank: int
+) -> tuple[str, str] | None:
+    """Say why a schedule can't run so many micro-batches over so many stages, and what would do; None if it can.
+
+    Args:
+        kind: The schedule.
+        microbatches: Of one step.
+        num_ranks: Of the pipeline.
+        stages_per_rank: On each.
+    """
+    stages = num_ranks * stages_per_rank
+    if kind.placement == "single" and stages_per_rank != 1:
+        return f"{kind.name} has 1 stage on each rank, and not {stages_per_rank}", "schedule='interleaved_1f1b', or leave stages_per_rank out"  # fmt: skip
+    if kind.placement == "v" and stages_per_rank != 2:
+        return (
+            f"{kind.name} has 2 stages on each rank, and not {stages_per_rank}",
+            "leave stages_per_rank out",
+        )
+    if kind.name in {"1f1b", "dualpipev"} and microbatches < stages:
+        return (
+            f"{kind.name} needs at least as many micro-batches as stages: {microbatches} for {stages}",
+            f"microbatches={stages}, or schedule={kind.stand_in!r}, which takes any number",
+        )
+    rounds = max(1, microbatches // num_ranks)
+    if kind.name in {"interleaved_1f1b", "interleaved_zero_bubble"} and microbatches % rounds:
+        return (
+            f"{kind.name} runs micro-batches in rounds of {num_ranks} ranks, and {microbatches} don't make {rounds} equal ones",
+            f"microbatches={rounds * num_ranks} or {(rounds + 1) * num_ranks}, or schedule='looped_bfs'",
+        )
+    return None
+
+
+def build_schedule(
+    kind: Kind, stages: Sequence[Any], microbatches: int, loss: Callable[[Any, Any], Any]
+) -> Any:
+    """Return torch's schedule for so many micro-batches; what doesn't fit runs by the stand-in, with the same result.
+
+    Args:
+        kind: What was asked for.
+        stages: This rank's.
+        microbatches: Of this step.
+        loss: Takes the last stage's output and what was given as the target.
+    """
+    per_rank = len(stages)
+    num_ranks = stages[0].num_stages // per_rank
+    if find_misfit(kind, microbatches, num_ranks, per_rank) is not None:
+        kind = KINDS[kind.stand_in]
+    made = getattr(pipelining, kind.torch_name)
+    held = stages[0] if kind.placement == "single" else list(stages)
+    return made(held, microbatches, loss_fn=loss, scale_grads=False)

@@ -1,0 +1,150 @@
+"""The strategy of pipelines: each rank has some stages, and forward and backward of a batch are one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from rankwise.parallel.flat import share_values
+from rankwise.parallel.layouts import add_up, group_by_layout, scale_to, to_local, total_norm
+from rankwise.parallel.micro_batches import deal
+from rankwise.parallel.pipeline_engine import has_count
+from rankwise.parallel.strategy import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+
+    from rankwise.parallel.strategy import StepLoss
+    from rankwise.runtime.context import RankContext
+
+
+@final
+class Pipelined(Strategy):
+    """A model of ``apply_pipeline``; a micro-batch of the loop is cut again, into those of the pipeline.
+
+    Args:
+        model: A ``Pipeline``.
+        ctx: The job.
+    """
+
+    needs_equal_numbers, why_equal = True, "a pipeline"
+    instead_of_loops = (
+        "loss = pipe.step(batch), with is_last=False for all but the last batch of a step; or a Trainer"
+    )
+
+    def __init__(self, model: Any, ctx: RankContext | None) -> None:
+        super().__init__(model, model, ctx or model.engine.ctx)
+        self._engine, self._ties = model.engine, model.ties
+
+    @property
+    def _axes(self) -> list[dist.ProcessGroup]:
+        """The groups over which gradients are added up, and copies are the same."""
+        mesh = self._engine.ctx.mesh()
+        names = [axis for axis in ("replicate", "shard") if mesh.degrees[axis] > 1]
+        return [mesh.of(name).get_group() for name in names]
+
+    @property
+    def _is_sharded(self) -> bool:
+        return any(isinstance(one.submod, FSDPModule) for one in self._engine.stages)
+
+    def forward_backward(
+        self,
+        group: Iterable[Any],
+        loss: StepLoss,
+        backward: Callable[[Tensor], None],  # noqa: ARG002 - the schedule differentiates
+    ) -> None:
+        """Run each micro-batch through the stages, then add up what stages and copies share.
+
+        Collective: every rank.
+        """
+        for batch in deal(self, group, self.ctx):
+            loss.note(self._engine.run(batch, loss.evaluate, loss.factor))
+        self._finish(1.0 if self._is_sharded else 1 / self._engine.ctx.data_size)
+
+    def step(self, batch: Any, loss: Callable[[Any, Any], Any], *, is_last: bool) -> Tensor:
+        """Compute one step of a loop by hand; see ``Pipeline.step``.
+
+        Collective: every rank.
+        """
+        engine = self._engine
+        # Gradients of sums; what they are to be divided by is known when the losses are.
+        returned = engine.run(
+            batch, loss, lambda value: 1.0 if has_count(value) else float(engine.num_samples)
+        )
+        value = returned["loss"] if isinstance(returned, dict) else returned
+        total, count = value if isinstance(value, tuple) else (value * engine.num_samples, engine.num_samples)
+        told = torch.zeros(2, dtype=torch.float64, device=engine.ctx.device)
+        told[0], told[1] = total, count
+        for axis in self._axes:
+            dist.all_reduce(told, group=axis)
+        engine.counted.append(told[1])
+        if is_last:
+            counted = torch.stack(engine.counted).sum().clamp(min=_TINY)
+            engine.counted.clear()
+            self._finish((engine.ctx.data_size if self._is_sharded else 1) / counted)
+        return told[0] / told[1].clamp(min=_TINY)
+
+    def _finish(self, factor: float | Tensor) -> None:
+        """Add up the gradients of shared parameters and of copies, and scale all.
+
+        Args:
+            factor: For gradients that FSDP has averaged over the ranks; else for their sum over them.
+        """
+        self._ties.add_up(self.model)
+        gradients = []
+        for one in self.model.parameters():
+            if one.grad is None and one.requires_grad and not self._is_sharded and self._axes:
+                one.grad = torch.zeros_like(one)  # another copy may have one
+            if one.grad is not None:
+                one.grad = add_up(one.grad)
+                gradients.append(one.grad)
+        for same in group_by_layout(to_local(gradients)):
+            if not self._is_sharded and self._axes:
+                _add_up_flat(same, self._axes)
+            torch._foreach_mul_(same, factor if isinstance(factor, float) else factor.to(same[0].dtype))
+
+    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the gradients of all stages; what several have is counted once.
+
+        Collective: every rank.
+        """
+        copies = self._ties.list_copies(self.model)
+        doubled = {id(one.grad) for one in self.model.parameters() if id(one) in copies}
+        own = [one for one in gradients if id(one) not in doubled]
+        norm = total_norm(own) if own else torch.zeros((), device=self._engine.ctx.device)
+        square = norm.double().square()
+        dist.all_reduce(square, group=self._engine.group)
+        return square.sqrt().to(norm.dtype)
+
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+        """Scale the gradients of this rank's stages."""
+        scale_to([one.grad for one in parameters if one.grad is not None], max_norm, norm)
+
+    def share_buffers(self) -> None:
+        """Give all copies of a stage the buffers of the first."""
+        for axis in self._axes:
+            share_values(self.model.buffers(), axis)
+
+    def forget(self) -> None:
+        """Forget a step that was left by an error."""
+        self._engine.counted.clear()
+
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def _add_up_flat(tensors: Sequence[Tensor], axes: Sequence[dist.ProcessGroup]) -> None:
+    of_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for one in tensors:
+        of_dtype.setdefault(one.dtype, []).append(one)
+    for same in of_dtype.values():
+        flat = torch.cat([one.reshape(-1) for one in same])
+        for axis in axes:
+            dist.all_reduce(flat, group=axis)
+        for one, part in zip(same, flat.split([one.numel() for one in same]), strict=True):
+            one.copy_(part.view_as(one))

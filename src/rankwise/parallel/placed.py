@@ -1,0 +1,211 @@
+"""A model whose layers lie on several devices: what moves its inputs and outputs, and where everything is.
+
+Only values on their way between modules are moved, by hooks: autograd's own copies bring the gradients back.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+
+from rankwise.parallel.sizes import show_size
+from rankwise.runtime.nested import flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a device holds in training, in bytes, and what it has.
+
+    Attributes:
+        parameters: And ``buffers``, ``gradients``, ``optimizer``: of what lies there.
+        activations: What autograd keeps there; None if it was not measured.
+        free: What was free for it before the model was placed; None if unknown or without a bound.
+    """
+
+    parameters: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int | None = None
+    free: int | None = None
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.buffers + self.gradients + self.optimizer + (self.activations or 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is not more than what is free."""
+        return self.free is None or self.total <= self.free
+
+    def __str__(self) -> str:
+        parts = [f"{name} {show_size(getattr(self, name))}" for name in ("parameters", "buffers", "gradients", "optimizer", "activations") if getattr(self, name)]  # fmt: skip
+        free = "" if self.free is None else f" of {show_size(self.free)} free"
+        return f"{show_size(self.total)}{free}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a model's parts lie; ``print`` it.
+
+    Attributes:
+        devices: Of each placed module, parameter and buffer, by name.
+        needs: What each device holds in training.
+    """
+
+    devices: Mapping[str, torch.device]
+    needs: Mapping[torch.device, Need]
+
+    def __str__(self) -> str:
+        rows = []
+        for device, need in self.needs.items():
+            names = [name or "the model" for name, one in self.devices.items() if one == device]
+            rows.append(f"{device}: {', '.join(names) or 'nothing'}; needs {need}{'' if need.fits else ', too much'}")  # fmt: skip
+        return "\n".join(rows)
+
+
+def placement_of(model: nn.Module) -> Placement | None:
+    """Return where the parts of a model lie, and what each device must hold.
+
+    Args:
+        model: Any; without the wrapper that ``apply_ddp`` has put around it.
+
+    Returns:
+        The placement, to be printed; None if ``place`` was not called with this model.
+    """
+    hook = _find_hook(model)
+    return None if hook is None else hook.placement
+
+
+def attach(model: nn.Module, placement: Placement, outputs: str | torch.device) -> None:
+    """Let hooks bring each placed module's inputs to its device, and the model's outputs to where they are wanted.
+
+    Args:
+        model: Its parameters and buffers lie where the placement says; hooks of an earlier placement are removed.
+        placement: Names and devices.
+        outputs: "inputs": where the first tensor among the model's inputs was; "last": where they are; or a device.
+    """
+    old = _find_hook(model)
+    if old is not None:
+        for handle in old.handles:
+            handle.remove()
+    moves = _Moves()
+    ends = _Ends(moves, outputs, placement)
+    # Before all others, so that it sees the inputs as the caller gave them.
+    ends.handles.append(model.register_forward_pre_hook(ends.begin, with_kwargs=True, prepend=True))
+    known = dict(model.named_modules(remove_duplicate=False))
+    hooked: set[int] = set()
+    for name, device in placement.devices.items():
+        for module in _list_called(known[name]) if name in known else ():
+            if id(module) not in hooked:
+                hooked.add(id(module))
+                ends.handles.append(module.register_forward_pre_hook(_Bring(moves, device), with_kwargs=True))
+    ends.handles.append(model.register_forward_hook(ends.end, with_kwargs=True, always_call=True))
+
+
+def _find_hook(model: nn.Module) -> _Ends | None:
+    hooks = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
+    return next((one for one in hooks if isinstance(one, _Ends)), None)
+
+
+def _list_called(module: nn.Module) -> list[nn.Module]:
+    """Return the module itself, or of a container, which nobody calls, its children."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return [one for child in module.children() for one in _list_called(child)]
+    return [module]
+
+
+@final
+@dataclass(slots=True)
+class _Moves:
+    """Moves tensors; a mask that every layer gets is copied to a device once in a forward, and not for each layer.
+
+    Attributes:
+        depth: How many forwards of the model are under way: copies are kept for no longer.
+        copies: By tensor and device: the tensor, so that its id stays its own, its version, and the copy.
+    """
+
+    depth: int = 0
+    copies: dict[tuple[int, torch.device], tuple[Tensor, int, Tensor]] = field(default_factory=dict)
+
+    def move(self, tree: Any, device: torch.device) -> Any:
+        """Return nested containers with all tensors on a device; the very same if they are there."""
+        leaves = [leaf for _, leaf in flatten(tree)]
+        if all(not isinstance(one, Tensor) or one.device == device for one in leaves):
+            return tree
+        return unflatten(
+            tree, [self._bring(one, device) if isinstance(one, Tensor) else one for one in leaves]
+        )
+
+    def _bring(self, one: Tensor, device: torch.device) -> Tensor:
+        if one.device == device:
+            return one
+        # What needs gradients is handed from layer to layer, and would be held for nothing; so would all, in evaluation.
+        is_kept = self.depth > 0 and torch.is_grad_enabled() and not one.requires_grad and not one.is_inference()  # fmt: skip
+        if is_kept:
+            known = self.copies.get((id(one), device))
+            if known is not None and known[1] == one._version:
+                return known[2]
+        # To the CPU a copy that is not waited for would be read before it has come.
+        copy = one.to(device, non_blocking=device.type != "cpu")
+        if is_kept:
+            self.copies[id(one), device] = one, one._version, copy
+        return copy
+
+
+@final
+@dataclass(slots=True)
+class _Bring:
+    """The hook of a placed module: brings its inputs."""
+
+    moves: _Moves
+    device: torch.device
+
+    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        return self.moves.move((args, kwargs), self.device)
+
+
+@final
+@dataclass(slots=True)
+class _Ends:
+    """The hooks of the whole model: remembers where its inputs are, and brings its outputs."""
+
+    moves: _Moves
+    outputs: str | torch.device
+    placement: Placement
+    handles: list[Any] = field(default_factory=list)
+    homes: list[torch.device | None] = field(default_factory=list)
+
+    def begin(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note where the first tensor among the inputs is."""
+        found = (one.device for _, one in flatten((args, kwargs)) if isinstance(one, Tensor))
+        self.homes.append(next(found, None) if isinstance(self.outputs, str) else self.outputs)
+        self.moves.depth += 1
+
+    def end(self, _: nn.Module, __: Any, ___: Any, result: Any) -> Any:
+        """Bring the outputs there; called after a forward that has raised, too."""
+        home = self.homes.pop()
+        self.moves.depth -= 1
+        if not self.moves.depth:
+            self.moves.copies.clear()
+            self._explain(sys.exc_info()[1])
+        return result if home is None or self.outputs == "last" else self.moves.move(result, home)
+
+    def _explain(self, error: BaseException | None) -> None:
+        """Tell whoever meets torch's error about two devices what to do; Python 3.10 has no notes."""
+        met = [str(one) for one in self.placement.needs if str(one) in str(error)]
+        if isinstance(error, RuntimeError) and len(met) > 1 and hasattr(error, "add_note"):
+            error.add_note(
+                f"rankwise: inputs of placed modules are moved, and this is computed between modules on {' and '.join(met)}:"
+                " place together what is added up, or the whole module around it"
+            )

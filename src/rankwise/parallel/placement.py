@@ -1,0 +1,174 @@
+"""Put a model's layers on several devices of one process: by names, or where they fit and take equally long.
+
+The devices work one after the other on one batch; to let them work at once, cut the model into the stages of a pipeline instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.costs import UnitCost, measure_costs
+from rankwise.parallel.materialise import Materialiser
+from rankwise.parallel.placed import Placement, attach
+from rankwise.parallel.placement_memory import check_needs, cut_model, measure_free, sum_needs
+from rankwise.parallel.placement_names import Device, find_device, read_device, read_names
+from rankwise.parallel.sizes import parse_size
+from rankwise.runtime.context import find_current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from rankwise.parallel.blocks import Blocks
+    from rankwise.parallel.plan_measure import OptimizerFactory
+
+
+def place(  # noqa: PLR0913 - most calls give two
+    model: nn.Module,
+    where: Mapping[str, Device] | Literal["auto", "balanced"],
+    *,
+    example: Any = None,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
+    devices: Sequence[Device] | None = None,
+    memory: Mapping[Device, str | int] | None = None,
+    optimizer: str | OptimizerFactory | None = "adamw",
+    outputs: Literal["inputs", "last"] | Device = "inputs",
+    blocks: Blocks = "auto",
+    init_weights: Callable[[nn.Module], Any] | bool | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Put the parts of a model on several devices of this process, and let hooks move what goes from one to the next.
+
+    ``place(model, {"embed": 0, "blocks.0-11": 0, "blocks.12-23": 1, "head": 1})``. Names and the state dict stay, so a checkpoint goes from
+    any placement to any other. Before the optimizer, and after ``apply_checkpointing``; ``apply_ddp`` may follow, with the devices of each
+    process its own. What a module computes between its parts must find them on one device: place what is added up together.
+
+    Args:
+        model: Changed in place: on any device, also on the meta device: then each part gets its values on its own device.
+        where: From patterns of names to devices: a number is that GPU. A pattern is the name of a module, parameter or buffer,
+            ``blocks.0-11`` twelve of them, and ``*`` any part of a name up to the next dot. Or "balanced": consecutive parts of equal
+            bytes. Or "auto": within each device's memory, parts that take equally long, forward and backward, on the example; where devices
+            differ in kind ("cpu" beside GPUs), those that take the least time together.
+        example: A batch as the model is called with. Its activations are then counted, too; "auto" needs it.
+        loss: From model and example to the loss, if the model is not called with the example itself.
+        devices: For "auto" and "balanced", in the order of the layers; None: all GPUs of this rank, or the CPU.
+        memory: What of a device may be used, ``{0: "20GB", "cpu": "64GB"}``; else what is free, less a twentieth.
+        optimizer: Whose states are counted, beside gradients: a name, or what makes one of parameters. None: the model is not trained.
+        outputs: "inputs": the outputs go where the first input tensor was; "last": they stay on the device that made them; or a device.
+        blocks: What is not cut; as for ``apply_fsdp``.
+        init_weights: For a model on the meta device, as for ``apply_fsdp``; False: a checkpoint will be loaded.
+        seed: For that.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: A pattern matches nothing; a parameter or buffer is placed twice or not at all; tied ones are placed apart; there is no
+            such device.
+        ModelError: It does not fit: with what every device needs and has. Or the example can't be run.
+    """
+    if isinstance(where, str) and where not in {"auto", "balanced"}:
+        raise UsageError(f"where={where!r}", hint="'auto', 'balanced', or {'embed': 0, 'blocks.0-11': 0, 'blocks.12-23': 1, 'head': 1}")  # fmt: skip
+    if where == "auto" and example is None:
+        raise UsageError("place(model, 'auto') without an example, and time is measured on one", hint="place(model, 'auto', example=batch), or 'balanced', which goes by bytes")  # fmt: skip
+    goal = outputs if isinstance(outputs, str) and outputs in {"inputs", "last"} else read_device(outputs)
+    if isinstance(where, Mapping):
+        found = read_names(model, where)
+        chosen = list(dict.fromkeys(found.values()))
+    else:
+        chosen = list(dict.fromkeys(read_device(one) for one in (devices or _list_devices())))
+        found = {}
+    bounds = {read_device(one): parse_size(size) for one, size in (memory or {}).items()}
+    free = {one: bounds.get(one, measure_free(model, one)) for one in chosen}
+    costs_of = _measure(model, where, chosen, example=example, loss=loss, blocks=blocks, optimizer=optimizer)
+    costs = costs_of[chosen[0].type]
+    if isinstance(where, str):
+        found = read_names(model, cut_model(model, where, costs_of, free))
+    needs = sum_needs(costs, found, free)
+    check_needs(needs, optimizer)
+    complaint = Materialiser(model, chosen[0], init_weights, seed).find_complaint(model)
+    if complaint is not None:
+        raise ModelError(complaint)
+    _move(model, found, init_weights, seed)
+    attach(model, Placement(devices=found, needs=needs), goal)
+    return model
+
+
+def _list_devices() -> list[Device]:
+    """Return the GPUs of this rank: of its host's, an equal share for each rank there."""
+    if not torch.accelerator.is_available():
+        return ["cpu"]
+    ctx, count = find_current(), torch.accelerator.device_count()
+    if ctx is None:
+        return list(range(count))
+    share = max(1, count // ctx.local_world_size)
+    return [one % count for one in range(ctx.local_rank * share, (ctx.local_rank + 1) * share)]
+
+
+def _measure(
+    model: nn.Module,
+    where: Any,
+    devices: Sequence[torch.device],
+    *,
+    example: Any,
+    optimizer: Any,
+    **options: Any,
+) -> dict[str, list[UnitCost]]:
+    """Return the costs of all units on each type of device; only "auto" needs to know the time on each."""
+    kinds = {one.type: one for one in reversed(devices)}
+    is_meta = any(one.is_meta for one in (*model.parameters(), *model.buffers()))
+    if where == "auto" and is_meta and len(kinds) > 1:
+        raise UsageError(f"place(model, 'auto') of a model on the meta device over {' and '.join(kinds)}: how much slower one is can't be measured there", hint="build the model on the CPU, or leave devices=... to one kind")  # fmt: skip
+    if where != "auto":
+        costs = measure_costs(model, example, optimizer=optimizer, repeats=0, **options)
+        return dict.fromkeys(kinds, costs)
+    return {
+        kind: measure_costs(model, example, optimizer=optimizer, device=None if is_meta else one, **options)
+        for kind, one in kinds.items()
+    }
+
+
+def _move(model: nn.Module, found: Mapping[str, torch.device], init_weights: Any, seed: int) -> None:
+    """Put every parameter and buffer on its device; one on the meta device gets its values there."""
+    makers: dict[torch.device, Materialiser] = {}
+    moved: dict[int, tuple[Tensor, Tensor]] = {}  # an id is good as long as its tensor
+    for name, module in model.named_modules():
+        for held in (module._parameters, module._buffers):
+            for own, one in held.items():
+                if one is None:
+                    continue
+                device = find_device(f"{name}.{own}".removeprefix("."), found, one.device)
+                if one.is_meta and device.type != "meta":
+                    makers.setdefault(device, Materialiser(model, device, init_weights, seed))
+                elif id(one) in moved:
+                    held[own] = moved[id(one)][1]
+                else:
+                    held[own] = _bring(one, device)
+                    moved[id(one)] = one, held[own]
+    for device, maker in makers.items():
+        maker.fill((name, one) for name, one in model.named_modules() if _goes_to(name, one, found, device))
+
+
+def _goes_to(name: str, module: nn.Module, found: Mapping[str, torch.device], device: torch.device) -> bool:
+    own = [*module._parameters, *module._buffers]
+    return bool(own) and find_device(f"{name}.{own[0]}".removeprefix("."), found, device) == device
+
+
+def _bring(one: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; the same object, where torch can change it in place: an optimizer may hold it."""
+    if one.device == device:
+        return one
+    with torch.no_grad():
+        there = one.to(device)
+        if torch._has_compatible_shallow_copy_type(one, there):
+            one.data = there
+            if one.grad is not None:
+                one.grad.data = one.grad.to(device)
+            return one
+    return nn.Parameter(there, one.requires_grad) if isinstance(one, nn.Parameter) else there
