@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import signal
 import sys
 import uuid
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +66,20 @@ def pytest_configure(config: pytest.Config) -> None:
         import support
 
         config.add_cleanup(support.stop_residents)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Take apart what a failed test leaves open in its traceback: else the garbage collector does in a later test, which then fails too."""
+    failed = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed > failed:
+        for name in ("last_exc", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
