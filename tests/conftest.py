@@ -44,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register our markers."""
+    # Where PYTHONDONTWRITEBYTECODE is set, pytest would rewrite the asserts of all test files in each worker and run: nine seconds.
+    sys.dont_write_bytecode = False
     config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
     config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
     config.addinivalue_line(
