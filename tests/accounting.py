@@ -1,7 +1,7 @@
 """Where a test run's time goes: CPU seconds and launches by folder, and the dearest tests; shown below each long run.
 
-What counts is the CPU of the test's own process and of what it has waited for, and of the Pythons that `python_forks` has forked for it.
-Ranks that a fork server or a resident server has forked are not among these: the resident servers' sum stands in a line of its own.
+What counts is the CPU of the test's own process and of what it has waited for, of the Pythons that `python_forks` has forked for it, and of
+the ranks of `run_ranks`. Ranks that a resident server has forked are not among these: the resident servers' sum stands in a line of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -28,7 +29,17 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 def _measure_cpu() -> float:
     times = os.times()
     own_s = times.user + times.system + times.children_user + times.children_system
-    return own_s + python_forks.measure_cpu_s()
+    return own_s + python_forks.measure_cpu_s() + _measure_forkserver_s()
+
+
+def _measure_forkserver_s() -> float:
+    """Return the CPU seconds of multiprocessing's fork server, which imports torch, and of its children that have ended."""
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS
 
 
 @final

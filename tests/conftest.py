@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import signal
 import sys
 import uuid
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register our markers."""
+    # Where PYTHONDONTWRITEBYTECODE is set, pytest would rewrite the asserts of all test files in each worker and run: nine seconds.
+    sys.dont_write_bytecode = False
     config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
     config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
     config.addinivalue_line(
@@ -64,6 +68,20 @@ def pytest_configure(config: pytest.Config) -> None:
         import support
 
         config.add_cleanup(support.stop_residents)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Take apart what a failed test leaves open in its traceback: else the garbage collector does in a later test, which then fails too."""
+    failed = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed > failed:
+        for name in ("last_exc", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

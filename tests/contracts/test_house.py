@@ -308,3 +308,28 @@ def test_the_launcher_leaves_heavy_modules_alone(heavy: str) -> None:
     """What costs more than it gives at the start stays out."""
     code = f"import sys, rankwise.cli.run; print({heavy!r} in sys.modules)"
     assert _ask_python(code).strip() == "False"
+
+
+def test_what_a_failed_test_left_open_fails_no_other(tmp_path: Path) -> None:
+    """A file in the traceback of a test that failed is closed with it, not by the garbage collector in a later one, which would fail."""
+    text = """
+        import gc, os
+
+        def test_fails():
+            gc.disable()
+            reading, writing = os.pipe()
+            held = [os.fdopen(reading), os.close(writing)]
+            held.append(held)
+            raise AssertionError
+
+        def test_passes():
+            gc.collect()
+        """
+    (tmp_path / "test_two.py").write_text(textwrap.dedent(text))
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-c", os.devnull, "--rootdir", tmp_path,
+               "-p", "conftest", "-p", "no:cacheprovider", "test_two.py"]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

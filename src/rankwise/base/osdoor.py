@@ -46,6 +46,25 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, int(getattr(signal, "SIGKILL", 9)))
 
 
+def die_with_peer(fd: int, group: int) -> None:
+    """Have the kernel kill a process group when the other end of a socket is closed, as it is when its process dies.
+
+    Args:
+        fd: The group's own end. Anything that comes from the other one kills the group, too, until O_ASYNC is taken off it.
+        group: Whom.
+
+    Raises:
+        OSError: The system can't do that.
+    """
+    import fcntl
+
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait_ready([fd], 0):
+        os.killpg(group, signal.SIGKILL)  # it was closed before
+
+
 def adopt_orphans() -> bool:
     """Become the parent of all descendants that lose theirs; False where the system can't do it."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)

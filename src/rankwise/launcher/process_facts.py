@@ -8,10 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 
 _STATUS = (
-    "Uid:", "Gid:", "Groups:", "NoNewPrivs:", "Seccomp:", "Speculation_Store_Bypass:", "CapInh:", "CapPrm:", "CapEff:", "CapBnd:",
+    "Uid:", "Gid:", "Groups:", "NoNewPrivs:", "Seccomp:", "Seccomp_filters:", "Speculation_Store_Bypass:", "CapInh:", "CapPrm:", "CapEff:", "CapBnd:",
     "CapAmb:", "Cpus_allowed:", "Mems_allowed:", "THP_enabled:",
 )  # fmt: skip
-_FILES = ("cgroup", "oom_score_adj", "personality", "coredump_filter", "attr/current", "timerslack_ns")
+_FILES = (
+    "cgroup",
+    "oom_score_adj",
+    "personality",
+    "coredump_filter",
+    "attr/current",
+    "timerslack_ns",
+    "loginuid",
+    "sessionid",
+)
 #: The C library reads it at the start, for the stacks of threads.
 _STACK = "Max stack size"
 #: Fields of /proc/PID/stat, numbered as in proc(5): the policy of the scheduler and its priority.
@@ -56,10 +65,19 @@ def read_process_facts(pid: int | str) -> dict[str, str]:
     fields = _read(folder / "stat").rpartition(")")[2].split()
     if fields:
         facts["scheduling"] = " ".join(fields[number - 3] for number in _POLICY)
+    # The first part of the memory has the policy of the process, as `numactl --interleave` sets it.
+    with suppress(OSError), (folder / "numa_maps").open("rb", buffering=0) as file:
+        facts["memory"] = " ".join(file.read(200).decode().partition("\n")[0].split(" ")[1:2])
     for name in ("root", *(f"ns/{one}" for one in _list_namespaces(folder))):
         with suppress(OSError):
             facts[name] = str((folder / name).readlink())
     return facts
+
+
+def read_tracer() -> int:
+    """Return the pid of who traces this process, as strace and debuggers do; 0 if nobody does."""
+    lines = _read(Path("/proc/self/status")).splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("TracerPid:")), 0)
 
 
 def _list_namespaces(folder: Path) -> list[str]:

@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, final
 from rankwise import __version__
 from rankwise.base.environ import environ, get, is_on, read_float
 from rankwise.base.errors import UsageError
-from rankwise.base.osdoor import IS_LINUX, KEEPER_NAME, list_limits, make_memory_file, wait_ready
+from rankwise.base.osdoor import (
+    IS_LINUX,
+    KEEPER_NAME,
+    die_with_peer,
+    list_limits,
+    make_memory_file,
+    wait_ready,
+)
 from rankwise.launcher.keeper import make_keeper_socket
-from rankwise.launcher.process_facts import read_process_facts
+from rankwise.launcher.process_facts import read_process_facts, read_tracer
 from rankwise.launcher.rank_command import build_argv, build_shared_env, hook_path_env
 from rankwise.warm.command_line import NAME
 from rankwise.warm.plan import LATCHED
@@ -59,6 +66,11 @@ _LATCHED = (
     "LOCPATH",
     "HOSTALIASES",
     "RES_OPTIONS",
+    # What the .pth files of packages read that act on each Python at its start.
+    "COVERAGE_",
+    "COV_CORE_",
+    "SETUPTOOLS_USE_",
+    "DD_",
 )
 _FOLDER, _IDLE, _MOST = "RANKWISE_RESIDENT_FOLDER", "RANKWISE_RESIDENT_IDLE", "RANKWISE_RESIDENT_MOST"
 _IDLE_S = 900.0
@@ -153,10 +165,7 @@ def open_run(
         **{name: value for name, value in build_shared_env(host.num_threads).items() if value is not None},
     }
     key = make_key(spec, host, plan, env)
-    try:
-        folder = _open_folder()
-    except OSError as error:
-        console.say(f"rankwise: no resident server: {error.filename or _name_folder()}: {error.strerror}")
+    if (folder := _find_folder(console)) is None:
         return None
     reason = ""
     try:
@@ -302,10 +311,12 @@ def _start(spec: LaunchSpec, host: Host, plan: Plan, key: str, env: dict[str, st
     if not pid:
         code = 1
         with contextlib.suppress(BaseException):
-            subprocess.Popen(
+            process = subprocess.Popen(
                 argv, env={**env, **hook, "RANKWISE_WARM": json.dumps(orders)}, stdin=subprocess.DEVNULL,
                 start_new_session=True, pass_fds=[theirs.fileno()],
             )  # fmt: skip
+            # An import may hang; a server that is ready takes it back.
+            die_with_peer(theirs.fileno(), process.pid)
             code = 0
         os._exit(code)
     os.waitpid(pid, 0)
@@ -314,19 +325,15 @@ def _start(spec: LaunchSpec, host: Host, plan: Plan, key: str, env: dict[str, st
 
 
 def _wait_import(sock: socket.socket, signals: Signals, console: Console) -> bool:
-    """Wait until a new server is ready; False if it can't be one, which the start that follows will say."""
-    pid = 0
+    """Wait until a new server is ready; False if it can't be one, which the start that follows will say.
+
+    It ends with the socket's close if it is still importing: nobody waits for it any more.
+    """
     while True:
         message = _wait_answer(sock, _READY_S, signals)
         if "warning" in message:
             console.say(f"rankwise: warning: {message['warning']}")
-        elif "hello" in message:
-            pid = int(str(message["hello"]))
-        else:
-            if not message and pid:
-                # Nobody waits for it any more, and an import that hangs would not hear of that.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        elif "hello" not in message:
             return "ready" in message
 
 
@@ -368,6 +375,22 @@ def _name_folder() -> Path:
         if runtime and os.access(runtime, os.W_OK)
         else Path(f"/tmp/rankwise-resident-{os.geteuid()}")
     )
+
+
+def _find_folder(console: Console) -> int | None:
+    """Open the folder of servers; None where none may serve this command, which a line says."""
+    if tracer := read_tracer():
+        reason = f"process {tracer} traces this command, and would not see the ranks"
+    else:
+        try:
+            return _open_folder()
+        except OSError as error:
+            reason = f"{error.filename or _name_folder()}: {error.strerror}"
+        except UsageError as error:
+            # In /tmp anybody can make a folder of that name, and must not stop our runs by it.
+            reason = str(error)
+    console.say(f"rankwise: no resident server: {reason}")
+    return None
 
 
 def _open_folder() -> int:

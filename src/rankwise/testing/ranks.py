@@ -41,13 +41,18 @@ _PRELOAD = [
     "torch.distributed.algorithms.ddp_comm_hooks",
     "torch.distributed.checkpoint",
     "torch.nn.parallel",
+    "torch.distributed._tools",
     "torch._dynamo",
+    "encodings.idna",
     "numpy",
     "pytest",
     "rankwise.checkpoint.disk",
     "rankwise.parallel.ddp",
-    "rankwise.runtime.context",
+    "rankwise.parallel.fsdp",
+    "rankwise.runtime.collectives",
+    "rankwise.runtime.joining",
     "rankwise.testing.ranks",
+    "rankwise.train.trainer",
 ]
 
 

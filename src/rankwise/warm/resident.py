@@ -34,8 +34,6 @@ _SWEEP_S, _SWEEP_EVERY_S = 2.0, 0.05
 #: So much of the memory stays free, or an idle server ends.
 _FREE_PART = 0.05
 _LONGEST_DATAGRAM = 60_000
-#: No file has this stamp.
-_NEVER = (-1, -1, -1)
 #: A run may have more of these imported before its ranks are forked; all else is the script's own business.
 _IMPORTABLE = ("torch.", "rankwise.")
 
@@ -55,14 +53,14 @@ class Resident:
         self._cold: type[Exception] = server.cold_error
         self._command_line: Any = None
         self._keeper: Any = None
-        self._loaded: dict[str, tuple[int, int, int]] = {}
+        self._loaded: Any = load("loaded").Loaded(load("checks").list_importable)
         self._runs: set[int] = set()
         self._left_alone: set[int] = set()
         self._sweep_until_s = 0.0
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        self._served, self._begin_s = 0, time.time()
+        self._served = 0
         self._path = ""
 
     def prepare(self) -> None:
@@ -85,8 +83,15 @@ class Resident:
         finally:
             sys.path.remove(home)
         for name in [name for name in sys.modules if name.partition(".")[0] == "rankwise"]:
-            self._note_file(sys.modules.pop(name))
+            self._loaded.note_module(sys.modules.pop(name))
         return keeper
+
+    def outlive(self) -> None:
+        """Live on without the launcher: until now the kernel would have ended this process with it (`_die_with` there)."""
+        import fcntl  # torch has it loaded
+
+        fd = self._server.take_socket().fileno()
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
 
     # ----------------------------------------------------------------- serve
 
@@ -102,8 +107,12 @@ class Resident:
             os.dup2(nowhere, number)
         os.close(nowhere)
         os.chdir("/")
-        listener = self._listen()
         first = self._server.take_socket()
+        try:
+            listener = self._listen()
+        except OSError as error:  # a disk that is full, a folder that is gone
+            _say(first, {"refused": f"{self._orders['folder']}: {error.strerror}"})
+            os._exit(0)
         waiting = {first.fileno(): (first, time.monotonic() + _SILENT_S)}
         idle_since, login = time.monotonic(), _find_login()
         while True:
@@ -150,7 +159,10 @@ class Resident:
         return listener
 
     def _accept(self, listener: socket.socket, waiting: dict[int, Any], until_s: float) -> None:
-        sock, _ = listener.accept()
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it is gone again
         peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", peer)[1] == os.geteuid():
             waiting[sock.fileno()] = (sock, until_s)
@@ -173,7 +185,7 @@ class Resident:
             elif "stop" in request:
                 _say(sock, {"stopped": os.getpid()})
                 self._leave()
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass  # who asks like this is none of ours, or is gone
         finally:
             for fd in fds:
@@ -183,7 +195,7 @@ class Resident:
     def _run(
         self, request: dict[str, Any], fds: list[int], sock: socket.socket, others: tuple[socket.socket, ...]
     ) -> bool:
-        if changed := self._find_changed():
+        if changed := self._loaded.find_changed():
             _say(sock, {"refused": f"{changed} has changed on disk since it was loaded"})
             self._leave()
         missing = [
@@ -291,35 +303,30 @@ class Resident:
             return "its user has logged out"
         if not os.path.exists(self._path):
             return "its socket was removed"
-        return _find_shortage() or self._find_changed()
+        if self._find_elder():
+            return "two launchers at once have started two servers"
+        return _find_shortage() or self._loaded.find_changed()
 
-    def _note_file(self, module: Any) -> None:
-        for path in (
-            getattr(module, "__file__", None),
-            getattr(getattr(module, "__spec__", None), "origin", None),
-        ):
-            if isinstance(path, str) and os.path.isabs(path) and path not in self._loaded:
-                # What was written while this process imports may be newer than what it has loaded: then it is changed already.
-                stamp = _stamp(path)
-                self._loaded[path] = stamp if stamp[0] < self._begin_s * 1e9 else _NEVER
+    def _find_elder(self) -> bool:
+        """Tell whether there is another server for the same runs, which has the lower number: one of the two is enough."""
+        start, end = f"{self._orders['key']}-", ".sock"
+        try:
+            names = os.listdir(self._orders["folder"])
+        except OSError:
+            return False
+        pids = [
+            name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end)
+        ]
+        return any(
+            pid.isdigit() and int(pid) < os.getpid() and os.path.exists(f"/proc/{pid}") for pid in pids
+        )
 
     def _note_loaded(self) -> None:
-        for module in list(sys.modules.values()):
-            self._note_file(module)
-        for module in self._server.list_own_modules():
-            self._note_file(module)
-        # What pip installs changes the folder, also what no module was loaded from: a .pth file, a sitecustomize.
-        for path in sys.path:
-            if path.endswith(("site-packages", "dist-packages")):
-                self._loaded.setdefault(path, _stamp(path))
-        self._loaded.setdefault(sys.executable, _stamp(sys.executable))
-
-    def _find_changed(self) -> str:
-        return next((path for path, stamp in self._loaded.items() if _stamp(path) != stamp), "")
+        self._loaded.note_all([*sys.modules.values(), *self._server.list_own_modules()])
 
     def _describe(self) -> dict[str, Any]:
         return {
-            "pid": os.getpid(), "begun": self._begin_s, "served": self._served, "running": len(self._runs), "python": sys.executable,
+            "pid": os.getpid(), "begun": self._loaded.begin_s, "served": self._served, "running": len(self._runs), "python": sys.executable,
             "torch": str(getattr(sys.modules.get("torch"), "__version__", "")), "asked": self._orders["asked"], "memory_bytes": _measure_memory(),
             "key": self._orders["key"],
         }  # fmt: skip
@@ -352,14 +359,6 @@ def _find_limit(request: dict[str, Any]) -> str:
         if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
             return f"the resident server has a lower {name}"
     return ""
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_mtime_ns, found.st_size if not os.path.isdir(path) else 0, found.st_ino)
 
 
 def _wake(_number: int, _frame: object) -> None:

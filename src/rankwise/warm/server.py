@@ -76,6 +76,9 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callabl
         server.say({"cold": str(reason)})
         os._exit(0)
     if resident is not None:
+        resident.outlive()
+    server.say_ready()
+    if resident is not None:
         resident.serve()  # returns in the warm server of a run, which is forked from this one
     server.serve()
 
@@ -164,6 +167,9 @@ class Server:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what dies here is reaped by the kernel
         num_modules = len(frozenset(sys.modules) - before)
         self._ready = {"ready": 0, "num_modules": num_modules, "seconds": time.monotonic() - start}
+
+    def say_ready(self) -> None:
+        """Tell that ranks can be forked."""
         self.say({**self._ready, "ready": os.getpid()})
 
     def _import(self, name: str, *, part: str = "", must: bool = False, asked: bool = False) -> None:
@@ -336,7 +342,7 @@ class Server:
         if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
             self.say({"cold": shadowed})
             os._exit(0)
-        self.say({**self._ready, "ready": os.getpid()})
+        self.say_ready()
 
     # ----------------------------------------------------------------- serve
 
