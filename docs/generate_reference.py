@@ -33,7 +33,7 @@ GROUPS = {
     ],
     "Parameter servers": ["parameter_server", "ParameterServer", "ServedEmbedding"],
     "Large models": [
-        "apply_fsdp", "apply_zero1", "apply_tensor_parallel", "apply_pipeline", "Pipeline", "apply_checkpointing", "place", "placement_of", "Placement", "Mesh", "plan", "Plan",
+        "apply_fsdp", "apply_zero1", "apply_tensor_parallel", "apply_pipeline", "Pipeline", "PipelineProfile", "apply_checkpointing", "place", "placement_of", "Placement", "Mesh", "plan", "Plan",
     ],
     "Data": ["DataLoader", "Step", "GlobalBatchSampler", "DistributedSampler", "evaluate", "predict"],
     "Metrics": ["Metric", "Mean", "Accuracy", "ConfusionMatrix", "MeanSquaredError", "Perplexity", "Sum", "Extreme"],

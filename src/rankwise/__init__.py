@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         parameter_server as parameter_server,
     )
     from rankwise.parallel.pipeline import Pipeline as Pipeline, apply_pipeline as apply_pipeline
+    from rankwise.parallel.pipeline_profile import PipelineProfile as PipelineProfile
     from rankwise.parallel.placed import Placement as Placement, placement_of as placement_of
     from rankwise.parallel.placement import place as place
     from rankwise.parallel.planning import Plan as Plan, plan as plan
@@ -101,6 +102,7 @@ _NAMES = {
     "rankwise.parallel.checkpointing": "apply_checkpointing",
     "rankwise.parallel.fsdp": "apply_fsdp",
     "rankwise.parallel.pipeline": "Pipeline apply_pipeline",
+    "rankwise.parallel.pipeline_profile": "PipelineProfile",
     "rankwise.parallel.model_check": "check_replicas",
     "rankwise.parallel.parameter_server": "ParameterServer parameter_server",
     "rankwise.parallel.placed": "Placement placement_of",

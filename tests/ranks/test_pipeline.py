@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -370,6 +371,45 @@ def test_a_model_like_those_of_transformers_is_cut_by_its_blocks(schedule: str) 
         torch.testing.assert_close(own_output, output, rtol=0, atol=1e-12)
         for name, value in own.items():
             torch.testing.assert_close(value, state[name], rtol=0, atol=1e-12, msg=name)
+
+
+def profile_steps(schedules: list[str]) -> list[Any]:
+    torch.set_num_threads(1)
+    found = []
+    with rankwise.init(device="cpu"):
+        for schedule in schedules:
+            model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(5)))
+            pipe = rankwise.apply_pipeline(
+                model, schedule=schedule, microbatches=4, loss=lambda model, x: model(x).sum()
+            )
+            with pipe.profile() as profile:
+                for size in (8, 3):
+                    pipe.step(torch.randn(size, 3))
+            pipe.step(torch.randn(8, 3))
+            found.append((profile.steps, str(profile), profile.to_svg(), profile.schedule_bubble))
+    return found
+
+
+def test_a_profile_has_the_work_of_all_stages() -> None:
+    """Every micro-batch of each stage, forward before backward, in the order of the ranks' clocks; the same on both ranks, and off behind the block."""
+    schedules = ["1f1b", "zbv"]
+    first, second = run_ranks(profile_steps, 2, schedules, timeout_s=60)
+    assert first == second
+    for (steps, text, svg, bubble), num_stages in zip(first, (2, 4), strict=True):
+        assert len(steps) == 2
+        for step, number in zip(steps, (4, 3), strict=True):
+            spans = [one for row in step for one in row]
+            made = {(one.stage, one.work, one.micro_batch) for one in spans}
+            assert {(stage, "forward", one) for stage in range(num_stages) for one in range(number)} < made
+            assert all(one.end_s <= two.start_s for row in step for one, two in pairwise(row))
+            ends = {(one.stage, one.work, one.micro_batch): one.end_s for one in spans}
+            starts = {(one.stage, one.work, one.micro_batch): one.start_s for one in spans}
+            for one in range(number):
+                # Clocks of two ranks are set by a barrier.
+                assert ends[0, "forward", one] < starts[1, "forward", one] + 0.005
+        assert f"{num_stages - 1}     " in text
+        assert svg.startswith("<svg")
+        assert 0 < bubble < 0.5
 
 
 def test_cuts_by_hand() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,6 +21,7 @@ from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.pipeline_cut import find_balanced
 from rankwise.parallel.pipeline_engine import Engine
 from rankwise.parallel.pipeline_layout import Layout, StageModule, find_layout, list_bounds, prune
+from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
 from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_stage import Stage
@@ -28,7 +31,7 @@ from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rankwise.parallel.blocks import Blocks
     from rankwise.runtime.context import RankContext
@@ -155,6 +158,26 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             raise UsageError("pipe.step(batch) without a loss function", rank=self.engine.ctx.rank, hint="apply_pipeline(..., loss=lambda model, batch: ...), or pipe.step(batch, loss)")  # fmt: skip
         return Pipelined(self, None).step(batch, loss, is_last=is_last)
 
+    @contextmanager
+    def profile(self) -> Iterator[PipelineProfile]:
+        """Measure what the stages take in the steps of a ``with`` block, by ``step`` or a Trainer; let a few steps go before.
+
+        Returns:
+            Filled at the block's end, the same on all ranks: ``print(profile)`` shows each stage's forward, backward and waiting, the bubble
+            beside the schedule's own, and proposals; ``profile.save_svg(path)`` draws one step. The last 100 steps count.
+
+        Collective: every rank of the pipeline; each step begins with a barrier, and the block's end gathers.
+        """
+        engine = self.engine
+        blocks = self.__dict__["_rankwise_blocks"]
+        profile = PipelineProfile(engine.kind.name, engine.microbatches, engine.column, blocks)
+        engine.recorder = recorder = Recorder(engine.ctx.device)
+        try:
+            yield profile
+        finally:
+            engine.recorder = None
+        profile.fill(recorder, engine.group, engine.num_samples)
+
 
 def apply_pipeline(  # noqa: PLR0913 - most calls give two
     model: nn.Module | Sequence[nn.Module],
@@ -256,7 +279,10 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     ranks = dist.get_process_group_ranks(group)
     engine = Engine(ctx, model, kind, stages, shapes, microbatches=microbatches, group=group, column=ranks)
     model.__class__ = type(f"Pipelined{type(model).__name__}", (Pipeline, type(model)), {})
-    model.__dict__.update({_ENGINE: engine, "_rankwise_ties": ties, "_rankwise_loss": loss})
+    names = [layout.blocks[begin:end] for begin, end in pairwise(bounds)]
+    model.__dict__.update(
+        {_ENGINE: engine, "_rankwise_ties": ties, "_rankwise_loss": loss, "_rankwise_blocks": names}
+    )
     return cast("Pipeline", model)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from rankwise.parallel.pipeline_profile import Recorder
     from rankwise.parallel.pipeline_shapes import Plan, Shapes
     from rankwise.parallel.pipeline_stage import Stage
     from rankwise.runtime.context import RankContext
@@ -98,11 +99,14 @@ class Engine:
         self.last = kind.place(stages[0].num_stages - 1, len(self.column))
         self._schedules: dict[int, Any] = {}
         self._form: Any = None
+        self._sending: tuple[Any, Tensor] | None = None
         self._num_runs = 0
         #: Samples of the batch at hand, on this rank.
         self.num_samples = 0
         #: What the steps have counted whose gradients were not averaged yet.
         self.counted: list[Tensor] = []
+        #: Notes what steps take, while they are profiled.
+        self.recorder: Recorder | None = None
 
     @property
     def has_last(self) -> bool:
@@ -145,12 +149,20 @@ class Engine:
                 )
             own = _read_loss(value, self.ctx.rank)
             scale = factor(value)
-            return own * (scale if has_count(value) else scale * chunk.share)
+            weighed = own * (scale if has_count(value) else scale * chunk.share)
+            if self.recorder:
+                self.recorder.extend()
+            return weighed
 
         schedule = self._find_schedule(len(chunks))
         schedule._loss_fn = compute
         for stage in self.stages:
-            stage.autocast = autocast
+            stage.autocast, stage.recorder = autocast, self.recorder
+        if self.recorder:
+            dist.barrier(
+                self.group
+            )  # so that all ranks count from the same moment, whatever their clocks show
+            self.recorder.begin()
         schedule._step_microbatches(
             [()] * len(chunks), [{}] * len(chunks), chunks, None, return_outputs=False
         )
@@ -240,7 +252,13 @@ class Engine:
             )
         tree, dtypes = self._form
         flat = torch.stack([one.double() for one in values]).to(device) if self.has_last else torch.empty(len(dtypes), dtype=torch.float64, device=device)  # fmt: skip
-        dist.broadcast(flat, src=source, group=self.group)
+        if self._sending is not None:
+            self._sending[0].wait()
+        if self.has_last:
+            # Not waited for: the others come here when their last backward is done, and this stage has the optimizer's step to do.
+            self._sending = dist.broadcast(flat, src=source, group=self.group, async_op=True), flat
+        else:
+            dist.broadcast(flat, src=source, group=self.group)
         return put_tensors(tree, [one.to(getattr(torch, dtype)) for one, dtype in zip(flat.unbind(), dtypes, strict=True)])  # fmt: skip
 
     # -------------------------------------------------------------- evaluation

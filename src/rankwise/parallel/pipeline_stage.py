@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from rankwise.parallel.pipeline_layout import StageModule
+    from rankwise.parallel.pipeline_profile import Recorder
     from rankwise.parallel.pipeline_shapes import Plan
 
 
@@ -48,6 +49,8 @@ class Stage(PipelineStage):  # type: ignore[misc]
         self._laid_out: object = None
         #: Device and dtype of autocast around the forward; None: there is none.
         self.autocast: tuple[str, torch.dtype] | None = None
+        #: Notes what a step takes, while it is profiled.
+        self.recorder: Recorder | None = None
 
     def prepare(self, plans: Sequence[Plan], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
         """Take what the step at hand computes.
@@ -121,9 +124,26 @@ class Stage(PipelineStage):  # type: ignore[misc]
         """Compute a micro-batch; what it returns is looked at before it is sent."""
         module: StageModule = self.submod
         module.turn.plan, module.inputs = self._plans[fwd_chunk_id], self._calls[fwd_chunk_id]
+        start = self.recorder.mark() if self.recorder else None
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self.recorder:
+            self.recorder.add(self.stage_index, "forward", fwd_chunk_id, start)
         self.check_output(output, self._plans[fwd_chunk_id])
         return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:  # noqa: FBT001 - torch's signature  # fmt: skip
+        """Compute the gradients of a micro-batch; or those of its inputs, the weights' later."""
+        start = self.recorder.mark() if self.recorder else None
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if self.recorder:
+            self.recorder.add(self.stage_index, "backward" if full_backward else "input gradients", bwd_chunk_id, start)  # fmt: skip
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:  # noqa: FBT001 - torch's signature
+        """Compute the gradients of the weights."""
+        start = self.recorder.mark() if self.recorder else None
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        if self.recorder:
+            self.recorder.add(self.stage_index, "weight gradients", bwd_chunk_id, start)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, in the precision in which the loss function calls the model."""

@@ -72,11 +72,16 @@ class Pipelined(Strategy):
         Collective: every rank.
         """
         engine = self._engine
-        # Gradients of sums; what they are to be divided by is known when the losses are.
+        # Where the mean is over this batch alone, its gradients are right as they are. Else they are those of sums, and what they are to be
+        # divided by is known when the losses are.
+        is_alone = is_last and not engine.counted and not self._axes
         returned = engine.run(
-            batch, loss, lambda value: 1.0 if has_count(value) else float(engine.num_samples)
+            batch, loss, lambda value: 1.0 if is_alone or has_count(value) else float(engine.num_samples)
         )
         value = returned["loss"] if isinstance(returned, dict) else returned
+        if is_alone and not has_count(returned):
+            self._finish(1.0)
+            return value.double()
         total, count = value if isinstance(value, tuple) else (value * engine.num_samples, engine.num_samples)
         told = torch.zeros(2, dtype=torch.float64, device=engine.ctx.device)
         told[0], told[1] = total, count
@@ -106,7 +111,10 @@ class Pipelined(Strategy):
         for same in group_by_layout(to_local(gradients)):
             if not self._is_sharded and self._axes:
                 _add_up_flat(same, self._axes)
-            torch._foreach_mul_(same, factor if isinstance(factor, float) else factor.to(same[0].dtype))
+            if not isinstance(factor, float):
+                torch._foreach_mul_(same, factor.to(same[0].dtype))
+            elif factor != 1.0:
+                torch._foreach_mul_(same, factor)
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of the gradients of all stages; what several have is counted once.
