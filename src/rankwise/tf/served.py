@@ -7,8 +7,10 @@ the process. Scheduled functions are found by name, so they stand at the top lev
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import sys
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -20,7 +22,7 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.parameter_server import parameter_server
 from rankwise.parallel.servers.coordinator import PerWorker
 from rankwise.parallel.servers.layout import SPLIT_BYTES
-from rankwise.runtime.context import current
+from rankwise.runtime.context import current, find_current
 from rankwise.runtime.nested import flatten
 from rankwise.tf.contexts import between_replicas
 from rankwise.tf.kinds import join
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.coordinator import Handle
     from rankwise.tf.resolvers import ClusterResolver
 
+#: Seconds for each worker to hear that the coordinator ends.
+_RELEASE_S = 5.0
 #: The strategy of this process, for functions that come from the coordinator.
 _strategies: list[ParameterServerStrategy] = []
 
@@ -63,7 +67,7 @@ class ParameterServerStrategy(Strategy):
 
     Args:
         cluster_resolver: With tasks "ps", "chief" and "worker"; None: TF_CONFIG, or the ranks of a launcher:
-            ``rankwise run --role-counts ps=2,worker=5 train.py`` has a coordinator and four workers.
+            ``rankwise run --nproc-per-node 6 train.py`` has a server, a coordinator and four workers.
         variable_partitioner: Which variables are split; None: those above some MiB.
 
     Raises:
@@ -265,6 +269,7 @@ class ClusterCoordinator:
             )
         self.strategy = strategy
         self._open: deque[Handle] = deque()
+        self._is_watched = False
 
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -333,10 +338,25 @@ class ClusterCoordinator:
     def _coordinate(self) -> ParameterServer:
         ps = self.strategy.parameter_server
         if ps.is_coordinator:
+            if not self._is_watched:
+                self._is_watched = True
+                atexit.register(_release, ps)
             return ps
         _ = ps.serve() if ps.is_server else ps.work()
         current().close()
         sys.exit(0)
+
+
+def _release(ps: ParameterServer) -> None:
+    """At the end of a script that has not failed: let workers and servers end, as when the coordinator of tf goes."""
+    ctx = find_current()
+    if ctx is None or hasattr(sys, "last_value"):
+        return
+    ps.close()
+    for thread in threading.enumerate():
+        if thread.name == "rankwise-coordinator":
+            thread.join(_RELEASE_S)
+    ctx.close()
 
 
 def call_scheduled(function: Callable[..., Any], names: Sequence[str], *given: Any) -> Any:
