@@ -1,6 +1,6 @@
 """The same model, data and weights under TensorFlow's MirroredStrategy and under rankwise.tf's: two replicas each, float64, losses side by side.
 
-    python benchmarks/tensorflow_losses.py [PYTHON-THAT-HAS-TENSORFLOW]
+python benchmarks/tensorflow_losses.py [PYTHON-THAT-HAS-TENSORFLOW]
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def make_problem() -> tuple[TensorDataset, nn.Sequential]:
     labels = torch.randint(4, (NUM_SAMPLES,), generator=generator)
     inputs = centres[labels] + 1.5 * torch.randn(NUM_SAMPLES, 16, generator=generator, dtype=torch.float64)
     torch.manual_seed(0)
-    return TensorDataset(inputs, labels), nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).double()
+    return TensorDataset(inputs, labels), nn.Sequential(
+        nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)
+    ).double()
 
 
 def run_ours() -> list[float]:
@@ -104,7 +106,11 @@ def run_theirs(python: str) -> dict[str, Any]:
         problem = Path(folder) / "problem.json"
         problem.write_text(json.dumps(told))
         done = subprocess.run(
-            [python, "-c", textwrap.dedent(_THEIRS), str(problem)], capture_output=True, text=True, timeout=600, check=False
+            [python, "-c", textwrap.dedent(_THEIRS), str(problem)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
     if done.returncode:
         sys.exit(f"TensorFlow did not run with {python}: {done.stderr.strip().splitlines()[-1]}")

@@ -13,6 +13,7 @@ import rankwise
 import rankwise.checkpoint
 import rankwise.data.metrics
 import rankwise.testing
+import rankwise.tf
 import rankwise.train
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ GROUPS = {
         "Track", "Evaluation", "Callback", "GlobalDropout", "replace_dropout", "same_masks", "placed", "choose_fused", "read_journal", "Journal", "Started", "Report", "Evaluated", "Ended",
         "Logger", "JsonLines", "CsvLines", "Curves", "Progress", "TensorBoard", "WandB",
     ],
+    "TensorFlow's words": [*rankwise.tf.__all__],
     "Launching": ["launch", "RankEnv"],
     "Errors": [
         "RankwiseError", "UsageError", "LaunchError", "RankFailedError", "RendezvousError", "HandshakeError", "CollectiveError",
@@ -70,6 +72,7 @@ GIVEN = {
     "Journal",
     "Plan",
     "Placement",
+    *(set(rankwise.tf.__all__) - {"MirroredStrategy", "MultiWorkerMirroredStrategy", "ClusterCoordinator"}),
 }
 #: What every metric and every logger has is told once, there.
 FAMILIES = {
@@ -81,12 +84,13 @@ HOMES = {
     "Checkpoints": rankwise.checkpoint,
     "Metrics": rankwise.data.metrics,
     "Testing": rankwise.testing,
+    "TensorFlow's words": rankwise.tf,
     "Parts of the Trainer": rankwise.train,
 }
 _HEAD = """\
 # Public names
 
-This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
+This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [TensorFlow's words](#tensorflows-words) in `rankwise.tf`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
 
 *Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a time-out names those.
 """
@@ -234,7 +238,7 @@ def check_groups() -> None:
     listed = sorted(name for names in GROUPS.values() for name in names)
     public = sorted(
         {*rankwise.__all__, *(name for home in HOMES.values() for name in home.__all__)}
-        - {"__version__", "checkpoint", "train", "REQUEUE"}
+        - {"__version__", "checkpoint", "tf", "train", "REQUEUE"}
     )
     if listed != public:
         different = sorted(set(listed) ^ set(public)) or "a name stands in two groups"
@@ -247,7 +251,7 @@ def render() -> str:
     lines = [_HEAD]
     for title, names in GROUPS.items():
         lines.append(
-            f"- [{title}](#{title.lower().replace(' ', '-')}): "
+            f"- [{title}](#{title.lower().replace(' ', '-').replace(chr(39), '')}): "
             + ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
         )
     for title, names in GROUPS.items():

@@ -97,7 +97,9 @@ SGD = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.01}
 def test_replicas_train_as_one_process(world_size: int) -> None:
     """Losses of three epochs with an uneven last batch equal a plain loop's; parameters that nobody used stay untouched."""
     wanted = train_alone(torch.optim.SGD, SGD)
-    for losses, states, num_batches in run_ranks(train_replicas, world_size, "MirroredStrategy", torch.optim.SGD, SGD):
+    for losses, states, num_batches in run_ranks(
+        train_replicas, world_size, "MirroredStrategy", torch.optim.SGD, SGD
+    ):
         assert losses == pytest.approx(wanted, rel=0, abs=1e-12)
         assert states == 4  # not those of `never`
         assert num_batches == 3
@@ -119,7 +121,13 @@ def show(dataset: Any) -> list[list[int]]:
 def deal() -> dict[str, Any]:
     strategy = tf.MirroredStrategy()
     numbers = TensorDataset(torch.arange(12))
-    files = ConcatDataset([TensorDataset(torch.arange(6)), TensorDataset(torch.arange(6, 12)), TensorDataset(torch.arange(12, 17))])
+    files = ConcatDataset(
+        [
+            TensorDataset(torch.arange(6)),
+            TensorDataset(torch.arange(6, 12)),
+            TensorDataset(torch.arange(12, 17)),
+        ]
+    )
 
     def split(dataset: Any, size: int, policy: str = "AUTO", **options: Any) -> Any:
         loader = DataLoader(dataset, batch_size=size, **options)
@@ -135,7 +143,9 @@ def deal() -> dict[str, Any]:
 
     def from_function(one: tf.InputContext) -> Any:
         context.append((one.num_input_pipelines, one.input_pipeline_id, one.get_per_replica_batch_size(6)))
-        return DataLoader(Subset(numbers, range(one.input_pipeline_id, 7, one.num_input_pipelines)), batch_size=2)
+        return DataLoader(
+            Subset(numbers, range(one.input_pipeline_id, 7, one.num_input_pipelines)), batch_size=2
+        )
 
     def stream(one: tf.InputContext) -> Any:
         return (torch.full((2,), one.input_pipeline_id) for _ in range(1 + one.input_pipeline_id))
@@ -166,7 +176,9 @@ def test_data_is_dealt_out_as_by_tensorflow(world_size: int) -> None:
     results = run_ranks(deal, world_size)
     for key, wanted in TF_SIZES[world_size].items():
         assert list(zip(*(one["sizes"][key] for one in results), strict=True)) == wanted
-    assert [one["context"] for one in results] == [[(world_size, rank, 6 // world_size)] for rank in range(world_size)]
+    assert [one["context"] for one in results] == [
+        [(world_size, rank, 6 // world_size)] for rank in range(world_size)
+    ]
     for one in range(3):
         parts = [result["shuffled"][one] for result in results]
         assert sorted(row for part in parts for batch in part for row in batch) == list(range(12))
@@ -212,7 +224,9 @@ def join_values() -> dict[str, Any]:
             assert tf.in_cross_replica_context()
             return distribution.reduce(SUM, value)
 
-        ((ctx.all_reduce("MEAN", scale * rank) ** 2) + ctx.all_gather((scale * rows).T, axis=1).sum()).backward()
+        (
+            (ctx.all_reduce("MEAN", scale * rank) ** 2) + ctx.all_gather((scale * rows).T, axis=1).sum()
+        ).backward()
         own = made[tf.VariableAggregation.SUM].read_value().item()
         return ctx.merge_call(merge, args=(torch.tensor(rank + 1),)), places, own
 
@@ -252,7 +266,11 @@ def misuse(kind: str) -> Any:
         model = nn.Linear(3, 1)
     with strategy.scope():
         if kind != "outside":
-            model = nn.LazyLinear(1) if kind == "lazy" else nn.Linear(3 + (kind == "other") * strategy.replica_id, 1)
+            model = (
+                nn.LazyLinear(1)
+                if kind == "lazy"
+                else nn.Linear(3 + (kind == "other") * strategy.replica_id, 1)
+            )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     criterion, x = nn.MSELoss(), torch.ones(4, 3)
 
@@ -310,7 +328,10 @@ def run_parts() -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         norm = strategy.run(clipped, args=(torch.randn(4, 3, dtype=torch.float64),))
-        strategy.run(lambda x: (tf.compute_average_loss(model(x)[:, 0]).backward(), optimizer.step()), args=(torch.ones(4, 3, dtype=torch.float64),))
+        strategy.run(
+            lambda x: (tf.compute_average_loss(model(x)[:, 0]).backward(), optimizer.step()),
+            args=(torch.ones(4, 3, dtype=torch.float64),),
+        )
     errors = []
     for call in (lambda: tf.MirroredStrategy(["gpu:0"]), lambda: tf.OneDeviceStrategy("cpu")):
         with pytest.raises(rankwise.UsageError) as error:
@@ -319,7 +340,9 @@ def run_parts() -> Any:
     # A Trainer takes model and optimizer of a scope: its own DDP averages.
     loader = rankwise.DataLoader(TensorDataset(torch.randn(8, 3, dtype=torch.float64)), global_batch=4)
     config = rankwise.TrainerConfig(epochs=1, progress=False)
-    ended = rankwise.Trainer(model, optimizer, loader, lambda net, batch: net(batch[0]).square().mean(), config=config).fit()
+    ended = rankwise.Trainer(
+        model, optimizer, loader, lambda net, batch: net(batch[0]).square().mean(), config=config
+    ).fit()
     rankwise.check_replicas(model)
     return norm, [str(one.message) for one in caught if "same batch" in str(one.message)], errors, ended.step
 
@@ -439,4 +462,6 @@ def test_tf_config_needs_no_launcher(tmp_path: Path) -> None:
     script.write_text(WORKERS)
     processes = start(script, {"worker": 2})
     outputs = [one.communicate(timeout=90) for one in processes.values()]
-    assert [out.split() for out, _ in outputs] == [["worker", str(rank), "2", "2", "0.75"] for rank in range(2)], outputs
+    assert [out.split() for out, _ in outputs] == [
+        ["worker", str(rank), "2", "2", "0.75"] for rank in range(2)
+    ], outputs

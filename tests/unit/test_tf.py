@@ -28,7 +28,12 @@ def test_tf_config_is_read() -> None:
     assert (it.master(), it.master("ps", 0, "grpc")) == ("c:3", "grpc://d:4")
     assert it.order(("ps", "chief", "worker")) == (3, ["d:4", "a:1", "b:2", "c:3"])
     empty = tf.TFConfigClusterResolver(env={})
-    assert (bool(empty.cluster_spec()), empty.task_type, empty.master(), empty.order(("worker",))) == (False, None, "", None)
+    assert (bool(empty.cluster_spec()), empty.task_type, empty.master(), empty.order(("worker",))) == (
+        False,
+        None,
+        "",
+        None,
+    )
 
 
 def test_slurm_and_kubernetes_are_read() -> None:
@@ -87,7 +92,7 @@ def test_data_that_is_split_or_not_batched_is_refused(dataset: Any) -> None:
 
 
 def test_names_are_found_as_in_tensorflow() -> None:
-    """tf's modules and old names lead to ours; what has no meaning says what to use; other names are AttributeErrors."""
+    """Tf's modules and old names lead to ours; what has no meaning says what to use; other names are AttributeErrors."""
     assert tf.distribute.cluster_resolver.TFConfigClusterResolver is tf.TFConfigClusterResolver  # type: ignore[attr-defined]
     assert tf.distribute.experimental.CollectiveCommunication is tf.CommunicationImplementation  # type: ignore[attr-defined]
     assert tf.nn.compute_average_loss is tf.compute_average_loss  # type: ignore[attr-defined]
@@ -141,7 +146,12 @@ def test_rows_are_cut_in_any_batch() -> None:
     batch = {"x": torch.arange(6).view(3, 2), "names": ["a", "b", "c"], "pair": (torch.arange(3), 5)}
     assert count_rows(batch) == 3
     part = cut_rows(batch, slice(1, 3))
-    assert (part["x"].tolist(), part["names"], part["pair"][0].tolist(), part["pair"][1]) == ([[2, 3], [4, 5]], ["b", "c"], [1, 2], 5)
+    assert (part["x"].tolist(), part["names"], part["pair"][0].tolist(), part["pair"][1]) == (
+        [[2, 3], [4, 5]],
+        ["b", "c"],
+        [1, 2],
+        5,
+    )
     with pytest.raises(rankwise.DataError, match="no tensor with rows"):
         count_rows({"a": None})
     for rows in range(9):

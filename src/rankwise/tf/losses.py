@@ -42,9 +42,7 @@ def compute_average_loss(
             "compute_average_loss() of a loss without a batch dim: its mean was over this replica's samples only",
             hint='compute it with reduction="none"',
         )
-    if global_batch_size is not None and (
-        type(global_batch_size) is not int or global_batch_size < 1
-    ):
+    if global_batch_size is not None and (type(global_batch_size) is not int or global_batch_size < 1):
         raise UsageError(
             f"global_batch_size={global_batch_size!r}",
             hint="samples of one step over all replicas, 1 or more",

@@ -60,7 +60,7 @@ class Variable(nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         initial_value: Any,
-        trainable: bool = False, # noqa: FBT001 - tf's signature
+        trainable: bool = False,  # noqa: FBT001 - tf's signature
         *,
         name: str | None = None,
         dtype: torch.dtype | None = None,
