@@ -113,7 +113,8 @@ def run_theirs(python: str) -> dict[str, Any]:
             check=False,
         )
     if done.returncode:
-        sys.exit(f"TensorFlow did not run with {python}: {done.stderr.strip().splitlines()[-1]}")
+        print(f"skipped: TensorFlow did not run with {python}: {done.stderr.strip().splitlines()[-1]}")
+        sys.exit(0)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
@@ -121,7 +122,8 @@ def main() -> None:
     """Run both, and print the losses of each epoch's first step and the greatest difference of all steps."""
     theirs = run_theirs(sys.argv[1] if len(sys.argv) > 1 else sys.executable)
     ours, other = run_ranks(run_ours, 2)
-    assert ours == other, "replicas disagree"
+    if ours != other:
+        sys.exit("the replicas of rankwise.tf disagree")
     steps = len(ours) // EPOCHS
     print(f"step    TensorFlow {theirs['version']}        rankwise.tf, torch {torch.__version__}")
     for number in [*range(0, len(ours), steps), len(ours) - 1]:

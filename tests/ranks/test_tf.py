@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +19,9 @@ import rankwise
 from rankwise import tf
 from rankwise.testing import run_ranks, try_ranks
 from support import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUM_SAMPLES, BATCH = 23, 8  # 8, 8, 7: the last batch is uneven for two and three replicas
 SUM, MEAN = tf.ReduceOp.SUM, tf.ReduceOp.MEAN

@@ -16,12 +16,12 @@ from rankwise.testing import run_ranks
 NUM_STEPS = 60
 
 
-class Left(Exception):
+class LeftError(Exception):
     """In place of the end of the process."""
 
 
 def leave() -> None:
-    raise Left
+    raise LeftError
 
 
 def train(folder: str, notice_at: int | None, way: str) -> Any:
@@ -53,7 +53,7 @@ def train(folder: str, notice_at: int | None, way: str) -> Any:
         first = handler.total_run_calls
         for number in range(first, NUM_STEPS):
             handler.run(strategy.run, step, args=(number,))
-    except (Left, SystemExit) as error:
+    except (LeftError, SystemExit) as error:
         return first, type(error).__name__, getattr(error, "code", None)
     assert manager.latest_checkpoint is not None
     return first, model.weight.item(), manager.latest_checkpoint.name
@@ -66,7 +66,7 @@ def test_a_notice_is_survived(tmp_path: Path) -> None:
     for way in ("backup", "handler"):
         folder = str(tmp_path / way)
         stopped = run_ranks(train, 2, folder, 30, way)
-        assert stopped == [(0, "SystemExit", 75)] * 2 if way == "backup" else [(0, "Left", None)] * 2
+        assert stopped == [(0, "SystemExit", 75)] * 2 if way == "backup" else [(0, "LeftError", None)] * 2
         again = run_ranks(train, 2, folder, None, way)
         assert again[0][0] == again[1][0] >= 30
         assert [one[1] for one in again] == [whole] * 2
