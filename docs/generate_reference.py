@@ -13,7 +13,6 @@ import rankwise
 import rankwise.checkpoint
 import rankwise.data.metrics
 import rankwise.testing
-import rankwise.tf
 import rankwise.train
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ GROUPS = {
         "Track", "Evaluation", "Callback", "GlobalDropout", "replace_dropout", "same_masks", "placed", "choose_fused", "read_journal", "Journal", "Started", "Report", "Evaluated", "Ended",
         "Logger", "JsonLines", "CsvLines", "Curves", "Progress", "TensorBoard", "WandB",
     ],
-    "TensorFlow's words": [*rankwise.tf.__all__],
     "Launching": ["launch", "RankEnv"],
     "Errors": [
         "RankwiseError", "UsageError", "LaunchError", "RankFailedError", "RendezvousError", "HandshakeError", "CollectiveError",
@@ -72,7 +70,6 @@ GIVEN = {
     "Journal",
     "Plan",
     "Placement",
-    *(set(rankwise.tf.__all__) - {"MirroredStrategy", "MultiWorkerMirroredStrategy", "ClusterCoordinator"}),
 }
 #: What every metric and every logger has is told once, there.
 FAMILIES = {
@@ -84,13 +81,12 @@ HOMES = {
     "Checkpoints": rankwise.checkpoint,
     "Metrics": rankwise.data.metrics,
     "Testing": rankwise.testing,
-    "TensorFlow's words": rankwise.tf,
     "Parts of the Trainer": rankwise.train,
 }
 _HEAD = """\
 # Public names
 
-This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [TensorFlow's words](#tensorflows-words) in `rankwise.tf`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
+This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
 
 *Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a time-out names those.
 """
@@ -251,7 +247,7 @@ def render() -> str:
     lines = [_HEAD]
     for title, names in GROUPS.items():
         lines.append(
-            f"- [{title}](#{title.lower().replace(' ', '-').replace(chr(39), '')}): "
+            f"- [{title}](#{title.lower().replace(' ', '-')}): "
             + ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
         )
     for title, names in GROUPS.items():
