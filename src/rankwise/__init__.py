@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from rankwise import checkpoint as checkpoint, train as train
+    from rankwise import checkpoint as checkpoint, tf as tf, train as train
     from rankwise.base.environ import RankEnv as RankEnv
     from rankwise.base.errors import (
         CheckpointError as CheckpointError,
@@ -120,7 +120,7 @@ _NAMES = {
     "rankwise.train.config": "TrainerConfig",
     "rankwise.train.trainer": "Trainer",
 }
-_ROOMS = ("checkpoint", "train")
+_ROOMS = ("checkpoint", "tf", "train")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOME, *_ROOMS, "__version__"]  # noqa: PLE0604 - strings all

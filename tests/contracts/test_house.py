@@ -65,6 +65,7 @@ IN_A_RANK = {
     "data",
     "checkpoint",
     "testing",
+    "tf",
     "train",
     "loggers",
     "comparison",

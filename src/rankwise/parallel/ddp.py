@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES, show_degrees
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
     from rankwise.parallel.comm_hooks import CommHook
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 #: A rank that does not wrap its model is named after this time, where collectives may take half an hour.
 WRAP_WAIT_S = 60.0
+#: Parameters of models that were wrapped, by their ids.
+_averaged: dict[int, ref[torch.Tensor]] = {}
 
 
 @final
@@ -135,7 +140,15 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
         )
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
     ddp.watch = watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
+    for one in ddp.parameters():
+        _averaged[id(one)] = ref(one)
     return ddp
+
+
+def is_averaged(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether ``apply_ddp`` averages the gradients of all of some parameters."""
+    found = ((one, _averaged.get(id(one))) for one in parameters)
+    return all(held is not None and held() is one for one, held in found)
 
 
 def _check_mesh(ctx: RankContext) -> None:

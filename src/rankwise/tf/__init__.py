@@ -1,0 +1,116 @@
+"""tf.distribute's words on torch: strategies, scope, run, reduce, global batches, coordinators, over the rest of rankwise.
+
+    from rankwise import tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = nn.Linear(16, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+Each replica is a process: `rankwise run --nproc-per-node 4 train.py`, or a process for each entry of TF_CONFIG. All names are here, and
+under tf's own modules as well: ``tf.distribute.cluster_resolver.TFConfigClusterResolver`` is ``tf.TFConfigClusterResolver``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rankwise.base.lazy import find_homes, make_getattr
+from rankwise.tf.missing import MODULES, RENAMED, explain
+
+if TYPE_CHECKING:
+    from rankwise.tf.contexts import (
+        ReplicaContext as ReplicaContext,
+    )
+    from rankwise.tf.datasets import (
+        AutoShardPolicy as AutoShardPolicy,
+        DistributedDataset as DistributedDataset,
+        DistributedIterator as DistributedIterator,
+        InputContext as InputContext,
+        InputOptions as InputOptions,
+        InputReplicationMode as InputReplicationMode,
+        Optional as Optional,
+        ValueContext as ValueContext,
+    )
+    from rankwise.tf.keeping import (
+        BackupAndRestore as BackupAndRestore,
+        Checkpoint as Checkpoint,
+        CheckpointManager as CheckpointManager,
+        PreemptionCheckpointHandler as PreemptionCheckpointHandler,
+        TerminationConfig as TerminationConfig,
+    )
+    from rankwise.tf.kinds import (
+        CentralStorageStrategy as CentralStorageStrategy,
+        CommunicationImplementation as CommunicationImplementation,
+        CommunicationOptions as CommunicationOptions,
+        MirroredStrategy as MirroredStrategy,
+        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+        OneDeviceStrategy as OneDeviceStrategy,
+    )
+    from rankwise.tf.losses import (
+        compute_average_loss as compute_average_loss,
+        scale_regularization_loss as scale_regularization_loss,
+    )
+    from rankwise.tf.resolvers import (
+        ClusterResolver as ClusterResolver,
+        ClusterSpec as ClusterSpec,
+        KubernetesClusterResolver as KubernetesClusterResolver,
+        SimpleClusterResolver as SimpleClusterResolver,
+        SlurmClusterResolver as SlurmClusterResolver,
+        TFConfigClusterResolver as TFConfigClusterResolver,
+    )
+    from rankwise.tf.served import (
+        ClusterCoordinator as ClusterCoordinator,
+        MinSizePartitioner as MinSizePartitioner,
+        ParameterServerStrategy as ParameterServerStrategy,
+        PerWorkerDataset as PerWorkerDataset,
+        PerWorkerIterator as PerWorkerIterator,
+        RemoteValue as RemoteValue,
+    )
+    from rankwise.tf.strategy import (
+        Strategy as Strategy,
+        aggregate_gradients as aggregate_gradients,
+        get_replica_context as get_replica_context,
+        get_strategy as get_strategy,
+        has_strategy as has_strategy,
+        in_cross_replica_context as in_cross_replica_context,
+    )
+    from rankwise.tf.values import (
+        ReduceOp as ReduceOp,
+    )
+    from rankwise.tf.variables import (
+        Variable as Variable,
+        VariableAggregation as VariableAggregation,
+        VariableSynchronization as VariableSynchronization,
+    )
+
+_NAMES = {
+    "rankwise.tf.contexts": "ReplicaContext",
+    "rankwise.tf.datasets": "AutoShardPolicy DistributedDataset DistributedIterator InputContext InputOptions InputReplicationMode Optional ValueContext",
+    "rankwise.tf.keeping": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig",
+    "rankwise.tf.kinds": "CentralStorageStrategy CommunicationImplementation CommunicationOptions MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy",
+    "rankwise.tf.losses": "compute_average_loss scale_regularization_loss",
+    "rankwise.tf.resolvers": "ClusterResolver ClusterSpec KubernetesClusterResolver SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver",
+    "rankwise.tf.served": "ClusterCoordinator MinSizePartitioner ParameterServerStrategy PerWorkerDataset PerWorkerIterator RemoteValue",
+    "rankwise.tf.strategy": "Strategy aggregate_gradients get_replica_context get_strategy has_strategy in_cross_replica_context",
+    "rankwise.tf.values": "ReduceOp",
+    "rankwise.tf.variables": "Variable VariableAggregation VariableSynchronization",
+}
+_HOME = find_homes(_NAMES)
+_find = make_getattr(__name__, _HOME)
+
+__all__ = [*_HOME]  # noqa: PLE0604 - strings all
+
+
+def __getattr__(name: str) -> object:
+    if name in MODULES:
+        return sys.modules[__name__]
+    error = explain(name)
+    if error is not None:
+        raise error
+    return _find(RENAMED.get(name, name))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

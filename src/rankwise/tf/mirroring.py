@@ -1,0 +1,186 @@
+"""Parameters that are made under ``strategy.scope()``: equal on all replicas at first, and moved by the sum of all gradients afterwards.
+
+A hook of torch before each ``optimizer.step()`` finds whose parameters are about to be moved.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from rankwise.base.errors import UsageError
+from rankwise.parallel.ddp import is_averaged
+from rankwise.runtime.collectives import all_reduce_, broadcast_
+from rankwise.tf.contexts import find_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from rankwise.tf.strategy import Strategy
+
+#: Whose each parameter is, by its id.
+_owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Strategy]]] = {}
+_is_listening: list[bool] = []
+
+
+@final
+class Noted:
+    """What was made under a scope.
+
+    Attributes:
+        tensors: Parameters and buffers by name, in the order in which they were made.
+        modules: Modules that hold them, and such that hold others.
+        optimizers: Optimizers.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
+        self._children: set[int] = set()
+
+    def note(self, module: nn.Module, name: str, made: Tensor | nn.Module | None) -> None:
+        """Keep what a module was given."""
+        if all(one is not module for one in self.modules):
+            self.modules.append(module)
+        if isinstance(made, nn.Module):
+            self._children.add(id(made))
+        elif made is not None:
+            self.tensors[f"{len(self.tensors)} {type(module).__name__}.{name}"] = made
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The modules that are part of no other."""
+        return [one for one in self.modules if id(one) not in self._children]
+
+
+@contextmanager
+def noting(strategy: Strategy) -> Iterator[Noted]:
+    """Keep what modules and optimizers are made in the block."""
+    noted, start = Noted(), Optimizer.__init__
+
+    def note_optimizer(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        noted.optimizers.append(self)
+
+    handles = [
+        hooks.register_module_parameter_registration_hook(noted.note),
+        hooks.register_module_buffer_registration_hook(noted.note),
+        hooks.register_module_module_registration_hook(noted.note),
+    ]
+    Optimizer.__init__ = note_optimizer
+    try:
+        yield noted
+    finally:
+        Optimizer.__init__ = start
+        for handle in handles:
+            handle.remove()
+    _own(noted, strategy)
+
+
+def _own(noted: Noted, strategy: Strategy) -> None:
+    if not _is_listening:
+        _is_listening.append(True)
+        register_optimizer_step_pre_hook(_before_step)
+    for tensor in noted.tensors.values():
+        _owners[id(tensor)] = (weakref.ref(tensor, partial(_disown, id(tensor))), weakref.ref(strategy))
+
+
+def _disown(key: int, gone: weakref.ref[Tensor]) -> None:
+    if key in _owners and _owners[key][0] is gone:
+        del _owners[key]
+
+
+def make_equal(noted: Noted, rank: int) -> None:
+    """Give all replicas the values of the first.
+
+    Raises:
+        UsageError: A parameter has no values yet.
+        CollectiveError: The ranks have made different ones.
+
+    Collective: every rank.
+    """
+    lazy = next((name for name, one in noted.tensors.items() if is_lazy(one)), None)
+    if lazy is not None:
+        raise UsageError(
+            f"{lazy.split(' ', 1)[1]} has no shape at the end of strategy.scope()", rank=rank,
+            hint="call the model once under the scope, with a batch of zeros, so that its lazy layers have values",
+        )  # fmt: skip
+    if noted.tensors:
+        broadcast_(
+            {name: one.detach() for name, one in noted.tensors.items()}, name="what strategy.scope() has made"
+        )
+
+
+def sum_gradients(parameters: Sequence[Tensor]) -> None:
+    """Add gradients over the replicas; one that only some have counts as zeros elsewhere, and one that nobody has stays None.
+
+    Collective: every replica, for the same parameters.
+    """
+    trained = [one for one in parameters if one.requires_grad]
+    absent = [index for index, one in enumerate(trained) if one.grad is None]
+    has = torch.ones(len(trained), device=trained[0].device)
+    for index in absent:
+        has[index] = 0
+        trained[index].grad = torch.zeros_like(trained[index])
+    all_reduce_([has, [one.grad for one in trained]], name="the gradients of optimizer.step()")
+    for index in absent:
+        if has[index] == 0:
+            trained[index].grad = None
+
+
+def list_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer moves."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def find_owner(tensor: Tensor) -> Strategy | None:
+    """Return the strategy under whose scope a parameter was made."""
+    found = _owners.get(id(tensor))
+    return found[1]() if found is not None and found[0]() is tensor else None
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+    """See that somebody adds the gradients of what is about to move."""
+    parameters = list_parameters(optimizer)
+    frame = find_frame()
+    running = frame[0] if frame is not None and frame[1] is not None else None
+    owners = {id(one): one for one in map(find_owner, parameters)}
+    if running is None:
+        owner = next((one for one in owners.values() if one is not None), None)
+        if owner is not None and owner.num_replicas_in_sync > 1 and not is_averaged(parameters):
+            raise UsageError(
+                f"optimizer.step() outside of strategy.run(): nobody adds the gradients of the {owner.num_replicas_in_sync} replicas", rank=owner.rank,
+                hint="forward, backward and step belong into the function that strategy.run() is given; or give model and optimizer to a Trainer",
+            )  # fmt: skip
+        return
+    if any(owner is not running for owner in owners.values()):
+        _refuse_strangers(parameters, running)
+        return
+    if running.num_replicas_in_sync > 1 and is_averaged(parameters):
+        raise UsageError(
+            "the gradients of this model are averaged by apply_ddp, and strategy.run() would add them once more", rank=running.rank,
+            hint="leave out apply_ddp, or run the step without strategy.run()",
+        )  # fmt: skip
+    running.updates.before_step(optimizer)
+
+
+def _refuse_strangers(parameters: Sequence[Tensor], running: Strategy) -> None:
+    if not running.is_spread:
+        return
+    shapes = [tuple(one.shape) for one in parameters if find_owner(one) is not running]
+    raise UsageError(
+        f"optimizer.step() in strategy.run(): {len(shapes)} of {len(parameters)} parameters were not made under this strategy's scope, "
+        f"the first of shape {shapes[0]}: each replica would train its own",
+        rank=running.rank, hint="with strategy.scope(): model = ...; convert and move it there as well",
+    )  # fmt: skip

@@ -1,0 +1,372 @@
+"""Variables on parameter servers, and a coordinator that schedules functions on workers: over ``rankwise.parameter_server``.
+
+In tf, workers wait for graphs that the coordinator sends. Here all ranks run the same script: on servers and workers the first
+``schedule`` (or ``join``, ``done``, ``fetch``) of the coordinator does the rank's part until the coordinator has ended, then it ends
+the process. Scheduled functions are found by name, so they stand at the top level of the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from torch import nn
+
+from rankwise.base.environ import get
+from rankwise.base.errors import UsageError
+from rankwise.parallel.parameter_server import parameter_server
+from rankwise.parallel.servers.coordinator import PerWorker
+from rankwise.parallel.servers.layout import SPLIT_BYTES
+from rankwise.runtime.context import current, find_current
+from rankwise.runtime.nested import flatten
+from rankwise.tf.contexts import between_replicas
+from rankwise.tf.kinds import join
+from rankwise.tf.mirroring import Noted, make_equal
+from rankwise.tf.resolvers import find_resolver
+from rankwise.tf.strategy import Strategy
+from rankwise.tf.values import map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+    from torch.optim import Optimizer
+
+    from rankwise.parallel.parameter_server import ParameterServer
+    from rankwise.parallel.servers.coordinator import Handle
+    from rankwise.tf.resolvers import ClusterResolver
+
+#: Seconds for each worker to hear that the coordinator ends.
+_RELEASE_S = 5.0
+#: The strategy of this process, for functions that come from the coordinator.
+_strategies: list[ParameterServerStrategy] = []
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MinSizePartitioner:
+    """Spreads a parameter over the servers if it is large.
+
+    Attributes:
+        min_shard_bytes: Only parameters above this size are split.
+        max_shards: 1: none is; else of no effect: there are as many parts as servers.
+    """
+
+    min_shard_bytes: int = SPLIT_BYTES
+    max_shards: int = 0
+
+
+@final
+class ParameterServerStrategy(Strategy):
+    """The first ranks hold the variables, the next one coordinates, the others compute; each gradient is applied as it comes.
+
+    Args:
+        cluster_resolver: With tasks "ps", "chief" and "worker"; None: TF_CONFIG, or the ranks of a launcher:
+            ``rankwise run --nproc-per-node 6 train.py`` has a server, a coordinator and four workers.
+        variable_partitioner: Which variables are split; None: those above some MiB.
+
+    Raises:
+        UsageError: There are too few ranks.
+
+    Collective: every rank.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: MinSizePartitioner | None = None,
+    ) -> None:
+        if cluster_resolver is None and get("TF_CONFIG"):
+            cluster_resolver = find_resolver(None, rank=0, world_size=1)
+        ctx = join(cluster_resolver, ("ps", "chief", "worker"))
+        spec = {} if cluster_resolver is None else cluster_resolver.cluster_spec().as_dict()
+        resolver = find_resolver(cluster_resolver, rank=ctx.rank, world_size=ctx.world_size)
+        split = variable_partitioner or MinSizePartitioner()
+        self._updates = _Served(
+            len(spec["ps"]) if spec.get("ps") else None,
+            None if split.max_shards == 1 else split.min_shard_bytes,
+        )
+        Strategy.__init__(
+            self, ctx, self._updates, num_replicas=1, resolver=resolver, pipelines=(ctx.world_size, 0)
+        )
+        _strategies[:] = [self]
+
+    @property
+    def parameter_server(self) -> ParameterServer:
+        """What is underneath; ``strategy.parameter_server.gather()`` has the optimizer's state for a checkpoint.
+
+        Collective: every rank, the first time; the coordinator's methods ask for it.
+        """
+        ps = self._updates.connect()
+        self._pipelines = (ps.num_workers, ps.worker_index or 0)
+        return ps
+
+
+@final
+class _Served:
+    """Gradients go to the servers, and parameters come from there."""
+
+    def __init__(self, num_servers: int | None, split_bytes: int | None) -> None:
+        self._num_servers, self._split_bytes = num_servers, split_bytes
+        self._roots: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
+        self._ps: ParameterServer | None = None
+        self._is_fresh = False
+
+    def after_scope(self, noted: Noted) -> None:
+        if self._ps is not None and (noted.tensors or noted.optimizers):
+            raise UsageError(
+                "model or optimizer made under strategy.scope() after the first function was scheduled",
+                hint="make them before",
+            )
+        make_equal(noted, current().rank)
+        self._roots += [one for one in noted.roots if next(one.parameters(), None) is not None]
+        self._optimizers += noted.optimizers
+
+    def connect(self) -> ParameterServer:
+        """Return the parameter server, made when it is first asked for."""
+        if self._ps is not None:
+            return self._ps
+        if len(self._optimizers) != 1 or not self._roots:
+            raise UsageError(
+                f"{len(self._roots)} models with parameters and {len(self._optimizers)} optimizers were made under ParameterServerStrategy.scope()",
+                rank=current().rank, hint="make the model and one optimizer there, before the first function is scheduled",
+            )  # fmt: skip
+        optimizer = self._optimizers[0]
+        model = self._roots[0] if len(self._roots) == 1 else nn.ModuleList(self._roots)
+        self._ps = parameter_server(
+            model,
+            _repeat(optimizer),
+            servers=self._num_servers,
+            mode="async",
+            coordinator=True,
+            split_bytes=self._split_bytes,
+        )
+        return self._ps
+
+    def before_run(self) -> None:
+        self.connect().pull()
+        self._is_fresh = True
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        if optimizer is not self._optimizers[0] or not self._is_fresh:
+            what = (
+                "a second optimizer.step()"
+                if optimizer is self._optimizers[0]
+                else "step() of another optimizer"
+            )
+            raise UsageError(
+                f"{what} in one strategy.run() with parameter servers", rank=current().rank,
+                hint="the servers have the optimizer that was made under the scope; one step for each run()",
+            )  # fmt: skip
+        self._is_fresh = False
+        self.connect().push()
+
+
+def _repeat(optimizer: Optimizer) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """Return what makes such an optimizer of other parameters."""
+    if len(optimizer.param_groups) > 1:
+        raise UsageError(
+            f"an optimizer of {len(optimizer.param_groups)} groups with parameter servers", rank=current().rank,
+            hint="one group: servers hold parts of the parameters, without their names",
+        )  # fmt: skip
+    kind, known = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
+    options = {
+        name: value for name, value in optimizer.param_groups[0].items() if name in known and name != "params"
+    }
+    return lambda parameters: kind(parameters, **options)
+
+
+@final
+class RemoteValue:
+    """What a scheduled function will have returned."""
+
+    def __init__(self, coordinator: ClusterCoordinator, handle: Handle) -> None:
+        self._coordinator, self._handle = coordinator, handle
+
+    def fetch(self) -> Any:
+        """Wait for it, and return it.
+
+        Raises:
+            RankFailedError: The function raised; has its traceback.
+            CollectiveError: No worker is left.
+        """
+        return self._coordinator.fetch(self)
+
+    def get(self) -> Any:
+        """As ``fetch``."""
+        return self.fetch()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Make:
+    """Makes on a worker what a function of the script makes there."""
+
+    function: Any
+    is_iterator: bool
+
+    def __call__(self, *_: int) -> Any:
+        made = self.function
+        if not hasattr(made, "__iter__"):
+            with between_replicas(_strategies[0]):
+                made = made()
+        return iter(made) if self.is_iterator else made
+
+
+@final
+class PerWorkerIterator:
+    """Stands for each worker's own iterator, as an argument of scheduled functions."""
+
+    def __init__(self, made: PerWorker) -> None:
+        self.made = made
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> NoReturn:
+        """Refuse: only workers have batches."""
+        raise UsageError(
+            "next() of a per-worker iterator on the coordinator, which has no batches",
+            hint="pass the iterator to a scheduled function: coordinator.schedule(step_fn, args=(iterator,))",
+        )
+
+
+@final
+class PerWorkerDataset:
+    """Stands for each worker's own data set, as an argument of scheduled functions; ``iter()`` stands for a pass over it."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.made = PerWorker(_Make(function, is_iterator=False))
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Return a stand-in for a new iterator on each worker."""
+        return PerWorkerIterator(PerWorker(_Make(self._function, is_iterator=True)))
+
+
+@final
+class ClusterCoordinator:
+    """Schedules functions on the workers of a ``ParameterServerStrategy``; a function whose worker is lost runs again on another.
+
+    On servers and workers ``schedule``, ``join``, ``done`` and ``fetch`` do not return: they do the rank's part, and end the process.
+
+    Args:
+        strategy: Whose workers.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise UsageError(
+                f"ClusterCoordinator of a {type(strategy).__name__}",
+                hint="it schedules for ParameterServerStrategy",
+            )
+        self.strategy = strategy
+        self._open: deque[Handle] = deque()
+        self._is_watched = False
+
+    def schedule(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
+        """Have a function called on some worker, and return at once.
+
+        Args:
+            fn: Of the script's top level.
+            args: Plain values, tensors, and what ``create_per_worker_dataset`` or ``iter()`` of it returned.
+            kwargs: The same, by name.
+
+        Returns:
+            What it will have returned.
+
+        Raises:
+            UsageError: The function can't be sent.
+            RankFailedError: An earlier one raised; what had not begun is cancelled.
+        """
+        ps, named = self._coordinate(), dict(kwargs or {})
+        given = [getattr(one, "made", one) if isinstance(one, (PerWorkerIterator, PerWorkerDataset)) else one
+                 for one in (*args, *named.values())]  # fmt: skip
+        handle = ps.schedule(call_scheduled, (fn, tuple(named), *given))
+        while self._open and self._open[0].is_done:
+            self._open.popleft()
+        self._open.append(handle)
+        return RemoteValue(self, handle)
+
+    def join(self) -> None:
+        """Wait until all that was scheduled is done, and bring the model here up to date.
+
+        Raises:
+            RankFailedError: A function raised; has its traceback.
+            CollectiveError: No worker is left.
+        """
+        ps = self._coordinate()
+        ps.join()
+        ps.pull()
+
+    def done(self) -> bool:
+        """Whether all that was scheduled is done."""
+        self._coordinate()
+        return all(one.is_done for one in self._open)
+
+    def fetch(self, val: Any) -> Any:
+        """Wait for values of scheduled functions, and return them.
+
+        Args:
+            val: A ``RemoteValue``, or nested containers of them.
+        """
+        ps = self._coordinate()
+        if any(isinstance(leaf, RemoteValue) for _, leaf in flatten(val)):
+            return map_leaves(
+                val, lambda leaf: ps.fetch(leaf._handle) if isinstance(leaf, RemoteValue) else leaf
+            )
+        return val
+
+    def create_per_worker_dataset(self, dataset_or_dataset_fn: Any) -> PerWorkerDataset:
+        """Return a stand-in for a data set that each worker makes for itself.
+
+        Args:
+            dataset_or_dataset_fn: A function of the script's top level that returns what gives batches; it may call
+                ``strategy.distribute_datasets_from_function``, which tells the worker's index. Or a data set that can be pickled.
+        """
+        return PerWorkerDataset(dataset_or_dataset_fn)
+
+    def _coordinate(self) -> ParameterServer:
+        ps = self.strategy.parameter_server
+        if ps.is_coordinator:
+            if not self._is_watched:
+                self._is_watched = True
+                atexit.register(_release, ps)
+            return ps
+        _ = ps.serve() if ps.is_server else ps.work()
+        current().close()
+        sys.exit(0)
+
+
+def _release(ps: ParameterServer) -> None:
+    """At the end of a script that has not failed: let workers and servers end, as when the coordinator of tf goes."""
+    ctx = find_current()
+    if ctx is None or hasattr(sys, "last_value"):
+        return
+    ps.close()
+    for thread in threading.enumerate():
+        if thread.name == "rankwise-coordinator":
+            thread.join(_RELEASE_S)
+    ctx.close()
+
+
+def call_scheduled(function: Callable[..., Any], names: Sequence[str], *given: Any) -> Any:
+    """Call what was scheduled, on a worker.
+
+    Args:
+        function: The function.
+        names: Names of the last arguments.
+        *given: Its arguments.
+    """
+    at = len(given) - len(names)
+    with between_replicas(_strategies[0]):
+        return function(*given[:at], **dict(zip(names, given[at:], strict=True)))

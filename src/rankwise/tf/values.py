@@ -1,0 +1,110 @@
+"""Values of replicas: reduced, gathered, and losses that are scaled by the global batch.
+
+A value that differs between replicas (tf's ``PerReplica``) is an ordinary value here: each process holds its own.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rankwise.base.errors import UsageError
+from rankwise.runtime.collectives import all_gather, all_gather_with_grad, all_reduce, all_reduce_with_grad
+from rankwise.runtime.nested import flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ReduceOp(Enum):
+    """How values of replicas become one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+def read_op(op: Any) -> ReduceOp:
+    """Return the operation, which tf takes as a text too.
+
+    Raises:
+        UsageError: There is no such operation.
+    """
+    name = getattr(op, "value", op)
+    if not isinstance(name, str) or name.upper() not in {"SUM", "MEAN"}:
+        raise UsageError(
+            f"op={op!r}", hint="ReduceOp.SUM or ReduceOp.MEAN; rankwise.all_reduce knows min, max and product"
+        )
+    return ReduceOp[name.upper()]
+
+
+def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested containers with each leaf changed."""
+    return unflatten(tree, [change(leaf) for _, leaf in flatten(tree)])
+
+
+def reduce_values(op: Any, value: Any, axis: int | None, num_replicas: int) -> Any:
+    """Reduce a value over the replicas, and before that over one dim of each.
+
+    Args:
+        op: SUM or MEAN.
+        value: Nested containers of tensors and numbers.
+        axis: The dim; its size may differ between replicas, and MEAN weighs each row alike. None: elementwise.
+        num_replicas: How many replicas there are.
+    """
+    op = read_op(op)
+    word = op.value.lower()
+    if axis is None:
+        return value if num_replicas == 1 else all_reduce(value, word)
+    sums = map_leaves(value, lambda leaf: _check_axis(leaf, axis, "reduce").sum(axis))
+    counts = map_leaves(value, lambda leaf: leaf.shape[axis])
+    if num_replicas > 1:
+        sums, counts = all_reduce([sums, counts], "sum")
+    if op is ReduceOp.SUM:
+        return sums
+    numbers = iter([count for _, count in flatten(counts)])
+    return map_leaves(sums, lambda leaf: leaf / next(numbers))
+
+
+def gather_values(value: Any, axis: int, num_replicas: int) -> Any:
+    """Join each tensor over the replicas along a dim, whose size may differ between them."""
+    value = map_leaves(value, lambda leaf: _check_axis(leaf, axis, "gather"))
+    if num_replicas == 1:
+        return value
+    columns = zip(*([leaf for _, leaf in flatten(tree)] for tree in all_gather(value)), strict=True)
+    return unflatten(value, [torch.cat(column, dim=axis) for column in columns])
+
+
+def all_reduce_values(op: Any, value: Any, num_replicas: int) -> Any:
+    """As ``reduce_values``; gradients flow through tensors that need one."""
+    op = read_op(op)
+    if num_replicas == 1:
+        return value
+    leaves = flatten(value)
+    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for _, one in leaves):
+        return unflatten(value, [all_reduce_with_grad(leaf, op.value.lower()) for _, leaf in leaves])
+    return all_reduce(value, op.value.lower())
+
+
+def all_gather_values(value: Any, axis: int, num_replicas: int) -> Any:
+    """As ``gather_values``; gradients flow through tensors that need one."""
+
+    def join(leaf: Any) -> Any:
+        if not (torch.is_grad_enabled() and leaf.requires_grad):
+            return gather_values(leaf, axis, num_replicas)
+        return all_gather_with_grad(leaf.movedim(axis, 0)).movedim(0, axis)
+
+    checked = map_leaves(value, lambda leaf: _check_axis(leaf, axis, "all_gather"))
+    return checked if num_replicas == 1 else map_leaves(checked, join)
+
+
+def _check_axis(leaf: Any, axis: int, what: str) -> Tensor:
+    if not isinstance(leaf, Tensor) or not -leaf.dim() <= axis < leaf.dim():
+        shown = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)[:60]
+        hint = (
+            "reduce elementwise with axis=None" if what == "reduce" else "give it a dim first: x.unsqueeze(0)"
+        )
+        raise UsageError(f"{what}(..., axis={axis}) of {shown}, which has no such dim", hint=hint)
+    return leaf

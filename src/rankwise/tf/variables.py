@@ -1,0 +1,162 @@
+"""A variable outside of models, such as a counter: what happens when replicas write it, and when somebody reads it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from rankwise.base.errors import UsageError
+from rankwise.runtime.collectives import broadcast
+from rankwise.tf.contexts import find_frame
+from rankwise.tf.strategy import get_strategy
+from rankwise.tf.values import reduce_values
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class VariableSynchronization(Enum):
+    """When a variable's values on the replicas become one."""
+
+    AUTO = "AUTO"
+    NONE = "NONE"
+    ON_WRITE = "ON_WRITE"
+    ON_READ = "ON_READ"
+
+
+class VariableAggregation(Enum):
+    """How a variable's values on the replicas become one."""
+
+    NONE = "NONE"
+    SUM = "SUM"
+    MEAN = "MEAN"
+    ONLY_FIRST_REPLICA = "ONLY_FIRST_REPLICA"
+
+
+@final
+class Variable(nn.Module):  # type: ignore[misc]
+    """A tensor that is a buffer of the model that it is an attribute of.
+
+    ON_READ: each replica has its own value; reading it between the replicas aggregates. ON_WRITE (and AUTO): all have one value; what
+    replicas assign is aggregated first.
+
+    Args:
+        initial_value: A tensor or a number; each replica begins with it, as in tf: with ON_READ and SUM their sum is read.
+        trainable: Must be False: what is trained is an ``nn.Parameter``.
+        name: Of no effect.
+        dtype: In place of the value's.
+        synchronization: When values become one.
+        aggregation: How.
+
+    Raises:
+        UsageError: It is to be trained.
+    """
+
+    value: Tensor
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool = False,  # noqa: FBT001 - tf's signature
+        *,
+        name: str | None = None,
+        dtype: torch.dtype | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        if trainable:
+            raise UsageError("Variable(trainable=True)", hint="nn.Parameter, as an attribute of an nn.Module")
+        nn.Module.__init__(self)
+        self.name, self._strategy = name, get_strategy()
+        self.is_on_read = synchronization is VariableSynchronization.ON_READ
+        self.aggregation = aggregation
+        start = torch.as_tensor(initial_value, dtype=dtype, device=self._strategy.device).clone()
+        self.register_buffer("value", start)
+
+    def assign(self, value: Any) -> Variable:
+        """Write a value.
+
+        In a replica's function with ON_WRITE the replicas' values are aggregated first. Between the replicas with ON_READ and SUM each gets its part.
+
+        Args:
+            value: Of the variable's shape.
+
+        Raises:
+            UsageError: Replicas write it, and nobody says how their values become one.
+
+        Collective: every replica, in a replica's function with ON_WRITE.
+        """
+        value = torch.as_tensor(value, dtype=self.value.dtype, device=self.value.device).detach()
+        if self._in_replica() and not self.is_on_read:
+            value = self._aggregate(value, "assigned")
+        elif not self._in_replica() and self.is_on_read and self.aggregation is VariableAggregation.SUM:
+            value = (
+                value / self._num_replicas
+                if value.is_floating_point()
+                else value * (self._strategy.replica_id == 0)
+            )
+        with torch.no_grad():
+            self.value.copy_(value)
+        return self
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Add to the value; see ``assign``."""
+        return self._add(delta, 1)
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Take from the value; see ``assign``."""
+        return self._add(delta, -1)
+
+    def _add(self, delta: Any, sign: int) -> Variable:
+        delta = sign * torch.as_tensor(delta, dtype=self.value.dtype, device=self.value.device).detach()
+        if self._in_replica() and not self.is_on_read:
+            delta = self._aggregate(delta, "added to")
+        elif not self._in_replica() and self.is_on_read:
+            return self.assign(self.read_value() + delta)
+        with torch.no_grad():
+            self.value.add_(delta)
+        return self
+
+    def read_value(self) -> Tensor:
+        """Return the value: in a replica's function its own, between them with ON_READ that of all.
+
+        Raises:
+            UsageError: Replicas have own values, and nobody says how they become one.
+
+        Collective: every replica, between the replicas with ON_READ.
+        """
+        if self._in_replica() or not self.is_on_read:
+            return self.value.clone()
+        return self._aggregate(self.value, "read").clone()
+
+    def numpy(self) -> Any:
+        """As ``read_value``, as a NumPy array."""
+        return self.read_value().cpu().numpy()
+
+    def __float__(self) -> float:
+        """As ``read_value``, as a number."""
+        return float(self.read_value())
+
+    @property
+    def _num_replicas(self) -> int:
+        return self._strategy.num_replicas_in_sync
+
+    def _in_replica(self) -> bool:
+        frame = find_frame()
+        return frame is not None and frame[1] is not None
+
+    def _aggregate(self, value: Tensor, what: str) -> Tensor:
+        if self._num_replicas == 1:
+            return value
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return broadcast(value)
+        if self.aggregation is VariableAggregation.NONE:
+            raise UsageError(
+                f"a Variable with VariableAggregation.NONE is {what} where {self._num_replicas} replicas have values of their own", rank=self._strategy.rank,
+                hint="Variable(..., aggregation=VariableAggregation.SUM), MEAN or ONLY_FIRST_REPLICA",
+            )  # fmt: skip
+        reduced = reduce_values(self.aggregation.value, value, None, self._num_replicas)
+        return reduced.to(value.dtype)
