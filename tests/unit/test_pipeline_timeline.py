@@ -66,7 +66,7 @@ def profile(costs: tuple[float, float], blocks: tuple[int, int], num_samples: in
     bounds = [0, blocks[0], sum(blocks)]
     found = PipelineProfile("1f1b", 4, (2, 3), [names[begin:end] for begin, end in pairwise(bounds)])
     step = replay(one_f_one_b(2, 4), lambda one: _COSTS[one.work] * costs[one.stage])
-    found.take([step, step, step], num_samples)
+    found._take([step, step, step], num_samples)
     return found
 
 

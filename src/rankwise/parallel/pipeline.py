@@ -176,7 +176,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             yield profile
         finally:
             engine.recorder = None
-        profile.fill(recorder, engine.group, engine.num_samples)
+        profile._take(recorder.gather(engine.group), engine.num_samples)
 
 
 def apply_pipeline(  # noqa: PLR0913 - most calls give two

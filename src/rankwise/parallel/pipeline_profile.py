@@ -74,6 +74,18 @@ class Recorder:
             for zero, row in self._steps
         ]
 
+    def gather(self, group: dist.ProcessGroup) -> list[Timeline]:
+        """Return what all ranks have recorded: for each step and rank its work.
+
+        Args:
+            group: The ranks of the pipeline.
+
+        Collective: every rank of the pipeline.
+        """
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, self.list_steps(), group=group)
+        return [[[Span(*one) for one in row] for row in step] for step in zip(*gathered, strict=True)]
+
     def _since(self, zero: Any, moment: Any) -> float:
         return float(moment - zero if self._device.type == "cpu" else zero.elapsed_time(moment) / 1e3)
 
@@ -99,21 +111,7 @@ class PipelineProfile:
         self.proposals: list[str] = []
         self._costs: Mapping[tuple[int, Work], float] = {}
 
-    def fill(self, recorder: Recorder, group: dist.ProcessGroup, num_samples: int) -> None:
-        """Take what all ranks have recorded.
-
-        Args:
-            recorder: This rank's.
-            group: The ranks of the pipeline.
-            num_samples: Of a batch.
-
-        Collective: every rank of the pipeline.
-        """
-        gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, recorder.list_steps(), group=group)
-        self.take([[[Span(*one) for one in row] for row in step] for step in zip(*gathered, strict=True)], num_samples)  # fmt: skip
-
-    def take(self, steps: Sequence[Timeline], num_samples: int) -> None:
+    def _take(self, steps: Sequence[Timeline], num_samples: int) -> None:
         """Work out what the steps took."""
         self.steps = list(steps)
         if not self.steps:
