@@ -117,7 +117,7 @@ def draw(timeline: Timeline, ranks: Sequence[int], title: str) -> str:
     """
     length = find_length(timeline)
     begin = min(one.start_s for row in timeline for one in row)
-    scale = (_WIDTH - _LEFT - 20) / length
+    scale = (_WIDTH - _LEFT - 34) / length
     bottom = _TOP + len(timeline) * (_ROW + _GAP)
     parts = [_text(16, 24, title, size=15)]
     for place, (rank, row) in enumerate(zip(ranks, timeline, strict=True)):
