@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import rankwise
-from one_process import MODELS, OPTIMIZERS, TOLERANCE, assert_same, fit, train_by_hand
+from one_process import MODELS, OPTIMIZERS, TOLERANCE, assert_same, fit, gather_whole, train_by_hand
 from rankwise.testing import run_ranks
+from small_gpt import Gpt
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
 
 def shard(model: torch.nn.Module, mesh: dict[str, int], **options: Any) -> torch.nn.Module:
@@ -150,3 +151,73 @@ def test_checkpoints_go_from_split_layers_to_any_other_composition(tmp_path: Pat
         found = run_ranks(go_on_split, world_size, mesh, tmp_path / "run", stop_after, timeout_s=120)
     for ours in found:
         assert_same(ours, train_by_hand("gpt", "adamw"), TOLERANCE["adamw"], "five changes")
+
+
+def freeze(kind: str) -> torch.nn.Module:
+    """A GPT whose embedding is its head, of which a block and one weight of another are not trained."""
+    model = Gpt(24, 8, tied=True).double()
+    for one in (*model.blocks[0].parameters(), model.blocks[1].mlp.up.weight):
+        one.requires_grad_(False)
+    if kind == "alone":
+        return model
+    if "tensor" in kind:
+        rankwise.apply_tensor_parallel(model, PLAN)
+    if "shard" in kind:
+        rankwise.apply_checkpointing(model, "selective")
+        rankwise.apply_fsdp(model, defer_gradients="deferred" in kind)
+    return model
+
+
+def train_frozen(
+    kind: str = "alone", mesh: dict[str, int] | None = None
+) -> tuple[list[float], list[torch.Tensor]]:
+    """A plain loop: two micro-batches a step, clipped, an optimizer of the trained parameters that asks for ``foreach``."""
+    torch.set_num_threads(1)
+    size, place, norms = 1, 0, []
+    with rankwise.init(device="cpu", mesh=mesh) if mesh else nullcontext() as ctx:
+        if ctx is not None:
+            size, place = ctx.data_size, ctx.mesh().data_rank
+        torch.manual_seed(0)
+        model = freeze(kind)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, foreach=ctx is not None)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            batch = torch.randint(24, (8, 9), generator=generator)[place::size]
+            halves = batch.chunk(2)
+            for tokens in halves if ctx is None else rankwise.accumulate(model, halves):
+                logits = model(tokens[:, :-1])
+                loss = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+                )
+                (loss * size / 64).backward()
+            if ctx is None:
+                norm = torch.nn.utils.clip_grad_norm_(trained, 0.3)
+            else:
+                norm = rankwise.clip_grad_norm_(model, 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+            norms.append(float(norm))
+        return norms, [gather_whole(one).detach() for one in model.parameters()]
+
+
+def train_frozen_in_turn(cases: list[tuple[str, dict[str, int]]]) -> list[Any]:
+    return [train_frozen(kind, mesh) for kind, mesh in cases]
+
+
+FROZEN: dict[int, list[tuple[str, dict[str, int]]]] = {
+    2: [("shard", {"shard": 2}), ("shard deferred", {"shard": 2}), ("tensor", {"tensor": 2})],
+    4: [("shard deferred", {"replicate": 2, "shard": 2}), ("shard tensor", {"shard": 2, "tensor": 2})],
+}
+
+
+@pytest.mark.parametrize("world_size", FROZEN)
+def test_frozen_and_tied_parameters_train_as_in_one_process(world_size: int) -> None:
+    """What is frozen stays, what is tied stays one, norms and weights are one process's; with accumulation, clipping, selective checkpointing, ``foreach``."""
+    norms, weights = train_frozen()
+    cases = FROZEN[world_size]
+    for found in run_ranks(train_frozen_in_turn, world_size, cases):
+        for (kind, _), (our_norms, ours) in zip(cases, found, strict=True):
+            assert our_norms == pytest.approx(norms, rel=1e-12), kind
+            for one, expected in zip(ours, weights, strict=True):
+                torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)

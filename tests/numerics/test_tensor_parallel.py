@@ -43,7 +43,7 @@ def build_model(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "mlp":
         return Mlp().double()
-    if kind in ("llama", "qwen", "bert", "vit"):
+    if kind in ("llama", "qwen", "bert", "vit", "gpt2"):
         return build_transformers(kind)
     model = Gpt(VOCABULARY, SEQUENCE, tied=kind == "tied", head_norm=kind == "head_norm").double()
     with torch.no_grad():  # norms begin as ones: a wrong one would not show
@@ -65,6 +65,12 @@ def build_transformers(kind: str) -> nn.Module:
     elif kind == "qwen":
         config = transformers.Qwen3Config(**words, num_key_value_heads=4, head_dim=8)
         model = transformers.Qwen3ForCausalLM(config)
+    elif kind == "gpt2":
+        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=16, **none
+        )
+        model = transformers.GPT2LMHeadModel(config)
     elif kind == "bert":
         model = transformers.BertForMaskedLM(transformers.BertConfig(**words, **off))
     else:
@@ -193,13 +199,16 @@ def test_norms_of_single_heads_get_the_sum(sequence_parallel: bool) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_transformers_models_have_ready_plans(world_size: int) -> None:
-    """Llama with tied weights, Qwen with norms of heads, BERT and ViT, without a plan, are those of one process."""
+    """Llama and GPT-2 with tied weights, Qwen with norms of heads, BERT and ViT, without a plan, are those of one process."""
     pytest.importorskip("transformers")
-    cases: list[Any] = [(kind, "sgd", None, {}) for kind in ("llama", "qwen", "bert", "vit")]
-    assert_same([*cases, ("llama", "sgd", None, {"loss_parallel": True})], world_size)
+    cases: list[Any] = [(kind, "sgd", None, {}) for kind in ("llama", "qwen", "bert", "vit", "gpt2")]
+    cases += [(kind, "sgd", None, {"loss_parallel": True}) for kind in ("llama", "gpt2")]
+    assert_same(cases, world_size)
 
 
 def test_transformers_models_with_sequence_parallel() -> None:
-    """Llama and Qwen (norms first) and BERT (norms last) with activations split along the sequence."""
+    """Llama, Qwen and GPT-2 (norms first) and BERT (norms last) with activations split along the sequence."""
     pytest.importorskip("transformers")
-    assert_same([(kind, "sgd", None, {"sequence_parallel": True}) for kind in ("llama", "qwen", "bert")], 2)
+    assert_same(
+        [(kind, "sgd", None, {"sequence_parallel": True}) for kind in ("llama", "qwen", "gpt2", "bert")], 2
+    )

@@ -254,7 +254,7 @@ MISTAKES = {
     "precision": "precision='int8'",
     "other blocks": "apply_fsdp was called with different options: blocks is",
     "other shapes": "the ranks hold different models",
-    "no initialisation": "without reset_parameters(): 1 (Rotary)",
+    "no initialisation": "nothing initialises '1.scale', '1.table': give Rotary a reset_parameters()",
     "lost buffer": "'1.table' of a Rotary",
     "lazy": "not initialised yet",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -26,13 +27,22 @@ def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
+#: Layers split, and over that shards.
+GRID = {"shard": 2, "tensor": 2}
+
+
 def fit(spread: str, config: dict[str, Any], *, dropout: float = 0.0) -> tuple[list[float], float]:
-    with rankwise.init(device="cpu"):
+    with rankwise.init(device="cpu", mesh=GRID if spread == "grid" else None):
         model = build(dropout=dropout)
-        if spread == "tensor":
+        if spread in {"tensor", "grid"}:
             rankwise.apply_tensor_parallel(model, PLAN)
-        elif spread != "ddp":
+        if spread in {"fsdp", "offload", "grid"}:
             rankwise.apply_fsdp(model, cpu_offload=spread == "offload")
+        if spread == "zero1":
+            model = rankwise.apply_ddp(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if spread == "zero1":
+            optimizer = rankwise.apply_zero1(optimizer)
         losses: list[float] = []
 
         class Curve(rankwise.train.Callback):
@@ -42,7 +52,7 @@ def fit(spread: str, config: dict[str, Any], *, dropout: float = 0.0) -> tuple[l
         inputs = torch.randn(45, 8, generator=torch.Generator().manual_seed(1))
         data = TensorDataset(inputs, inputs.argmax(1) % 4)
         trainer = rankwise.Trainer(
-            model, torch.optim.AdamW(model.parameters(), lr=0.01), rankwise.DataLoader(data, global_batch=16), compute_loss,
+            model, optimizer, rankwise.DataLoader(data, global_batch=16), compute_loss,
             evaluation=rankwise.train.Evaluation(data, {"right": Accuracy()}, batch_size=7), callbacks=[Curve()],
             config=rankwise.TrainerConfig(
                 epochs=2, progress=False, clip_norm=1.0, check_replicas_every=2, evaluate_every="epoch", seed=3, non_finite="stop", **config
@@ -50,6 +60,12 @@ def fit(spread: str, config: dict[str, Any], *, dropout: float = 0.0) -> tuple[l
         )  # fmt: skip
         trainer.fit()
         return losses, trainer.metrics["right"]
+
+
+@functools.cache
+def fit_replicated() -> list[tuple[list[float], float]]:
+    cases = [(config, dropout) for config, dropout, _ in CASES.values()]
+    return run_ranks(fit_all, 2, "ddp", cases)[0]
 
 
 def fit_all(spread: str, cases: list[tuple[dict[str, Any], float]]) -> list[tuple[list[float], float]]:
@@ -66,11 +82,13 @@ CASES: dict[str, tuple[dict[str, Any], float, float]] = {
 }
 
 
-@pytest.mark.parametrize("spread", ["fsdp", "offload", "tensor"])
-def test_it_trains_as_under_ddp(spread: str) -> None:
+@pytest.mark.parametrize(
+    ("spread", "size"), [("fsdp", 2), ("offload", 2), ("tensor", 2), ("zero1", 2), ("grid", 4)]
+)
+def test_it_trains_as_under_ddp(spread: str, size: int) -> None:
     """Losses and accuracies are DDP's, up to the rounding of each dtype; dropout behind the split layers drops the same units."""
     cases = [(config, dropout) for config, dropout, _ in CASES.values()]
-    expected, found = run_ranks(fit_all, 2, "ddp", cases)[0], run_ranks(fit_all, 2, spread, cases)
+    expected, found = fit_replicated(), run_ranks(fit_all, size, spread, cases, timeout_s=200)
     for ours in found:
         for (name, (_, _, tolerance)), (losses, right), (their_losses, theirs) in zip(CASES.items(), ours, expected, strict=True):  # fmt: skip
             assert len(losses) == 6

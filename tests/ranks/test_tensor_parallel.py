@@ -105,7 +105,6 @@ REFUSALS: dict[str, tuple[nn.Module, Any, dict[str, Any], tuple[str, ...]]] = {
     "values whole": (attention(num_heads=4), {"attn.[qk]_proj": "colwise"}, {}, ("'attn'", "splits 'q_proj', 'k_proj' and not 'v_proj'")),
     "fused": (Model(c_attn=nn.Linear(4, 12), fc1=nn.Linear(4, 8), fc2=nn.Linear(8, 4)), {"c_attn": "colwise"}, {}, ("'c_attn' holds query, key and value", "plan={'fc1': 'colwise', 'fc2': 'rowwise'}")),
     "gated": (Model(fc1=nn.Linear(4, 16), fc2=nn.Linear(8, 4)), MLP, {}, ("'fc1' gives 16 features, and the 'rowwise' layer beside it takes 8",)),
-    "fused, ready": (Model(attn=Model(qkv=nn.Linear(4, 12), proj=nn.Linear(4, 4))), None, {}, ("'attn.qkv' holds query, key and value", "one nn.Linear for each")),
     "MultiheadAttention": (Model(attn=nn.MultiheadAttention(4, 2), fc1=nn.Linear(4, 8), fc2=nn.Linear(8, 4)), None, {}, ("'attn' is a torch.nn.MultiheadAttention", "plan={'fc1'")),
     "no ready plan": (Model(a=nn.Linear(4, 4)), None, {}, ("no ready plan for Model", "q_proj, k_proj, v_proj -> o_proj (Llama", "fc1 -> fc2")),
     "tied, one split": (tied(), {"lm_head": "colwise_gather"}, {}, ("'embed_tokens.weight' is whole", "'lm_head.weight' is split along dim 0")),
@@ -413,21 +412,13 @@ def test_a_vocabulary_that_is_odd_stays_whole_in_ready_plans() -> None:
     assert find_ready_plan(tied(), 2) == {**MLP, "embed_tokens": "rowwise_embed", "lm_head": "colwise_gather"}
 
 
-def test_nanogpt_and_conv1d_get_a_way_out() -> None:
-    """The fused attention of nanoGPT is named, with a plan for its feed-forward; transformers' GPT-2 is told about Conv1D."""
+def test_fused_layers_of_ready_plans_are_cut_and_gathered() -> None:
+    """Of nanoGPT's attention each rank holds a part of the weights and computes all heads; the feed-forward is split."""
     block = Model(
         attn=Model(c_attn=nn.Linear(8, 24), c_proj=nn.Linear(8, 8)),
         mlp=Model(c_fc=nn.Linear(8, 32), c_proj=nn.Linear(32, 8)),
     )
-    with pytest.raises(rankwise.UsageError) as caught:
-        find_ready_plan(Model(transformer=Model(h=nn.ModuleList([block]))), 2)
-    assert "'transformer.h.0.attn.c_attn'" in caught.value.message
-    assert "plan={'transformer.h.*.mlp.c_fc': 'colwise', 'transformer.h.*.mlp.c_proj': 'rowwise'}" in str(
-        caught.value.hint
-    )
-
-    class Conv1D(nn.Module):
-        pass
-
-    with pytest.raises(rankwise.UsageError, match="'c_attn' is a Conv1D"):
-        find_ready_plan(Model(c_attn=Conv1D()), 2)
+    assert find_ready_plan(Model(h=nn.ModuleList([block])), 2) == {
+        "h.0.attn.c_attn": "colwise_gather", "h.0.attn.c_proj": "rowwise_split",
+        "h.0.mlp.c_fc": "colwise", "h.0.mlp.c_proj": "rowwise",
+    }  # fmt: skip

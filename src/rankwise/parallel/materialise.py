@@ -47,17 +47,20 @@ class Materialiser:
         """Say which modules nobody can initialise; None if there are none."""
         if callable(self._init):
             return None
-        names = [
-            f"{name or 'the model itself'} ({type(module).__name__})"
+        found = [
+            (type(module).__name__, [f"{name}.{own}".removeprefix(".") for own in wanted])
             for name, module in model.named_modules()
-            if self._find_wanted(module) and self._find_own(module) is None
+            if (wanted := self._find_wanted(module)) and self._find_own(module) is None
         ]
-        if not names:
+        if not found:
             return None
+        kinds = ", ".join(dict.fromkeys(kind for kind, _ in found))
+        names = [one for _, wanted in found for one in wanted]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"on the meta device, and without reset_parameters(): {', '.join(names[:3])}{more}; give init_weights=function,"
-            " which is called with each module, or init_weights=False if a checkpoint will be loaded"
+            f"on the meta device, and nothing initialises {', '.join(map(repr, names[:3]))}{more}: give {kinds} a reset_parameters()"
+            " that fills what it holds itself; or init_weights=function, which is called with each module; or"
+            " init_weights=False if a checkpoint will be loaded"
         )
 
     def fill(self, modules: Iterable[tuple[str, nn.Module]]) -> None:

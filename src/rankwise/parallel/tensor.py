@@ -26,7 +26,14 @@ from rankwise.parallel.ddp import WRAP_WAIT_S
 from rankwise.parallel.layouts import noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
-from rankwise.parallel.tensor_plans import Split, find_ready_plan, has_transformers_plan, resolve_plan
+from rankwise.parallel.tensor_conv1d import adapt
+from rankwise.parallel.tensor_plans import (
+    Split,
+    find_ready_plan,
+    has_transformers_plan,
+    is_fused,
+    resolve_plan,
+)
 from rankwise.parallel.tensor_sequence import SEQUENCE_DIM, SequenceLayout, install_sequence, plan_sequence
 from rankwise.runtime.context import current
 
@@ -97,13 +104,13 @@ def apply_tensor_parallel(
     ``view(B, S, self.num_heads, self.head_dim)`` fits what a rank holds, as ``view(B, S, -1, self.head_dim)`` does.
     A forward that computes with the model's whole width in between (``C // self.n_head`` with C of its input, or
     ``view(B, S, C)`` in front of the output projection) fails at that line, with a hint: use -1.
-    transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are. nanoGPT's and timm's attention do not, for their fused
-    query-key-value layer, nor does transformers' GPT-2, whose layers are ``Conv1D``: the errors tell what else works.
+    transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are, and so do GPT-2 (transformers' and nanoGPT's) and timm's
+    ViT: their fused query-key-value layer is cut, and its outputs are gathered, so that each rank computes all heads of attention.
 
     Args:
         model: On the CPU or on the rank's device; changed in place.
         plan: Which modules are split how; None: transformers' own plan for the model, or one by the names of layers
-            (Llama, BERT, ViT, DistilBERT, nanoGPT's feed-forward). In a ready plan, a vocabulary that can't be split
+            (Llama, GPT-2, BERT, ViT, DistilBERT). In a ready plan, a vocabulary that can't be split
             evenly stays whole.
         mesh: A mesh of one axis; None: the tensor axis of ``init(mesh=...)``, or all ranks if no mesh was laid out.
         sequence_parallel: Between the first and the last block, split activations, shape (batch, sequence, features),
@@ -205,7 +212,10 @@ def _find_head(model: nn.Module, splits: list[Split]) -> nn.Module:
     heads = [
         split
         for split in splits
-        if split.word == "colwise_gather" and split.style is None and isinstance(split.module, nn.Linear)
+        if split.word == "colwise_gather"
+        and split.style is None
+        and isinstance(split.module, nn.Linear)
+        and not is_fused(split.name, split.module)
     ]
     if len(heads) != 1:
         found = ", ".join(repr(split.name) for split in heads) or "none"
@@ -253,7 +263,7 @@ def _split(model: nn.Module, work: _Work, mesh: DeviceMesh) -> None:
     for split in [*work.splits, *(layout.norms if layout else ())]:
         if split.word == "replicate_sum":
             _sum_gradients(split.module, mesh)
-        style = split.style or _build_style(split, work)
+        style = adapt(split.style or _build_style(split, work), split.module)
         if style is None:
             continue
         trained = {name: parameter.requires_grad for name, parameter in split.module.named_parameters()}
@@ -288,7 +298,7 @@ def _build_style(split: Split, work: _Work) -> ParallelStyle | None:
         )
     if word.startswith("rowwise"):
         is_inside = layout is not None and id(split.module) in layout.inside
-        is_split = word == "rowwise" and isinstance(split.module, nn.Linear)
+        is_split = word == "rowwise" and not isinstance(split.module, nn.Embedding)
         return RowwiseParallel(
             input_layouts=Shard(-1) if is_split else Replicate(),
             output_layouts=part if is_inside else Replicate(),

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
 from rankwise.parallel.tensor_plans import Split, find_embedding_trouble, is_fused, refuse_fused
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _check_kind(split: Split) -> None:
     name, module = split.name, split.module
     if split.weight_dim is None:
         return
-    if not isinstance(module, (nn.Linear, nn.Embedding)):
+    if not isinstance(module, (nn.Linear, nn.Embedding)) and not is_conv1d(module):
         raise UsageError(
             f"the plan's {split.word!r} for {name!r} suits nn.Linear and nn.Embedding only, and that is a {type(module).__name__}",
             hint=f"{split.pattern!r} must match the layers themselves, not what holds them",
@@ -141,6 +142,8 @@ def _check_size(split: Split, degree: int, axis: str) -> None:
     size = int(module.weight.shape[dim])
     if isinstance(module, nn.Embedding):
         what = ("num_embeddings", "embedding_dim")[dim]
+    elif is_conv1d(module):
+        what = ("nx", "nf")[dim]
     else:
         what = ("out_features", "in_features")[dim]
     if size % degree:
@@ -184,8 +187,11 @@ def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
         parent = model.get_submodule(parent_name)
         beside = [split for split in splits if split.parent_name == parent_name]
         _check_widths(beside)
-        whole = {int(split.module.weight.shape[1]) for split in beside if split.weight_dim == 0}
-        whole |= {int(split.module.weight.shape[0]) for split in beside if split.weight_dim == 1}
+        whole = {
+            int(split.module.weight.shape[1 - split.weight_dim])
+            for split in beside
+            if split.weight_dim is not None
+        }
         for name, parameter in _list_unplanned(parent, planned):
             if not whole & set(parameter.shape):
                 full = f"{parent_name}.{name}" if parent_name else name
@@ -198,17 +204,18 @@ def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
 def _check_widths(beside: Sequence[Split]) -> None:
     """Refuse two layers in one whose name does not tell: what it gives is cut in two before the next layer takes it."""
     widths = {
-        split.module.in_features
+        features[0]
         for split in beside
-        if split.word == "rowwise" and isinstance(split.module, nn.Linear)
+        if split.word == "rowwise" and (features := count_features(split.module)) is not None
     }
     for split in beside:
         # Heads of keys and values may be fewer than those of the queries; fused layers have been looked at.
         if split.word != "colwise" or is_projection(split.own_name) or is_fused(split.name, split.module):
             continue
-        if widths and isinstance(split.module, nn.Linear) and split.module.out_features not in widths:
+        features = count_features(split.module)
+        if widths and features is not None and features[1] not in widths:
             raise UsageError(
-                f"module {split.name!r} gives {split.module.out_features} features, and the 'rowwise' layer beside it takes {' or '.join(map(str, sorted(widths)))}: what it gives is cut into parts in between, and a rank's share would hold some of the first part only",
+                f"module {split.name!r} gives {features[1]} features, and the 'rowwise' layer beside it takes {' or '.join(map(str, sorted(widths)))}: what it gives is cut into parts in between, and a rank's share would hold some of the first part only",
                 hint="make it one nn.Linear for each part (gate and up), or leave both out of the plan",
             )
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +63,7 @@ FAMILIES = (
     Family(colwise=("gate_proj", "up_proj"), rowwise="down_proj", found_in="Llama"),
     Family(colwise=("w1", "w3"), rowwise="w2", found_in="Meta's Llama"),
     Family(colwise=("intermediate.dense",), rowwise="output.dense", found_in="BERT"),
-    Family(colwise=("c_fc",), rowwise="c_proj", found_in="nanoGPT"),
+    Family(colwise=("c_fc",), rowwise="c_proj", found_in="GPT-2"),
     Family(colwise=("dense_h_to_4h",), rowwise="dense_4h_to_h", found_in="GPT-NeoX"),
     Family(colwise=("fc1",), rowwise="fc2", found_in="ViT of timm and transformers"),
     Family(colwise=("ffn.lin1",), rowwise="ffn.lin2", found_in="DistilBERT"),
@@ -93,11 +94,11 @@ class Split:
     @property
     def weight_dim(self) -> int | None:
         """Which dim of the weight is cut; None: none, or not known."""
-        is_embedding = isinstance(self.module, nn.Embedding)
+        is_turned = isinstance(self.module, nn.Embedding) or is_conv1d(self.module)
         if self.word.startswith("colwise"):
-            return 1 if is_embedding else 0
+            return 1 if is_turned else 0
         if self.word.startswith("rowwise"):
-            return 0 if is_embedding else 1
+            return 0 if is_turned else 1
         return None
 
     @property
@@ -224,8 +225,7 @@ def is_fused(name: str, module: nn.Module) -> bool:
     """Whether one layer holds the weights of several: query, key and value; or gate and up."""
     if isinstance(module, nn.MultiheadAttention):
         return True
-    is_layer = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    return is_layer and _FUSED.match(name.rpartition(".")[2]) is not None
+    return count_features(module) is not None and _FUSED.match(name.rpartition(".")[2]) is not None
 
 
 def refuse_fused(model: nn.Module, name: str, module: nn.Module) -> UsageError:
@@ -233,12 +233,9 @@ def refuse_fused(model: nn.Module, name: str, module: nn.Module) -> UsageError:
     if isinstance(module, nn.MultiheadAttention):
         hint = "use a module with three nn.Linear (q_proj, k_proj, v_proj) and o_proj; or give a plan that leaves attention out"
         what = "is a torch.nn.MultiheadAttention, which keeps query, key and value in one parameter that no style can split"
-    elif not isinstance(module, nn.Linear):
-        hint = "replace it by nn.Linear layers, one each for query, key and value"
-        what = f"is a {type(module).__name__} that holds query, key and value (or gate and up) side by side; styles know nn.Linear and nn.Embedding only"
     else:
         what = "holds query, key and value (or gate and up) side by side: a rank's share of its columns would be some of the first only"
-        hint = "make it one nn.Linear for each part"
+        hint = "make it one nn.Linear for each part, or give it 'colwise_gather', and what follows 'rowwise_split'"
     ways = _find_families(model)
     if ways and not isinstance(module, nn.MultiheadAttention):
         hint += "; or"
@@ -265,10 +262,8 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     """
     plan = _read_transformers_plan(model)
     if not plan:
-        for name, module in model.named_modules():
-            if is_fused(name, module):
-                raise refuse_fused(model, name, module)
         plan = _find_families(model)
+        plan |= _find_fused(model, plan)
         if not plan:
             looked_for = "; ".join(
                 f"{', '.join(family.colwise)} -> {family.rowwise} ({family.found_in})" for family in FAMILIES
@@ -305,16 +300,34 @@ def _find_families(model: nn.Module) -> dict[str, str]:
     for name, module in model.named_modules():
         for family in FAMILIES:
             layers = [_get(module, path) for path in (*family.colwise, family.rowwise)]
-            if all(isinstance(layer, nn.Linear) for layer in layers) and _fit_together(layers):
+            if _fit_together(layers):
                 prefix = f"{name}." if name else ""
                 plan |= {prefix + path: "colwise" for path in family.colwise}
                 plan[prefix + family.rowwise] = "rowwise"
     return plan
 
 
-def _fit_together(layers: Sequence[Any]) -> bool:
-    """Whether what the first gives is what the last takes; else it is cut in two in between, as in gated units."""
-    return int(layers[-1].in_features) == int(layers[0].out_features)
+def _fit_together(layers: Sequence[nn.Module | None]) -> bool:
+    """Whether all are linear, and what the first gives is what the last takes; else it is cut in two in between, as in gated units."""
+    features = [count_features(layer) for layer in layers]
+    first, last = features[0], features[-1]
+    return None not in features and first is not None and last is not None and first[1] == last[0]
+
+
+def _find_fused(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Cut fused layers and what stands beside them; what is between, the heads of attention, all ranks compute."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            raise refuse_fused(model, name, module)
+        if not is_fused(name, module):
+            continue
+        parent = name.rpartition(".")[0]
+        for own, other in model.get_submodule(parent).named_children():
+            full = f"{parent}.{own}" if parent else own
+            if full not in plan and count_features(other) is not None:
+                found[full] = "colwise_gather" if is_fused(full, other) else "rowwise_split"
+    return found
 
 
 def _get(module: nn.Module, path: str) -> nn.Module | None:
@@ -374,7 +387,8 @@ def _keep_whole_vocabulary(model: nn.Module, plan: dict[str, str], degree: int) 
 def _fits_vocabulary(module: nn.Module, degree: int) -> bool:
     if isinstance(module, nn.Embedding):
         return module.num_embeddings % degree == 0 and find_embedding_trouble(module) is None
-    return isinstance(module, nn.Linear) and module.out_features % degree == 0
+    features = count_features(module)
+    return features is not None and features[1] % degree == 0
 
 
 def find_embedding_trouble(module: nn.Embedding) -> str | None:

@@ -68,7 +68,7 @@ def plan_sequence(model: nn.Module, splits: Sequence[Split]) -> SequenceLayout:
     layout = SequenceLayout()
     containers: dict[str, list[tuple[str, nn.Module]]] = {}
     for split in splits:
-        if split.word != "colwise" or not isinstance(split.module, nn.Linear):
+        if split.word != "colwise" or isinstance(split.module, nn.Embedding):
             continue
         container = _find_container(model, split.name, splits)
         containers.setdefault(container, _list_blocks(model, container, splits))
