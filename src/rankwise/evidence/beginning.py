@@ -49,8 +49,12 @@ def _begin(module: Any, told: dict[str, Any], load: Callable[[str], Any], record
     recorder.name_module = sites.modules.find_raised
     is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
     flight = load("flight").Flight(ring, writer, sites, sees_native=is_dispatched)
+
+    def find_module(frame: Any) -> str:
+        return recording.stages.find_awaited(frame) or str(sites.modules.find(frame))
+
     side = load("answering").Answering(
-        told["asks"], ring, writer, flight, load("handling").list_handled, sites.modules.find
+        told["asks"], ring, writer, flight, load("handling").list_handled, find_module
     )
 
     def meet() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, final
 
+from rankwise.evidence.stages import read_flow
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.notes import Stack
     from rankwise.evidence.replicas import Replica
+    from rankwise.evidence.stages import Flow
 
 #: Who has told of a collective: Python called it; or C++ did (DDP's buckets, functional collectives), and only torch's flight recorder saw it.
 Source = Literal["python", "native"]
@@ -59,7 +62,8 @@ class Op:
             broadcast ("_pre_forward"). Of very many only the outermost and the innermost ones. Of what rankwise's library exchanges for
             itself, before or instead of the user's collective: the function that the user called, "rankwise.all_reduce".
         module: What the module is called whose parameters FSDP gathers or whose gradients it reduces, or that waits in its forward:
-            "layers.3", as ``named_modules()`` has it; "." for the outermost one. None if unknown.
+            "layers.3", as ``named_modules()`` has it; "." for the outermost one. Of a message what it carries, as ``write_flow`` has it.
+            None if unknown.
         source: Who told of it.
         entered_s: When, on the host's monotonic clock; None if unknown.
         is_over: Whether the rank has come out of it, or its work is done; None if unknown.
@@ -88,6 +92,11 @@ class Op:
     def is_message(self) -> bool:
         """Whether it has one peer, and no place among the group's collectives."""
         return self.name in {"send", "recv", "isend", "irecv"}
+
+    @property
+    def flow(self) -> Flow | None:
+        """What it carries between two stages of a pipeline; None if it is no such message, or that is unknown."""
+        return read_flow(self.module) if self.is_message else None
 
     @property
     def library_call(self) -> str | None:

@@ -74,7 +74,8 @@ class Stack:
     """What a thread of a rank was doing, the main one as a rule; innermost frame first.
 
     Attributes:
-        module: Name of the innermost module of torch that runs, in the outermost one; None if it is that one, or unknown.
+        module: Name of the innermost module of torch that runs, in the outermost one; None if it is that one, or unknown. Of a thread that
+            waits for a message of a pipeline: what that carries, as ``write_flow`` has it.
     """
 
     frames: tuple[Frame, ...] = ()

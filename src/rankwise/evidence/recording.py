@@ -79,6 +79,7 @@ class Recording:
         self._names = {name: writer.intern(spoken) for name, (spoken, _) in _METHODS.items()}
         self._blocking = {"send": writer.intern("send"), "recv": writer.intern("recv")}
         self._reduce_ops: dict[int, int] = {}
+        self.stages = load("stages").Stages()
 
     @property
     def methods(self) -> dict[str, tuple[str, int | None]]:
@@ -205,6 +206,7 @@ class Recording:
         if not self.is_on:
             return
         try:
+            self.stages.wrap()
             self._on_meet()
             self._writer.mark(self._ring.MEETS_AT)
         except Exception:
@@ -214,6 +216,7 @@ class Recording:
         if not self.is_on:
             return
         try:
+            self.stages.wrap()
             group = made[0] if isinstance(made, tuple) else made
             size, ranks = int(args[0]), tuple(args[2])
             if not ranks:  # the default one
@@ -262,6 +265,7 @@ class Recording:
             before = source._get_sequence_number_for_group()
             site, inside, blocks, module = self._sites.find(frame)
             root = peer = self._ring.NOBODY
+            flow = ""
             spoken, reduce_op, message = self._names[name], 0, None
             if name in _MESSAGES:
                 kind = _MESSAGES[name]
@@ -271,6 +275,8 @@ class Recording:
                 peer = known.members[there] if 0 <= there < len(known.members) else -1
                 message = (kind, peer)
                 seq = known.messages[message] = known.messages.get(message, 0) + 1
+                flow = self.stages.find(tensors)
+                module = self._sites.number(flow) if flow else module
             else:
                 if name in _ROOTED or name in _REDUCING:
                     root, reduce_op = self._read_options(name, known, args, kwargs)
@@ -279,6 +285,8 @@ class Recording:
                 form = b"" if tensors is None else self._forms.describe(tensors)
             texts = (spoken, text, site, inside, reduce_op, module)
             number = self._writer.enter(seq, time.monotonic(), texts, root, peer, form)
+            if flow:
+                self.stages.keep(number, flow)
         except Exception:
             return None
         return number, before, source, text, message

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from rankwise.parallel.plan_stages import count_in_flight, cut_by_size, cut_evenly, list_degrees
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.parallel.plan_measure import Facts, Weight
+    from rankwise.parallel.plan_stages import Part
 
 
 @final
@@ -24,7 +27,8 @@ class Memory:
         optimizer: The optimizer's states after its first step.
         communication: Under FSDP: the whole parameters outside of blocks, those of the two largest neighbouring blocks (one
             computes, the next is being fetched), and gradients before they are scattered. Under DDP: the largest gradient
-            on its way into the bucket that holds it from then on.
+            on its way into the bucket that holds it from then on. In a pipeline: the room for what all micro-batches receive, the last
+            stage's outputs, and beside copies all gradients once more, as they are added up in one piece.
         activations: What autograd keeps when backward begins, and the gradient of the largest of it; None: no batch was given.
     """
 
@@ -51,6 +55,10 @@ class Composition:
         replicate: Ranks that hold the same part of the parameters.
         shard: Ranks that share the parameters (FSDP).
         tensor: Ranks that share each layer (TP).
+        pipeline: Stages of a pipeline (PP), one on each rank.
+        schedule: Of the pipeline; ``microbatches``: of one step.
+        devices: Of one process over which the layers are placed; 1 otherwise.
+        parts: What each stage, or each device, holds; empty where all ranks hold alike.
         shards_optimizer: Whether replicas share the optimizer's states (ZeRO-1).
         checkpointing: Whether blocks are computed again in backward.
         precision: One of ``PRECISIONS``.
@@ -62,6 +70,11 @@ class Composition:
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
+    pipeline: int = 1
+    devices: int = 1
+    schedule: str | None = None
+    microbatches: int | None = None
+    parts: tuple[Memory, ...] = ()
     shards_optimizer: bool = False
     checkpointing: bool = False
     precision: str
@@ -76,9 +89,14 @@ class Composition:
 
 
 def compose(
-    facts: Mapping[str, Facts], num_ranks: int, ranks_per_node: int, limit: int | None
+    facts: Mapping[str, Facts],
+    num_ranks: int,
+    ranks_per_node: int,
+    limit: int | None,
+    schedule: str = "1f1b",
+    microbatches: int | None = None,
 ) -> Iterator[Composition]:
-    """Yield all compositions, from the least communication to the most; fp32 weights before bf16 ones."""
+    """Yield all compositions, from the least communication to the most, then those in which ranks wait; fp32 weights before bf16 ones."""
     for precision, held in facts.items():
         ways = [False, True] if held.replicated is not None and held.blocks else [False]
         for checkpointing in ways:
@@ -91,6 +109,22 @@ def compose(
                 yield _make(
                     name, held, precision, limit, checkpointing=checkpointing, shard=shard, tensor=tensor
                 )
+        for checkpointing in ways:
+            yield from _list_parted(held, precision, num_ranks, ranks_per_node, limit, schedule, microbatches, checkpointing=checkpointing)  # fmt: skip
+
+
+def _list_parted(
+    held: Facts, precision: str, num_ranks: int, ranks_per_node: int, limit: int | None, schedule: str, microbatches: int | None, *, checkpointing: bool
+) -> Iterator[Composition]:  # fmt: skip
+    """Yield the pipelines, and one process with several devices, where the model can be cut."""
+    if held.row is None or num_ranks == 1 or not (held.row.is_traced or held.replicated is None):
+        return
+    for pipeline in list_degrees(held.row, num_ranks):
+        number = 2 * pipeline if microbatches is None else microbatches
+        if schedule == "gpipe" or number >= pipeline:  # 1F1B takes no fewer
+            yield from _make_pipelines(held, precision, limit, pipeline, num_ranks // pipeline, schedule, number, checkpointing=checkpointing)  # fmt: skip
+    if num_ranks <= min(ranks_per_node, len(held.row.blocks)):
+        yield _make_placed(held, precision, limit, num_ranks, checkpointing=checkpointing)
 
 
 def _list_data_axes(num_ranks: int, ranks_per_node: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -117,6 +151,63 @@ def _list_tensor_degrees(held: Facts, num_ranks: int, ranks_per_node: int) -> It
 def _make(name: str, held: Facts, precision: str, limit: int | None, **axes: Any) -> Composition:
     memory = _count(held, **{"replicate": 1, "shard": 1, "tensor": 1, "shards_optimizer": False} | axes)
     return Composition(name=name, precision=precision, memory=memory, fits=None if limit is None else memory.total <= limit, **axes)  # fmt: skip
+
+
+def _make_pipelines(
+    held: Facts, precision: str, limit: int | None, pipeline: int, beside: int, schedule: str, microbatches: int, *, checkpointing: bool
+) -> Iterator[Composition]:  # fmt: skip
+    assert held.row is not None  # noqa: S101 - looked at before
+    stages = cut_evenly(held.row, pipeline)
+    for axis, name in (("replicate", "DDP"), ("shard", "FSDP")):
+        if beside == 1 and axis == "shard":
+            continue
+        parts = tuple(
+            _count_part(
+                held, stage, count_in_flight(schedule, number, pipeline, microbatches), microbatches,
+                **{"replicate": 1, "shard": 1, axis: beside}, checkpointing=checkpointing,
+            ) for number, stage in enumerate(stages)
+        )  # fmt: skip
+        told = f"PP {pipeline}{f' x {name} {beside}' if beside > 1 else ''} ({schedule}, {microbatches} micro-batches)"
+        yield _choose_largest(told, precision, limit, parts, **{axis: beside}, pipeline=pipeline, schedule=schedule, microbatches=microbatches, checkpointing=checkpointing)  # fmt: skip
+
+
+def _make_placed(
+    held: Facts, precision: str, limit: int | None, devices: int, *, checkpointing: bool
+) -> Composition:
+    assert held.row is not None  # noqa: S101 - looked at before
+    sizes = {one.name: int(math.prod(one.shape) * (one.itemsize + (one.itemsize + one.states_itemsize) * one.is_trained)) for one in held.weights}  # fmt: skip
+    parts = tuple(
+        _count_part(held, part, 1, 0, replicate=1, shard=1, checkpointing=checkpointing)
+        for part in cut_by_size(held.row, sizes, devices)
+    )
+    return _choose_largest(f"one process, placed over {devices}", precision, limit, parts, devices=devices, checkpointing=checkpointing)  # fmt: skip
+
+
+def _choose_largest(name: str, precision: str, limit: int | None, parts: tuple[Memory, ...], **facts: Any) -> Composition:  # fmt: skip
+    largest = max(parts, key=lambda one: one.total)
+    return Composition(name=name, precision=precision, memory=largest, parts=parts, fits=None if limit is None else largest.total <= limit, **facts)  # fmt: skip
+
+
+def _count_part(held: Facts, part: Part, num_in_flight: int, num_micro_batches: int, *, replicate: int, shard: int, checkpointing: bool) -> Memory:  # fmt: skip
+    row = held.row
+    assert row is not None  # noqa: S101 - looked at before
+    weights = [one for one in held.weights if part.holds(row.places[one.name])]
+    own = [(one, _count_own(one, shard, 1)) for one in weights]
+    trained = [(one, count) for one, count in own if one.is_trained]
+    gradients = sum(count * one.itemsize for one, count in trained)
+    kept = row.sharded if shard > 1 else row.replicated
+    communication = _count_gathered(weights, 1) if shard > 1 else gradients if replicate > 1 else 0
+    if kept is not None:
+        communication += part.count_buffers(kept, num_micro_batches)
+    return Memory(
+        parameters=sum(count * one.itemsize for one, count in own),
+        buffers=held.buffers,
+        gradients=gradients,
+        optimizer=sum(int(count * one.states_itemsize) + one.states_bytes for one, count in trained),
+        communication=communication,
+        activations=kept
+        and part.count_saved(kept, num_in_flight, checkpointing=checkpointing) + kept.largest,
+    )
 
 
 def _count(held: Facts, *, replicate: int, shard: int, tensor: int, shards_optimizer: bool, checkpointing: bool) -> Memory:  # fmt: skip

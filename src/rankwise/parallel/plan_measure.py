@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.plan_stages import Row, find_layout_of, find_places
 from rankwise.parallel.plan_trace import cast, trace_forward
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Facts:
         blocks: Names of the blocks: what FSDP gathers at once, and what a checkpoint computes again.
         replicated: Activations where each rank holds the whole model; None without an example batch.
         sharded: Activations under FSDP, which computes in ``compute_itemsize`` and needs no copies for autocast.
+        row: Where the model can be cut into stages, or over devices; None if it can't be.
         tensor_degrees: What every split dim can be divided by: the greatest common divisor; 0 if nothing is split.
     """
 
@@ -77,6 +79,7 @@ class Facts:
     blocks: tuple[str, ...]
     replicated: Activations | None
     sharded: Activations | None
+    row: Row | None
     tensor_degrees: int
 
 
@@ -164,7 +167,23 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
     buffers = sum(one.numel() * cast(one.dtype, kept).itemsize for one in model.buffers())
     return Facts(
         weights=tuple(weights), buffers=buffers, blocks=tuple(blocks), replicated=whole and whole.summarize(), sharded=sharded and sharded.summarize(),
-        tensor_degrees=_find_common_divisor(weights),
+        row=_find_row(model, kept, computed, work), tensor_degrees=_find_common_divisor(weights),
+    )  # fmt: skip
+
+
+def _find_row(model: nn.Module, kept: torch.dtype, computed: torch.dtype, work: Work) -> Row | None:
+    """Return the blocks that a pipeline would be cut between, which need not be those that FSDP gathers."""
+    layout = find_layout_of(model)
+    if layout is None:
+        return None
+    whole, sharded = None, None
+    if work.batch is not None:
+        blocks = {name: model.get_submodule(name) for name in layout.blocks}
+        sharded = trace_forward(model, blocks, computed, work, autocast=False, seeks_pairs=False)
+        whole = trace_forward(model, blocks, kept, work, autocast=True, seeks_pairs=False) if kept != computed else sharded  # fmt: skip
+    return Row(
+        blocks=layout.blocks, places=find_places(model, layout), replicated=whole and whole.summarize(),
+        sharded=sharded and sharded.summarize(),
     )  # fmt: skip
 
 

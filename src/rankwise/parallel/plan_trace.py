@@ -38,6 +38,9 @@ class Activations:
         inputs: What a checkpoint at each block keeps: the blocks' inputs, each once, as far as they aren't saved outside.
         inputs_inside: For each call, how much of what it saves is its own input.
         largest: The largest floating-point tensor among all: backward makes a gradient as large.
+        before: How much of ``outside`` and ``outside_split`` is saved before the first block is called.
+        received: For each call of a block, the first tensor that it is given: what the block before hands on.
+        output: What the model returns.
     """
 
     outside: int
@@ -46,6 +49,9 @@ class Activations:
     inputs: int
     inputs_inside: tuple[int, ...]
     largest: int
+    before: int = 0
+    received: tuple[int, ...] = ()
+    output: int = 0
 
     def saved(self, *, tensor: int = 1, checkpointing: bool = False) -> int:
         """Return the bytes that are held when backward begins; with checkpoints, when it has the largest block anew.
@@ -110,6 +116,9 @@ class ForwardTrace:
     is_across: bool
     saved: dict[int, _Saved] = field(default_factory=dict)
     inputs: list[dict[int, int]] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+    output: int = 0
     split: dict[str, int] = field(default_factory=dict)
     call: int | None = None
     pair_input: int | None = None
@@ -128,6 +137,8 @@ class ForwardTrace:
         if key in self.own or key in self.saved:
             return
         is_between = self.pair_input is not None and key != self.pair_input
+        if not self.inputs:
+            self.before.add(key)
         self.saved[key] = _Saved(storage, storage.nbytes(), self.call, one.is_floating_point(), is_between)
         if is_between:
             self.between.append(key)
@@ -135,7 +146,9 @@ class ForwardTrace:
     def enter_block(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a call of a block; a checkpoint would keep its inputs."""
         self.call = len(self.inputs)
-        storages = [one.untyped_storage() for one in list_tensors((args, kwargs))]
+        given = list_tensors((args, kwargs))
+        storages = [one.untyped_storage() for one in given]
+        self.received.append(given[0].nbytes if given else 0)
         self.inputs.append({one._cdata: one.nbytes() for one in storages if one._cdata not in self.own})
         if not self.is_across:
             self.drop_pair()
@@ -145,6 +158,10 @@ class ForwardTrace:
         self.call = None
         if not self.is_across:
             self.drop_pair()
+
+    def leave_model(self, _: nn.Module, __: Any, result: Any) -> None:
+        """Note what the model returns."""
+        self.output = sum(one.nbytes for one in list_tensors(result))
 
     def enter_linear(self, layer: nn.Module, args: Any) -> None:
         """Begin a pair, or go on with its first layers."""
@@ -186,15 +203,22 @@ class ForwardTrace:
         return Activations(
             outside=outside[False], outside_split=outside[True], blocks=tuple(zip(whole, split, strict=True)), inputs=sum(inputs.values()),
             inputs_inside=tuple(own), largest=max((one.size for one in self.saved.values() if one.is_float), default=0),
+            before=sum(self.saved[key].size for key in self.before), received=tuple(self.received), output=self.output,
         )  # fmt: skip
 
 
 def trace_forward(
-    model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.dtype, work: Work, *, autocast: bool
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    dtype: torch.dtype,
+    work: Work,
+    *,
+    autocast: bool,
+    seeks_pairs: bool = True,
 ) -> ForwardTrace:
     """Run one forward pass on fake tensors and return what it saved; pairs of layers are sought in blocks, then in all."""
     traced = _trace_once(model, blocks, dtype, work, autocast=autocast, is_across=not blocks)
-    if not traced.split and blocks:
+    if not traced.split and blocks and seeks_pairs:
         return _trace_once(model, blocks, dtype, work, autocast=autocast, is_across=True)
     return traced
 
@@ -211,6 +235,7 @@ def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.
         {id(one): name for name, one in fake.named_parameters()},
         is_across,
     )
+    fake.register_forward_hook(trace.leave_model)
     for name, module in fake.named_modules():
         if name in blocks:
             module.register_forward_pre_hook(trace.enter_block, with_kwargs=True)

@@ -5,13 +5,15 @@
     print(plan(model, num_ranks=8, memory="80GB", batch=tokens))
 
 Nothing is allocated: the model may lie on the meta device. ``plan_measure`` tells what the model holds, ``plan_compose`` what
-of it each rank holds, for each composition of the axes replicate, shard and tensor; here one of them is chosen.
+of it each rank holds, for each composition of the axes replicate, shard and tensor, for pipelines of stages, and for one process with
+several devices (``plan_stages``); here one of them is chosen.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -19,6 +21,7 @@ import torch
 from rankwise.base.errors import UsageError
 from rankwise.parallel.plan_compose import compose
 from rankwise.parallel.plan_measure import measure
+from rankwise.parallel.plan_stages import check_schedule
 from rankwise.parallel.plan_trace import Work
 from rankwise.parallel.sizes import parse_size, show_size
 
@@ -50,9 +53,10 @@ class Plan:
         reserve_bytes: What of it is left free.
         blocks: Names of the blocks that FSDP gathers and checkpoints compute again.
         compositions: From the cheapest to the dearest; all that were looked at. Each has its ``name``, the sizes of its
-            axes ``replicate``, ``shard`` and ``tensor``, ``shards_optimizer`` (ZeRO-1), ``checkpointing``, ``precision``,
+            axes ``replicate``, ``shard``, ``tensor`` and ``pipeline``, ``shards_optimizer`` (ZeRO-1), ``checkpointing``, ``precision``,
             ``fits``, and ``memory`` with ``parameters``, ``buffers``, ``gradients``, ``optimizer``, ``communication``,
-            ``activations`` and their ``total``, in bytes, of the rank that holds most.
+            ``activations`` and their ``total``, in bytes, of the rank that holds most. Of a pipeline, and of a placed model, ``parts``
+            has the same for each stage, or device.
         proposal: The cheapest that fits; None if none does, or no memory was given.
         why: The reason, in one sentence.
         ranks_needed: If none fits: with how many ranks one would; None if with none.
@@ -76,6 +80,8 @@ class Plan:
         told = asdict(self)
         for shown, one in zip(told["compositions"], self.compositions, strict=True):
             shown["memory"]["total"] = one.memory.total
+            for part, held in zip(shown["parts"], one.parts, strict=True):
+                part["total"] = held.total
         chosen = self.proposal
         return told | {"proposal": None if chosen is None else self.compositions.index(chosen)}
 
@@ -96,6 +102,8 @@ def plan(  # noqa: PLR0913 - most calls give four
     loss: Callable[[nn.Module, Any], Any] | None = None,
     micro_batch: int | None = None,
     ranks_per_node: int = 8,
+    schedule: str = "1f1b",
+    microbatches: int | None = None,
 ) -> Plan:
     """Tell how much memory each rank needs, for each way to spread the model, and propose the cheapest that fits.
 
@@ -103,7 +111,8 @@ def plan(  # noqa: PLR0913 - most calls give four
 
     Cheapest means least communication: DistributedDataParallel, then ZeRO-1 (``ZeroRedundancyOptimizer``; Rajbhandari et
     al., arXiv:1910.02054), HSDP and FSDP (``fully_shard``; Zhao et al., arXiv:2304.11277), then the same four with
-    activation checkpointing, then tensor parallelism within a node times FSDP.
+    activation checkpointing, then tensor parallelism within a node times FSDP; then what lets ranks wait: pipelines (``apply_pipeline``), beside
+    copies or FSDP, and one process with several devices (``place``), which work one after the other.
 
     Args:
         model: What is trained, not wrapped; not changed.
@@ -118,7 +127,9 @@ def plan(  # noqa: PLR0913 - most calls give four
             matter. None: activations are not counted.
         loss: From model and batch to the loss, so that what it keeps is counted, too; the batch is then what it takes.
         micro_batch: Samples in one forward pass of a rank; None: as many as the batch has.
-        ranks_per_node: Tensor parallelism stays within them, and HSDP shards among them.
+        ranks_per_node: Tensor parallelism stays within them, HSDP shards among them, and one process has no more devices.
+        schedule: Of pipelines: "1f1b" keeps as many micro-batches in flight as stages follow, "gpipe" all. The others keep no more than gpipe.
+        microbatches: Of one step of a pipeline, each of ``micro_batch`` samples; None: twice the number of stages, as ``apply_pipeline`` has it.
 
     Returns:
         All compositions with their bytes, the proposal, and why.
@@ -136,6 +147,7 @@ def plan(  # noqa: PLR0913 - most calls give four
             raise UsageError(f"{name}={value} is below 1")
     if precision is not None and precision not in PRECISIONS:
         raise UsageError(f"there is no precision {precision!r}; there are {', '.join(PRECISIONS)}")
+    check_schedule(schedule, microbatches)
     memory_bytes = None if memory is None else parse_size(memory)
     reserve_bytes = _choose_reserve(memory_bytes, reserve)
     work = Work(batch=batch, loss=loss, micro_batch=micro_batch)
@@ -144,11 +156,10 @@ def plan(  # noqa: PLR0913 - most calls give four
         for name in ([precision] if precision is not None else _choose_precisions(model))
     }
     limit = None if memory_bytes is None else memory_bytes - reserve_bytes
-    found = tuple(compose(facts, num_ranks, ranks_per_node, limit))
+    find = partial(compose, facts, ranks_per_node=ranks_per_node, limit=limit, schedule=schedule, microbatches=microbatches)  # fmt: skip
+    found = tuple(find(num_ranks=num_ranks))
     proposal = next((one for one in found if one.fits), None)
-    needed = (
-        None if limit is None or proposal else _find_ranks_needed(facts, num_ranks, ranks_per_node, limit)
-    )
+    needed = None if limit is None or proposal else _find_ranks_needed(find, num_ranks, ranks_per_node)
     first = next(iter(facts.values()))
     counts = [(math.prod(one.shape), one.is_trained) for one in first.weights]
     return Plan(
@@ -178,11 +189,12 @@ def _choose_precisions(model: nn.Module) -> Sequence[str]:
 # ----------------------------------------------------------------- what to take
 
 
-def _find_ranks_needed(facts: dict[str, Facts], num_ranks: int, ranks_per_node: int, limit: int) -> tuple[int, Composition] | None:  # fmt: skip
-    """Return with how many ranks something fits, and what: doubled until it does, then in whole nodes."""
+def _find_ranks_needed(compositions: Callable[..., Iterator[Composition]], num_ranks: int, ranks_per_node: int) -> tuple[int, Composition] | None:  # fmt: skip
+    """Return with how many ranks something fits in which none waits, and what: doubled until it does, then in whole nodes."""
 
     def find(number: int) -> Composition | None:
-        return next((one for one in compose(facts, number, ranks_per_node, limit) if one.fits), None)
+        fitting = (one for one in compositions(num_ranks=number) if one.fits)
+        return next((one for one in fitting if one.pipeline == one.devices == 1), None)
 
     low, high = num_ranks, num_ranks * 2
     while (found := find(high)) is None:
@@ -207,7 +219,9 @@ def _explain(found: Sequence[Composition], proposal: Composition | None, num_ran
         f"each of {num_ranks} ranks" if num_ranks > 1 else "the GPU"
     )
     if proposal is not None:
-        told = f"{proposal}, {proposal.precision}, needs {_say_need(proposal)} of {free}"
+        told = (
+            f"{proposal}, {proposal.precision}, needs {_say_need(proposal)} of {free}{_say_waiting(proposal)}"
+        )
         cheaper = [one for one in found[: found.index(proposal)] if one.precision == proposal.precision]
         if cheaper:
             best = min(cheaper, key=lambda one: one.memory.total)
@@ -224,6 +238,15 @@ def _explain(found: Sequence[Composition], proposal: Composition | None, num_ran
     return f"{told}; more ranks don't help, as {show_size(rest)} of it are activations and gathered parameters, which every rank holds: take a smaller micro-batch"
 
 
+def _say_waiting(one: Composition) -> str:
+    """Return how much of a step ranks wait, where the composition lets them: of even stages (Huang et al., arXiv:1811.06965)."""
+    if one.devices > 1:
+        return ", and its devices work one after the other"
+    if one.microbatches is None:
+        return ""
+    return f", and each rank waits {(one.pipeline - 1) / (one.microbatches + one.pipeline - 1):.0%} of a step, while the first micro-batch comes and the last one goes"
+
+
 def _say_need(one: Composition) -> str:
     return show_size(one.memory.total) + (" and its activations" if one.memory.activations is None else "")
 
@@ -237,5 +260,7 @@ def _note(facts: Facts, batch: Any) -> Iterator[str]:
         yield "activations are not counted, and tensor parallelism is not looked at: no example batch was given"
     elif not facts.tensor_degrees:
         yield "no pairs of nn.Linear layers were found, one reading what the other has written: tensor parallelism is not looked at"
+    if batch is not None and facts.row is not None and not facts.row.is_traced:
+        yield "the blocks are not called once each: pipelines and placement are not looked at"
     if not facts.blocks:
         yield "no repeated blocks were found (members of a ModuleList, or of one class in a Sequential): FSDP gathers the whole model, and nothing is checkpointed"  # fmt: skip

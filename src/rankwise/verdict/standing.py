@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.evidence.facts import Op
 from rankwise.evidence.notes import is_librarys
+from rankwise.evidence.stages import read_flow
 from rankwise.verdict.lanes import KNOWN_NAMES, UNNUMBERED, find_family, list_families
 
 if TYPE_CHECKING:
@@ -171,6 +172,9 @@ def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
         return tuple(reversed([op for op in found if op.library_call is not None]))[:1] or _find_turn(
             facts.stack
         )
+    if wait in {"call", "handle"} and read_flow(facts.stack.module) is not None:
+        # Of all that a schedule has under way, this one is waited for.
+        return tuple(op for op in reversed(found) if op.module == facts.stack.module)[:1]
     if wait == "call":
         found = _fitting(found, facts.stack)
     return tuple(found if wait == "device" else reversed(found))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.sight import Sight
 from rankwise.verdict.standing import is_at_exit
-from rankwise.verdict.words import join_clauses, name_op, shorten, verb
+from rankwise.verdict.words import join_clauses, name_op, name_stages, name_wait, shorten, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,8 +142,8 @@ def tell_absence(
     blamed = tuple(sorted(culprits)) or find_deviating(absence)
     if len(blamed) > len(absence.missing) and _are_kept_apart(view, absence):
         blamed = absence.missing
-    away = _tell_away(view, absence.missing)
-    clause = f"{away}; {_tell_waiting(absence)}"
+    away = tell_away(view, absence.missing)
+    clause = f"{away}; {tell_waiting(absence.waiting)}"
     return Sight(
         kind="hang",
         certainty=certainty,
@@ -186,6 +186,8 @@ def key_of(absence: Absence) -> str:
 def find_deviating(absence: Absence) -> tuple[int, ...]:
     """Return the minority of those who came and those who did not; of two equal halves those who did not, if they did before."""
     came = tuple(sorted(one.rank for one in absence.waiting))
+    if absence.op is not None and absence.op.flow is not None:
+        return absence.missing  # stages are not alike: how many wait for one tells nothing
     members = len(absence.lane.ranks) if absence.lane else len(came) + len(absence.missing)
     if len(absence.missing) * 2 < members or len(came) > len(absence.missing):
         return absence.missing
@@ -229,7 +231,8 @@ def find_doing(view: View, ranks: Sequence[int]) -> Doing:
     return next((doing for doing in order if doing in found), "unknown")
 
 
-def _tell_away(view: View, missing: Sequence[int]) -> str:
+def tell_away(view: View, missing: Sequence[int]) -> str:
+    """Return what ranks do instead, each group of alike ones in a clause; of a pipeline's with their stage."""
     groups: dict[str, list[int]] = {}
     for rank in missing:
         facts = view.by_rank[rank]
@@ -238,10 +241,22 @@ def _tell_away(view: View, missing: Sequence[int]) -> str:
         doing = _tell_pause(view, rank) or _tell_doing(facts, view.standings[rank], share)
         groups.setdefault(doing, []).append(rank)
     clauses = [
-        f"{name_ranks(ranks)} {verb(ranks, 'have', 'has') if doing.startswith('ended') else verb(ranks, 'are', 'is')} {doing}"
+        f"{_tell_who(view, ranks, doing)} {doing}"
         for doing, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     ]
     return join_clauses(clauses)
+
+
+def _tell_who(view: View, ranks: Sequence[int], doing: str) -> str:
+    """Return ``ranks 4, 5 are``, or where all of them hold the same stage ``stage 2 (ranks 4, 5) is``."""
+    plural, singular = ("have", "has") if doing.startswith("ended") else ("are", "is")
+    stages = {view.stages.get(rank) for rank in ranks}
+    held = stages.pop()
+    if stages or held is None:
+        return f"{name_ranks(ranks)} {verb(ranks, plural, singular)}"
+    if len(held) > 1:
+        return f"{name_ranks(ranks)} ({name_stages(held)}) {verb(ranks, plural, singular)}"
+    return f"{name_stages(held)} ({name_ranks(ranks)}) {singular}"
 
 
 def _tell_pause(view: View, rank: int) -> str:
@@ -280,13 +295,23 @@ def _last_words(facts: RankFacts) -> str:
     return f" after {ops[-1].name} at {shorten(ops[-1].site)}" if ops and ops[-1].site else ""
 
 
-def _tell_waiting(absence: Absence) -> str:
-    groups: dict[tuple[str, str], list[int]] = {}
-    for one in absence.waiting:
-        name = name_op(one.op) if one.op else one.call or "a collective"
-        groups.setdefault((name, shorten(one.site)), []).append(one.rank)
+def tell_waiting(waiting: Sequence[Standing]) -> str:
+    """Return who waits, in what and where; of a pipeline's stages what each waits for."""
+    groups: dict[tuple[str, str, int | None], list[int]] = {}
+    stage: int | None
+    for one in waiting:
+        flow = one.op.flow if one.op else None
+        if one.op is not None and flow is not None:
+            what, stage = f"{name_wait(one.op, flow)} at", flow.stage
+        else:
+            what, stage = f"in {name_op(one.op) if one.op else one.call or 'a collective'} from", None
+        groups.setdefault((what, shorten(one.site), stage), []).append(one.rank)
     clauses = [
-        f"{name_ranks(ranks)} {verb(ranks, 'wait')} in {name} from {place}"
-        for (name, place), ranks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+        f"{name_ranks(ranks)} {verb(ranks, 'wait')} {what} {place}"
+        if stage is None
+        else f"stage {stage} ({name_ranks(ranks)}) waits {what} {place}"
+        for (what, place, stage), ranks in sorted(
+            groups.items(), key=lambda group: (-len(group[1]), group[1])
+        )
     ]
     return join_clauses(clauses)

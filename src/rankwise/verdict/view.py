@@ -218,7 +218,7 @@ class View:
         """Who waits for whom, where those who have not come do something else; one for the same missing ranks."""
         merged: list[Absence] = []
         for absence in sorted(self._known_absences(), key=lambda one: -len(one.waiting)):
-            near = next((one for one in merged if set(one.missing) & set(absence.missing)), None)
+            near = next((one for one in merged if self._belong_together(one, absence)), None)
             if near is None:
                 merged.append(absence)
                 continue
@@ -229,6 +229,23 @@ class View:
             )
         told = {rank for one in merged for rank in one.missing}
         return (*merged, *(one for one in self._guessed_absences() if not told & set(one.missing)))
+
+    def _belong_together(self, one: Absence, other: Absence) -> bool:
+        """Tell whether the same ranks are missed, or the same stage of several pipelines beside each other."""
+        stages = {self.stages.get(rank) for rank in (*one.missing, *other.missing)}
+        return bool({*one.missing} & {*other.missing}) or (len(stages) == 1 and None not in stages)
+
+    @cached_property
+    def stages(self) -> dict[int, frozenset[int]]:
+        """Which stages of a pipeline each rank holds, by what it has sent and received, and by what others expect of it."""
+        found: dict[int, set[int]] = {}
+        for facts in self.scene.ranks:
+            for op in facts.evidence.ops if facts.evidence is not None else ():
+                if (flow := op.flow) is not None:
+                    found.setdefault(facts.rank, set()).add(flow.stage)
+                    if op.peer is not None:
+                        found.setdefault(op.peer, set()).add(flow.other)
+        return {rank: frozenset(stages) for rank, stages in found.items()}
 
     def _known_absences(self) -> list[Absence]:
         found: dict[tuple[int, int, str], tuple[Op, Lane | None, list[Standing], set[int]]] = {}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.evidence.notes import parse_traceback
+from rankwise.evidence.stages import read_flow
 from rankwise.verdict.blame import find_blame
 from rankwise.verdict.case import Waiting
 from rankwise.verdict.standing import is_at_exit
@@ -46,6 +47,8 @@ def _name_op(case: Case, rank: int, stack: Stack) -> str | None:
     )
     if stack.op is None or last is None or last.site != stack.where:
         return stack.op
+    if read_flow(stack.module) is not None:
+        last = next((op for op in reversed(ops) if op.module == stack.module), last)
     module = last.module or stack.module
     return stack.op if module is None else name_briefly(replace(last, module=module))
 

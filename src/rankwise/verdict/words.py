@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from rankwise.verdict.lanes import find_family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from rankwise.evidence.facts import Op
+    from rankwise.evidence.stages import Flow
 
 #: Functions of FSDP, the first and the second one, in which it gathers what it has spread.
 _UNSHARDING = frozenset(
@@ -39,6 +40,8 @@ def name_op(op: Op | None, *, number: bool = True) -> str:
         return op.library_call
     has_number = number and not op.is_message
     told = f"{op.name} #{op.seq}" if has_number and op.module is None else name_briefly(op)
+    if op.flow is not None:
+        return f"{told} (rank {op.peer}, {name_tensors(op)})"
     if op.is_message and op.peer is not None and op.peer >= 0:
         told += f" {'to' if op.name in {'send', 'isend'} else 'from'} rank {op.peer}"
     first = f"#{op.seq}" if has_number and op.module is not None else ""
@@ -47,10 +50,28 @@ def name_op(op: Op | None, *, number: bool = True) -> str:
 
 
 def name_briefly(op: Op) -> str:
-    """Return ``all_reduce``, or of a module ``all_gather of layers.3``."""
+    """Return ``all_reduce``, or of a module ``all_gather of layers.3``; of a pipeline ``irecv of activations of micro-batch 3 from stage 1``."""
     if op.module is None:
         return op.name
+    if op.flow is not None:
+        return f"{op.name} of {_name_load(op.flow)} {'to' if op.name in {'send', 'isend'} else 'from'} stage {op.flow.other}"
     return f"{find_family(op) or op.name} of {name_module(op.module)}"
+
+
+def name_wait(op: Op, flow: Flow) -> str:
+    """Return what a stage waits for: ``for activations of micro-batch 3 from stage 1``."""
+    if op.name in {"send", "isend"}:
+        return f"for stage {flow.other} to take {_name_load(flow)}"
+    return f"for {_name_load(flow)} from stage {flow.other}"
+
+
+def name_stages(stages: Collection[int]) -> str:
+    """Return ``stage 2``, or ``stages 1, 5``."""
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, sorted(stages)))}"
+
+
+def _name_load(flow: Flow) -> str:
+    return f"{flow.carries} of micro-batch {flow.micro_batch}"
 
 
 def name_module(module: str) -> str:
@@ -88,6 +109,7 @@ def find_purpose(op: Op) -> str:
         (is_redistribution, "tensor parallel"),
         (lambda op: bool(_SYNCS & set(op.inside)), "ZeRO parameters, after the step"),
         (is_wrapping, "DDP comparing the models"),
+        (is_of_shapes, "shapes of a pipeline, before its first micro-batch"),
     )
     return next((purpose for holds, purpose in known if holds(op)), "")
 
@@ -141,6 +163,11 @@ def is_wrapping(op: Op) -> bool:
     return bool(
         {"_verify_param_shape_across_processes", "_sync_module_states", "_ddp_init_helper"} & set(op.inside)
     )
+
+
+def is_of_shapes(op: Op) -> bool:
+    """Tell whether the stages of a pipeline exchange by it what shapes they will send."""
+    return bool({"_prepare_forward_infra", "_prepare_backward_infra", "_shape_inference"} & set(op.inside))
 
 
 def is_join(op: Op) -> bool:

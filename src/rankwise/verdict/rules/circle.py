@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.sight import Sight
-from rankwise.verdict.words import join_clauses, name_op, shorten, verb
+from rankwise.verdict.telling import tell_waiting
+from rankwise.verdict.uneven import explain_fewer
+from rankwise.verdict.words import join_clauses, name_op, name_stages, shorten, verb
 
 if TYPE_CHECKING:
     from rankwise.evidence.facts import Op
+    from rankwise.verdict.case import Waiting
     from rankwise.verdict.standing import Standing
     from rankwise.verdict.view import View
 
@@ -46,6 +49,8 @@ def find(view: View) -> tuple[Sight, ...]:
     ]
     lost = _find_lost(view, standings)
     waiting = view.list_waiting([*standings, *outside])
+    if lost and (parted := _find_parted(view, standings)):
+        return (_tell_parted(view, standings, parted, waiting),)
     if lost:
         culprits = tuple(sorted({rank for pair in lost for rank in pair}))
         first = view.standings[lost[0][0]]
@@ -103,6 +108,36 @@ def _find_lost(view: View, standings: list[Standing]) -> list[tuple[int, int]]:
     # answered before by the rank that it names, which may have left its part out.
     near = [pair for pair in lost if _is_message(view.standings[pair[1]])]
     return near if near and not any(_has_met(view, rank) for pair in near for rank in pair) else lost
+
+
+# ------------------------------------------------------ a stage that does something else
+
+
+def _find_parted(view: View, standings: list[Standing]) -> tuple[int, ...]:
+    """Return the ranks that have left a pipeline's schedule, in which all others of the circle wait; none if it is not that."""
+    inside = {one.rank for one in standings if one.op is not None and one.op.flow is not None}
+    parted = tuple(one.rank for one in standings if one.rank not in inside)
+    return parted if inside and all(rank in view.stages for rank in parted) else ()
+
+
+def _tell_parted(view: View, standings: list[Standing], parted: tuple[int, ...], waiting: tuple[Waiting, ...]) -> Sight:  # fmt: skip
+    inside = [one for one in standings if one.rank not in parted]
+    away = [view.standings[rank] for rank in parted]
+    class_id, fix = explain_fewer(view, inside[0].site, inside[0].rank, parted, [one.site for one in away]) or (
+        "D14",
+        f"let all stages make the same number of steps: {name_ranks(parted)} came to {shorten(away[0].site)} without that of the others at "
+        f"{shorten(inside[0].site)}; to skip a step needs one decision for all (all_reduce the flag first)",
+    )  # fmt: skip
+    told = [
+        f"{name_stages(view.stages[one.rank])} (rank {one.rank}) is in {name_op(one.op)} at {shorten(one.site)}"
+        for one in away
+    ]
+    return Sight(
+        kind="hang", certainty="proof", rule=RULE, culprits=parted, class_id=class_id, where=away[0].site, fix=fix,
+        waiting=tuple(one for one in waiting if one.rank not in parted), doing="in a collective", since_s=view.since(standings),
+        key=f"parted {name_ranks(parted, None)} {away[0].op.name if away[0].op else ''}",
+        message=f"{join_clauses(told)}; {tell_waiting(inside)}",
+    )  # fmt: skip
 
 
 def _has_met(view: View, rank: int) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.telling import are_alone, tell_absence
-from rankwise.verdict.words import shorten
+from rankwise.verdict.words import shorten, verb
 
 if TYPE_CHECKING:
     from rankwise.verdict.sight import Sight
@@ -68,7 +68,9 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
             "R1",
             f"{who} caught an exception at line {line} and did not come to {at}: let it end the rank, or tell the others first",
         )
-    taken = [guard for one in absence.waiting for guard in view.guards_of(one.rank) if guard.kind == "if"]
+    # The stages of a pipeline stand under tests of the rank, and are meant to.
+    waiting = [one for one in absence.waiting if one.op is None or one.op.flow is None]
+    taken = [guard for one in waiting for guard in view.guards_of(one.rank) if guard.kind == "if"]
     own = [guard for guard in taken if guard not in away]
     if test := next((guard for guard in own if guard.is_rank_test), None):
         return (
@@ -83,6 +85,11 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
     advice = {view.pauses[rank].advice if rank in view.pauses else "" for rank in absence.missing}
     if len(advice) == 1 and (told := advice.pop()):
         return None, f"{told}; the others wait at {at}"
+    if not waiting:
+        return (
+            None,
+            f"look why {who} {verb(absence.missing, 'do', 'does')} not go on: each stage waits for those beside it, so all must make the same steps",
+        )
     return (
         None,
         f"look why {who} did not come to {at}, or why the others did: all ranks of a group must make the same collectives",
