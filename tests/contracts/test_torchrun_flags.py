@@ -40,6 +40,7 @@ _OWN_DESTS = {
     "cold",
     "resident",
     "preload",
+    "role_counts",
 }
 
 # Reads {"cases": [[argv, env]…], "launches": [argv…]}; tells torchrun's actions, namespaces and launch configurations.

@@ -111,6 +111,18 @@ def test_our_own_flags() -> None:
     assert not _parse("t.py", {"RANKWISE_COLD": "0"}).cold
 
 
+def test_role_counts_say_how_many_ranks_there_are() -> None:
+    """Their sum is the number of ranks of one node, ranks find them in their environment, and contradictions are refused."""
+    spec = _parse("--role-counts ps=2,worker=6 t.py")
+    assert (spec.nproc_per_node, spec.variables) == ("8", (("RANKWISE_ROLE_COUNTS", "ps=2,worker=6"),))
+    assert _parse("--role_counts ps=2,worker=6 --nproc-per-node 8 t.py").nproc_per_node == "8"
+    assert _parse("--role-counts ps=2,worker=6 --nnodes 2 --nproc-per-node 4 t.py").nproc_per_node == "4"
+    assert "makes 8 ranks" in _refusal("--role-counts ps=2,worker=6 --nproc-per-node 4 t.py").message
+    assert "twice" in _refusal("--role-counts ps=2,ps=6 t.py").message
+    for text in ("ps", "ps=0", "ps=2,", "ps=x"):
+        assert "ROLE=NUMBER" in _refusal(f"--role-counts {text} t.py").message
+
+
 def test_what_a_hang_leads_to() -> None:
     """--on-hang, RANKWISE_ON_HANG below it, --no-watch above RANKWISE_WATCH, --strict; a bound of 0 or off is none."""
     spec = _parse("t.py")

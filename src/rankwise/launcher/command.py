@@ -98,11 +98,12 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     if shutdown is None:
         shutdown = _read_number(env, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
     meeting, master_addr, master_port = _to_meeting(args, nodes[1])
+    nproc = _apply_role_counts(args, nodes[1])
     return LaunchSpec(
         program=Program(
             script=args.training_script, args=tuple(args.training_script_args), how=_how_to_run(args)
         ),
-        nproc_per_node=args.nproc_per_node,
+        nproc_per_node=nproc,
         min_nodes=nodes[0],
         max_nodes=nodes[1],
         node_rank=args.node_rank,
@@ -132,8 +133,35 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
             f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
         ),
         watch=_to_watch(args, env),
-        variables=(("RANKWISE_WATCH", DISPATCHER),) if args.watch_dispatcher else (),
+        variables=(
+            *([("RANKWISE_WATCH", DISPATCHER)] if args.watch_dispatcher else []),
+            *([("RANKWISE_ROLE_COUNTS", args.role_counts)] if args.role_counts else []),
+        ),
     )
+
+
+def _apply_role_counts(args: argparse.Namespace, max_nodes: int) -> str:
+    """Return --nproc-per-node, which --role-counts gives on one node, and must not contradict."""
+    nproc = str(args.nproc_per_node)
+    if args.role_counts is None:
+        return nproc
+    if not re.fullmatch(r"\w+=[1-9]\d*(,\w+=[1-9]\d*)*", args.role_counts):
+        raise UsageError(
+            f"--role-counts {args.role_counts!r}: ROLE=NUMBER is meant",
+            hint="as in ps=2,worker=6, without spaces",
+        )
+    pairs = [pair.split("=") for pair in args.role_counts.split(",")]
+    total = sum(int(number) for _, number in pairs)
+    if len({role for role, _ in pairs}) < len(pairs):
+        raise UsageError(f"--role-counts {args.role_counts} names a role twice", hint="give each role once")
+    if max_nodes > 1:
+        return nproc
+    if nproc not in {"1", str(total)}:
+        raise UsageError(
+            f"--nproc-per-node {nproc}, and --role-counts {args.role_counts} makes {total} ranks",
+            hint="leave out --nproc-per-node",
+        )
+    return str(total)
 
 
 def _to_watch(args: argparse.Namespace, env: Mapping[str, str]) -> bool:

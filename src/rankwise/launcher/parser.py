@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
 OWN_FLAGS = (
-    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload",
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload", "--role-counts", "--role_counts",
 )  # fmt: skip
 
 #: Torchrun's since torch 2.15. Before, they made no abbreviation of another flag ambiguous, and so they make none now.
@@ -122,6 +122,10 @@ def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
     nodes.add_argument(
         "--preload", metavar="MODULE,…", help="Import these too before the ranks are forked: transformers,…"
     )
+    nodes.add_argument(
+        "--role-counts", "--role_counts", metavar="ROLE=N,…",
+        help="How many ranks of the job have which role, as in ps=2,worker=6; on one node --nproc-per-node is their sum.",
+    )  # fmt: skip
     add.flag(nodes, "module", "-m", "Run the script as a module, as `python -m` does.")
     add.flag(nodes, "no-python", None, "Run the script as a program, without Python in front.")
     add.flag(nodes, "run-path", None, "Run the script, an absolute path, with runpy.run_path.")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED = range(10)
 _HEADER = 7  # numbers of int64
 #: A peer says that it comes right before it does.
-_CONNECT_S, _GRACE_S = 20.0, 5.0
+CONNECT_S, _GRACE_S = 20.0, 5.0
 
 
 class LinkLostError(CollectiveError):
@@ -165,13 +165,13 @@ def connect(store: dist.Store, *, is_server: bool, peer: str, rank: int) -> Link
     """
 
     def make() -> dist.ProcessGroup:
-        return dist.ProcessGroupGloo(store, 0 if is_server else 1, 2, timedelta(seconds=_CONNECT_S))
+        return dist.ProcessGroupGloo(store, 0 if is_server else 1, 2, timedelta(seconds=CONNECT_S))
 
     try:
         # Where the store is frozen, Gloo's own bound does not hold.
-        return Link(call_within(_CONNECT_S + _GRACE_S, make), is_server=is_server, peer=peer, rank=rank)
+        return Link(call_within(CONNECT_S + _GRACE_S, make), is_server=is_server, peer=peer, rank=rank)
     except (OverdueError, RuntimeError) as error:
         raise RendezvousError(
-            f"no link to {peer} within {_CONNECT_S:g} s: {str(error).splitlines()[0]}", rank=rank,
+            f"no link to {peer} within {CONNECT_S:g} s: {str(error).splitlines()[0]}", rank=rank,
             hint="it has ended or is stopped, or a firewall keeps the ranks' own ports shut (GLOO_SOCKET_IFNAME)",
         ) from None  # fmt: skip

@@ -154,6 +154,7 @@ class Server:
         while self._accepted < num_joined:
             self._accepted += 1
             try:
+                self._store.set(f"accepts/{self.number}/{self._accepted}", "1")
                 corner = dist.PrefixStore(f"link/{self.number}/{self._accepted}", self._store)
                 link = connect(corner, is_server=True, peer="a worker that joins", rank=self.rank)
             except RankwiseError as error:

@@ -12,13 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankwise.base.errors import CollectiveError, RankwiseError, UsageError
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.gathering import gather_states
 from rankwise.parallel.servers.layout import take_part
 from rankwise.parallel.servers.link import (
     ADOPT,
     BYE,
+    CONNECT_S,
     HELLO,
     PULL,
     PUSH,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 #: Beyond the time after which a server leaves others out: what it takes to tell.
 _GRACE_S = 30.0
 _BYE_S = 5.0
+_POLL_S = 0.005
 
 
 @final
@@ -141,24 +144,54 @@ class Worker:
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
         self._has_pulled = False
         self._store, self._can_recover, self._dead = store, can_recover, set[int]()
-        self._links: list[Link] = []
-        self._at: dict[int, _At] = {}
+        self._links: dict[int, Link] = {}
+        self._at, self._num_servers = dict[int, _At](), len(server_ranks)
+        lost: dict[int, RankwiseError] = {}
         for number, server_rank in enumerate(server_ranks):
-            self._join(number, server_rank, layout_digest, store)
+            try:
+                self._join(number, server_rank, layout_digest, store)
+            except (RendezvousError, LinkLostError) as error:
+                # Late is not dead: its shards must not stand twice. Another worker has lost it, or we fail.
+                if not can_recover or not store.check([f"dead/{number}"]):
+                    raise
+                lost[number] = error
+        self._dead.update(lost)
+        for number, why in lost.items():
+            if any(shard not in self._at for shard in self._list_shards()):
+                self._replace(number, why)
         for place, table in enumerate(self._tables):
             table.bind(partial(self._fetch, table.facts, place))
 
     def _join(self, number: int, server_rank: int, layout_digest: str, store: dist.Store) -> None:
-        turn = store.add(f"joins/{number}", 1)
+        turn, peer = store.add(f"joins/{number}", 1), f"server {number} (rank {server_rank})"
+        self._wait_accepted(number, turn, peer)
         corner = dist.PrefixStore(f"link/{number}/{turn}", store)
-        link = connect(corner, is_server=False, peer=f"server {number} (rank {server_rank})", rank=self._rank)
+        link = connect(corner, is_server=False, peer=peer, rank=self._rank)
         link.send(
             Message(HELLO, note={"worker": self._rank, "digest": layout_digest}), timeout_s=self._timeout_s
         )
         answer = self._check(link.receive(timeout_s=self._timeout_s))
-        self._links.append(link)
+        self._links[number] = link
         for shard, clock in (answer.note or {})["clocks"].items():
             self._at[int(shard)] = _At(int(shard), link, clock)
+
+    def _wait_accepted(self, number: int, turn: int, peer: str) -> None:
+        """Wait until a server takes us in, or another worker has found it dead."""
+        end = SYSTEM_CLOCK.monotonic() + CONNECT_S
+        while not self._store.check([f"accepts/{number}/{turn}"]):
+            is_dead = self._store.check([f"dead/{number}"])
+            if is_dead or SYSTEM_CLOCK.monotonic() > end:
+                raise RendezvousError(
+                    f"no link to {peer}: {'it has died' if is_dead else f'it took nobody in for {CONNECT_S:g} s'}",
+                    rank=self._rank, hint="look at its output; a server must be in ps.serve()",
+                )  # fmt: skip
+            SYSTEM_CLOCK.sleep(_POLL_S)
+
+    def _list_shards(self) -> range:
+        return range(self._num_servers * (len(self._tables) + 1))
+
+    def _find_server(self, link: Link) -> int:
+        return next(number for number, one in self._links.items() if one is link)
 
     def _check(self, answer: Message) -> Message:
         if answer.kind == REFUSED:
@@ -200,34 +233,38 @@ class Worker:
                     link.send(Message(kind, at.shard, oldest, body=body), timeout_s=self._timeout_s)
                     asked.append(link)
                 except LinkLostError as error:
-                    lost[self._links.index(link)] = error
+                    lost[self._find_server(link)] = error
             answers |= {answer.shard: answer for answer in self._gather(asked, place, lost)}
             for server, why in lost.items():
                 self._replace(server, why)
 
-    def _replace(self, server: int, error: LinkLostError) -> None:
+    def _replace(self, server: int, error: RankwiseError) -> None:
         """Have the shards of a server that died taken over by the first one that lives.
 
         Raises:
-            LinkLostError: It has not died, or nobody can take over.
+            RankwiseError: The given one: it has not died, or nobody can take over.
         """
         self._dead.add(server)
         if not self._can_recover or self._store.check([f"left/{server}/{self._rank}"]):
             raise error
-        orphans = [at for at in self._at.values() if at.link is self._links[server]]
-        for heir in [number for number in range(len(self._links)) if number not in self._dead]:
+        link = self._links.get(server)
+        orphans = [one for one in self._list_shards() if one not in self._at or self._at[one].link is link]
+        for heir in [number for number in range(self._num_servers) if number not in self._dead]:
             link = self._links[heir]
             try:
-                link.send(
-                    Message(ADOPT, note={"shards": [at.shard for at in orphans]}), timeout_s=self._timeout_s
-                )
+                link.send(Message(ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
             except LinkLostError:
                 self._dead.add(heir)  # its own shards are missed at the next call
                 continue
-            for at in orphans:
-                at.link, at.clock = link, (answer.note or {})["clocks"][str(at.shard)]
-                at.version = at.clock
+            for shard in orphans:
+                clock = (answer.note or {})["clocks"][str(shard)]
+                if shard in self._at:  # whoever waits for its answer holds it
+                    at = self._at[shard]
+                    at.link, at.clock, at.version = link, clock, clock
+                else:
+                    self._at[shard] = _At(shard, link, clock, clock)
+            self._store.set(f"dead/{server}", "1")
             return
         raise error
 
@@ -238,12 +275,12 @@ class Worker:
             at.clock = max(at.clock, at.version)
 
     def _find_shard(self, table: int, server: int) -> _At:
-        return self._at[(table + 1) * len(self._links) + server]
+        return self._at[(table + 1) * self._num_servers + server]
 
     def _fetch(self, facts: TableFacts, table: int, rows: Tensor) -> Tensor:
         """Return some rows of a table from those servers that have them."""
-        owners, places = facts.find_owners(rows, len(self._links))
-        masks = [owners == server for server in range(len(self._links))]
+        owners, places = facts.find_owners(rows, self._num_servers)
+        masks = [owners == server for server in range(self._num_servers)]
         asked = [server for server, mask in enumerate(masks) if bool(mask.any())]
         whom = [(self._find_shard(table, one), places[masks[one]].view(torch.uint8)) for one in asked]
         values = torch.empty(len(rows), facts.size, dtype=facts.dtype)
@@ -283,8 +320,8 @@ class Worker:
     def _push_rows(
         self, facts: TableFacts, table: int, rows: Tensor, gradient: Tensor, weight: float
     ) -> None:
-        owners, places = facts.find_owners(rows, len(self._links))
-        for server in range(len(self._links)):
+        owners, places = facts.find_owners(rows, self._num_servers)
+        for server in range(self._num_servers):
             mask = owners == server
             own = places[mask]
             if len(own) == 0 and self._rules.is_async:
@@ -299,7 +336,7 @@ class Worker:
             at.clock += 1
         except LinkLostError as error:
             # This gradient is lost, with the updates since the last copy.
-            self._replace(self._links.index(at.link), error)
+            self._replace(self._find_server(at.link), error)
 
     def _find_factor(self, gradients: list[Tensor]) -> float:
         """Return what clips this worker's own gradient; where all are averaged, the servers clip the average."""
@@ -324,7 +361,7 @@ class Worker:
 
     def fetch_stats(self) -> list[dict[str, Any]]:
         """Return each server's report."""
-        links = [link for number, link in enumerate(self._links) if number not in self._dead]
+        links = [link for number, link in self._links.items() if number not in self._dead]
         for link in links:
             link.send(Message(STATS), timeout_s=self._timeout_s)
         return [dict(one.note or {}) for one in self._gather(links)]
@@ -348,7 +385,7 @@ class Worker:
                 if lost is None:
                     trouble = trouble or error
                 else:
-                    lost[self._links.index(link)] = error
+                    lost[self._find_server(link)] = error
             except RankwiseError as error:
                 trouble = trouble or error
         if trouble is not None:
@@ -357,7 +394,7 @@ class Worker:
 
     def close(self) -> None:
         """Tell the servers that this worker has ended."""
-        for link in self._links:
+        for link in self._links.values():
             with suppress(RankwiseError):
                 link.send(Message(BYE), timeout_s=_BYE_S)
         self._links.clear()
