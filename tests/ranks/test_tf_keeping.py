@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def train(folder: str, notice_at: int | None, way: str) -> Any:
     def step(number: int) -> None:
         if number == notice_at and strategy.replica_id == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+        if notice_at is not None and number >= notice_at:
+            time.sleep(0.05)  # steps that take nothing would be over before the ranks have agreed on one
         optimizer.zero_grad()
         tf.compute_average_loss(model(torch.tensor([[float(number + strategy.replica_id)]]))[:, 0]).backward()
         optimizer.step()

@@ -42,12 +42,13 @@ _OTHER_WAITS = {
         "_read_part _wait_words part_with_others",
     ): "in a thread of its own; names who is silent",
     ("data/workers.py", "_follow"): "a worker's, for its parent",
-    ("parallel/pipeline_engine.py", "infer"): "a Work: recorded",
+    ("parallel/pipeline_engine.py", "infer _share"): "a Work: recorded",
     (
         "parallel/servers/coordinator.py",
         "_drive _wait",
     ): "the coordinator's, for its workers, with a bound; names the functions that are not done",
     ("parallel/servers/link.py", "_wait connect"): "a Work with a bound; names the peer",
+    ("parallel/servers/worker.py", "_wait_accepted"): "a server, with a bound; names it",
     (
         "parallel/servers/serving.py",
         "__call__ serve",

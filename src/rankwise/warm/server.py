@@ -67,8 +67,14 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callabl
     """
     told = json.loads(orders)
     server = Server(told, known, hook_folder, load)
-    resident = load("resident").Resident(server, told["resident"], load) if "resident" in told else None
+    resident = None
     try:
+        if "resident" in told:
+            try:
+                resident = load("resident").Resident(server, told["resident"], load)
+            except OSError as error:  # without /proc nothing can be said about this process
+                why = load("checks").find_thread_or_device("") or f"{error.filename}: {error.strerror}"
+                raise Cold(why) from None
         if resident is not None:
             resident.prepare()
         server.prepare()
