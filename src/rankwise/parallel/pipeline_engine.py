@@ -99,7 +99,6 @@ class Engine:
         self.last = kind.place(stages[0].num_stages - 1, len(self.column))
         self._schedules: dict[int, Any] = {}
         self._form: Any = None
-        self._sending: tuple[Any, Tensor] | None = None
         self._num_runs = 0
         #: Samples of the batch at hand, on this rank.
         self.num_samples = 0
@@ -252,13 +251,7 @@ class Engine:
             )
         tree, dtypes = self._form
         flat = torch.stack([one.double() for one in values]).to(device) if self.has_last else torch.empty(len(dtypes), dtype=torch.float64, device=device)  # fmt: skip
-        if self._sending is not None:
-            self._sending[0].wait()
-        if self.has_last:
-            # Not waited for: the others come here when their last backward is done, and this stage has the optimizer's step to do.
-            self._sending = dist.broadcast(flat, src=source, group=self.group, async_op=True), flat
-        else:
-            dist.broadcast(flat, src=source, group=self.group)
+        dist.broadcast(flat, src=source, group=self.group)
         return put_tensors(tree, [one.to(getattr(torch, dtype)) for one, dtype in zip(flat.unbind(), dtypes, strict=True)])  # fmt: skip
 
     # -------------------------------------------------------------- evaluation
