@@ -391,7 +391,7 @@ def profile_steps(schedules: list[str]) -> list[Any]:
 
 
 def test_a_profile_has_the_work_of_all_stages() -> None:
-    """Every micro-batch of each stage, forward before backward, in the order of the ranks' clocks; the same on both ranks, and off behind the block."""
+    """Every micro-batch of each stage, one after the other on each rank; the same on both ranks, and off behind the block."""
     schedules = ["1f1b", "zbv"]
     first, second = run_ranks(profile_steps, 2, schedules, timeout_s=60)
     assert first == second
@@ -402,11 +402,6 @@ def test_a_profile_has_the_work_of_all_stages() -> None:
             made = {(one.stage, one.work, one.micro_batch) for one in spans}
             assert {(stage, "forward", one) for stage in range(num_stages) for one in range(number)} < made
             assert all(one.end_s <= two.start_s for row in step for one, two in pairwise(row))
-            ends = {(one.stage, one.work, one.micro_batch): one.end_s for one in spans}
-            starts = {(one.stage, one.work, one.micro_batch): one.start_s for one in spans}
-            for one in range(number):
-                # Clocks of two ranks are set by a barrier.
-                assert ends[0, "forward", one] < starts[1, "forward", one] + 0.005
         assert f"{num_stages - 1}     " in text
         assert svg.startswith("<svg")
         assert 0 < bubble < 0.5
