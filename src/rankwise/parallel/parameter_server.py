@@ -11,10 +11,9 @@
             ps.push()
     ctx.close()
 
-Messages go over Gloo, a process group of two for each worker and server, and not over torch's RPC. One push and pull on one host with two
-cores, torch 2.13, one worker (two): 1 KB 0.3 (0.6) ms by Gloo and 0.3 (0.5) ms by RPC, 4 MB 2.5 (7) and 2.3 (4), 32 MB 23 (30) and 89 (56),
-100 MB 76 (86) and 97 (119): equal where it is little, faster where it is much. And RPC's agent is one for a process, which meets all others
-when it starts: a worker could not come back while the others go on.
+Messages go over Gloo, a process group of two for each worker and server, and not over torch's RPC: RPC's agent is one for a process, which
+meets all others when it starts, so that a worker could not come back while the others go on. By hand RPC is faster for small messages and
+slower for large ones (from some 32 MB).
 """
 
 from __future__ import annotations
