@@ -4,14 +4,13 @@ The jobs, each on `--ranks` ranks over Gloo on the CPU, with a model of four lay
 
 - `step`: forward, backward, optimizer; `apply_ddp` and torch's DistributedDataParallel with the same options;
 - `accumulation`: four micro-batches a step; `accumulate` and `no_sync` around all but the last;
-- `weighed`: a step whose loss is weighed by the samples of all ranks; `loss_scale` and an all_reduce of the number;
-- `flat`: the first, with `apply_ddp(reduce="flat")`; `--hidden` makes the model larger, which shows from where on buckets are better.
+- `weighed`: a step whose loss is weighed by the samples of all ranks; `loss_scale` and an all_reduce of the number.
 
 Which of the two models is built first may make a difference, even between equals; so half of the rounds are of either
 order. A round is a block of steps by hand, two of ours, and one by hand, so that a drift of the machine falls on both.
 Of each round the ratio of ours to by hand is taken, of wall time and of the ranks' CPU time; printed are the medians,
 and the median ratio with its 95 % confidence bounds (order statistics of the rounds' ratios: no assumption of how they
-are spread). The aim: 1.01 at most, and 0.85 for `flat`.
+are spread). The aim: 1.01 at most.
 
 Run it as `python benchmarks/steps.py [--rounds N] [--steps N] [--ranks N] [--hidden N] [--only JOB ...]`; the machine should be idle.
 """
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 # Short blocks in turn: the load of the machine drifts slower than that.
 ROUNDS, STEPS = 400, 4
 NUM_MICRO = 4
-JOBS = ("step", "accumulation", "weighed", "flat")
+JOBS = ("step", "accumulation", "weighed")
 AIM = 1.01
 
 
@@ -61,10 +60,9 @@ def build_model(hidden: int) -> nn.Module:
 
 def build_steps(job: str, ours_first: bool, hidden: int) -> tuple[Callable[[], None], Callable[[], None]]:  # noqa: FBT001 - by position, as run_ranks passes it
     """Return a step of ours and one by hand."""
-    reduce = "flat" if job == "flat" else "buckets"
-    ours = apply_ddp(build_model(hidden), reduce=reduce) if ours_first else None
+    ours = apply_ddp(build_model(hidden)) if ours_first else None
     by_hand = DistributedDataParallel(build_model(hidden), gradient_as_bucket_view=True)
-    ours = apply_ddp(build_model(hidden), reduce=reduce) if ours is None else ours
+    ours = apply_ddp(build_model(hidden)) if ours is None else ours
     our_optimizer, their_optimizer = (
         torch.optim.SGD(model.parameters(), lr=1e-3) for model in (ours, by_hand)
     )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 #: How the ranks are laid out for each; where nothing stands, as one row that shares the batch.
 MESHES: dict[str, dict[str, int] | None] = {
     "ddp": None,
-    "flat": None,
     "zero1": None,
     "fsdp": {"shard": -1},
     "offload": {"shard": -1},
@@ -41,8 +40,8 @@ def spread_model(model: nn.Module, how: str) -> nn.Module:
     if "fsdp" in how or how in ("hsdp", "offload"):
         rankwise.apply_checkpointing(model, blocks="blocks.*")
         rankwise.apply_fsdp(model, blocks="blocks.*", cpu_offload=how == "offload")
-    if how in ("ddp", "flat", "zero1"):
-        return rankwise.apply_ddp(model, reduce="flat" if how == "flat" else "buckets")
+    if how in ("ddp", "zero1"):
+        return rankwise.apply_ddp(model)
     return model
 
 

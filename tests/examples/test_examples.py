@@ -131,7 +131,7 @@ def test_gpt_killed_and_resumed_is_undisturbed(
     ("form", "ways"),
     [
         ("train.py", [("fsdp", 2), ("tp-fsdp", 4)]),
-        ("train.py", [("tp", 2), ("flat", 3)]),
+        ("train.py", [("tp", 2), ("ddp", 3)]),
         ("train_trainer.py", [("zero1", 2), ("hsdp", 4)]),
         ("train_trainer.py", [("offload", 2), ("tp", 2)]),
     ],

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-import rankwise
 from one_process import (
     MODELS,
     OPTIMIZERS,
@@ -52,12 +50,10 @@ def test_float32_curves_differ_by_rounding_only(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
-    """Two micro-batches a step, with other numbers of samples and tokens on each rank, clipped gradients, in buckets and flat: one process's curve."""
+    """Two micro-batches a step, with other numbers of samples and tokens on each rank, clipped gradients: one process's curve."""
     # 195 samples: the last step of an epoch has 3, so that ranks have 2 and 1, or a micro-batch of none.
     options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195}
-    flat = {**options, "spread": functools.partial(rankwise.apply_ddp, reduce="flat")}
     cases = [(kind, optimizer, options) for kind in ("mlp", "transformer") for optimizer in OPTIMIZERS]
-    cases += [("transformer", optimizer, flat) for optimizer in OPTIMIZERS]
     expected = [
         train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195) for kind, optimizer, _ in cases
     ]

@@ -47,15 +47,6 @@ def misuse_fsdp() -> list[str]:
     return said
 
 
-def run_pairs(reduce: str) -> torch.Tensor:
-    """Two forwards, one backward, twice in a step: as siamese networks do."""
-    with rankwise.init(device="cpu") as ctx:
-        model = rankwise.apply_ddp(build(), reduce=reduce)  # type: ignore[arg-type] - by position, as run_ranks passes it
-        for x in rankwise.accumulate(model, [torch.full((2, 8), 1.0 + ctx.rank), torch.ones(2, 8)]):
-            (model(x) - model(2 * x)).square().mean().backward()
-        return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
-
-
 def replicate_beside_fsdp() -> list[str]:
     said = []
     with rankwise.init(device="cpu"):
@@ -68,12 +59,6 @@ def replicate_beside_fsdp() -> list[str]:
                 call()
             said.append(str(raised.value))
     return said
-
-
-def test_two_forwards_before_a_backward() -> None:
-    """With one flat buffer as with buckets: the gradients are the same."""
-    flat, buckets = run_ranks(run_pairs, 2, "flat")[0], run_ranks(run_pairs, 2, "buckets")[0]
-    torch.testing.assert_close(flat, buckets, rtol=1e-6, atol=1e-7)
 
 
 def test_another_model_is_replicated_beside_a_sharded_one() -> None:

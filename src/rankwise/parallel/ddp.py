@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
 import torch
@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwise.base.errors import UsageError
 from rankwise.parallel.checked import CheckedDDP, watch_parameters
 from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
-from rankwise.parallel.flat import FlatDDP, find_sparse, share_values
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.placed import placement_of
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
@@ -52,7 +51,7 @@ class Tuning:
     broadcast_buffers: bool = True
 
 
-def apply_ddp(  # noqa: PLR0913 - most calls give none
+def apply_ddp(
     model: nn.Module,
     *,
     ctx: RankContext | None = None,
@@ -60,7 +59,6 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
     static_graph: bool = False,
     find_unused_parameters: bool = False,
     comm_hook: CommHook | None = None,
-    reduce: Literal["buckets", "flat"] = "buckets",
     tuning: Tuning | None = None,
     wait_s: float | None = None,
 ) -> DistributedDataParallel:
@@ -75,9 +73,6 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
         static_graph: Promise that every step uses the same parameters in the same way; allows reentrant checkpoints.
         find_unused_parameters: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
         comm_hook: Send gradients in "fp16" or "bf16", or by "powersgd" (or ``PowerSGD(rank=..., ...)``).
-        reduce: "buckets": gradients are sent while backward runs, as torch does. "flat": all in one all-reduce after it, from one
-            buffer whose views they are; faster where they are few, up to some MiB, as there are no hooks on each parameter. A
-            parameter without a part in the loss is no error then: it has a gradient of zeros.
         tuning: Buckets and buffers.
         wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
 
@@ -103,9 +98,7 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
         "find_unused_parameters": find_unused_parameters,
         "sync_batchnorm": sync_batchnorm,
         "comm_hook": comm_hook,
-        "reduce": reduce,
     }
-    _check_reduce(reduce, comm_hook, tuning, ctx)
     _check_mesh(ctx)
     if any(hasattr(one, "device_mesh") for one in model.parameters()):
         raise UsageError(
@@ -119,25 +112,17 @@ def apply_ddp(  # noqa: PLR0913 - most calls give none
         control=ctx.control,
         wait_s=min(WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
         complaint=find_complaint(model)
-        or _find_placement_complaint(model, reduce)
-        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device)
-        or (find_sparse(model) if reduce == "flat" else None),
+        or _find_placement_complaint(model)
+        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device),
     )
     if placement_of(model) is None:
         model.to(ctx.device)
     if sync_batchnorm:
         model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
-    ddp: CheckedDDP | FlatDDP
-    if reduce == "flat":
-        share_values((*model.parameters(), *model.buffers()), ctx.group)
-        ddp = FlatDDP(model, ctx.group, rank=ctx.rank, broadcast_buffers=tuning.broadcast_buffers)
-    else:
-        ddp = _wrap(
-            model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph
-        )
-        register_comm_hook(
-            ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
-        )
+    ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph)
+    register_comm_hook(
+        ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
+    )
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
     ddp.watch = watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     for one in ddp.parameters():
@@ -163,35 +148,12 @@ def _check_mesh(ctx: RankContext) -> None:
         )
 
 
-def _check_reduce(reduce: str, comm_hook: CommHook | None, tuning: Tuning, ctx: RankContext) -> None:
-    if reduce not in {"buckets", "flat"}:
-        raise UsageError(
-            f"reduce={reduce!r}", rank=ctx.rank, hint="'buckets', as torch does, or 'flat', for small models"
-        )
-    given = [
-        name
-        for name, is_given in (
-            ("comm_hook", comm_hook is not None),
-            ("tuning.bucket_cap_mb", tuning.bucket_cap_mb is not None),
-        )
-        if is_given and reduce == "flat"
-    ]
-    if given:
-        raise UsageError(
-            f"{' and '.join(given)} with reduce='flat', where there are no buckets",
-            rank=ctx.rank,
-            hint="leave one of the two out",
-        )
-
-
-def _find_placement_complaint(model: nn.Module, reduce: str) -> str | None:
+def _find_placement_complaint(model: nn.Module) -> str | None:
     if placement_of(model) is None:
         return None
     kinds = sorted({one.device.type for one in model.parameters()})
     if len(kinds) > 1:
         return f"the model was placed on devices of type {' and '.join(kinds)}, and DistributedDataParallel takes one type: place it on GPUs only"
-    if reduce == "flat" and len({one.device for one in model.parameters()}) > 1:
-        return "the model was placed on several devices, and reduce='flat' has one buffer on one of them: leave it out"
     return None
 
 

@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.flat import share_values
 from rankwise.parallel.layouts import to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
@@ -27,6 +26,7 @@ from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_stage import Stage
 from rankwise.parallel.pipeline_ties import Ties
 from rankwise.parallel.pipelined import Pipelined
+from rankwise.parallel.strategy import share_values
 from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES
 

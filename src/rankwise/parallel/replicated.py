@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.parallel.checked import CheckedDDP
-from rankwise.parallel.flat import FlatDDP
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Replicated(Strategy):
     def __init__(self, ddp: DistributedDataParallel, ctx: RankContext | None) -> None:
         super().__init__(ddp, ddp.module, ctx)
         self._ddp = ddp
-        self._watch = ddp.watch if isinstance(ddp, (CheckedDDP, FlatDDP)) else None
+        self._watch = ddp.watch if isinstance(ddp, CheckedDDP) else None
         self.needs_equal_numbers = self._watch is not None and self._watch.has_synced_batchnorm
 
     def deferring(self) -> AbstractContextManager[Any]:
@@ -50,14 +49,7 @@ class Replicated(Strategy):
         unused = [one.reshape(-1)[:0] for one in self.module.parameters() if one.requires_grad]
         return super().make_zero([*outputs, *unused], device)
 
-    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the next step begin without gradients: in a flat buffer, with zeros."""
-        if not (isinstance(self._ddp, FlatDDP) and self._ddp.zero_grads()):
-            optimizer.zero_grad()
-
     def forget(self) -> None:
         """Forget a step that was left by an error."""
         if self._watch is not None:
             self._watch.num_left_unsynced = 0
-        if isinstance(self._ddp, FlatDDP):
-            self._ddp.forget()

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 
-from rankwise.parallel.flat import share_values
 from rankwise.parallel.micro_batches import deal
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rankwise.runtime.context import RankContext
+
+_BROADCAST_BYTES = 250 << 20  # torch's
 
 
 class StepLoss(Protocol):
@@ -104,10 +106,6 @@ class Strategy:
             zero = zero + one.sum().to(zero.dtype) * 0
         return zero
 
-    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the next step begin without gradients."""
-        optimizer.zero_grad()
-
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of the whole model's gradients, or of as many other tensors: a scalar, the same on every rank.
 
@@ -139,3 +137,13 @@ class Strategy:
     def state_of(self) -> nn.Module:
         """Return what a checkpoint takes for the model."""
         return self.model
+
+
+def share_values(values: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Give all ranks of a group the values of its first.
+
+    Collective: every rank of the group.
+    """
+    tensors = [one.detach() for one in values]
+    if tensors and dist.get_world_size(group) > 1:
+        dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)

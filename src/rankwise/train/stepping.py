@@ -189,7 +189,7 @@ class Stepping:
             not is_skipped or self.precision.scaler is not None
         ):  # a scaler skips by itself, and takes a smaller scale
             self.precision.step(self._optimizer)
-        self.strategy.zero_grad(self._optimizer)
+        self._optimizer.zero_grad()
         self._kept_buffers = []
         track.step(step, grad_norm=norm)
 
