@@ -37,7 +37,10 @@ def spread_by_hand(task: Task, model: Any) -> tuple[nn.Module, Callable[[Any], A
         return (
             DistributedDataParallel(model, gradient_as_bucket_view=True),
             lambda parameters: ZeroRedundancyOptimizer(
-                parameters, type(task.build_optimizer([nn.Parameter()])), lr=1e-3
+                parameters,
+                type(task.build_optimizer([nn.Parameter()])),
+                parameters_as_bucket_view=True,
+                lr=1e-3,
             ),
         )
     if "tp" in task.spread:

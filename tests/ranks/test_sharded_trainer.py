@@ -27,16 +27,16 @@ def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-#: Layers split, and over that shards.
-GRID = {"shard": 2, "tensor": 2}
+#: Layers split, and over that shards; copies of shards.
+MESHES = {"grid": {"shard": 2, "tensor": 2}, "hybrid": {"replicate": 2, "shard": 2}}
 
 
 def fit(spread: str, config: dict[str, Any], *, dropout: float = 0.0) -> tuple[list[float], float]:
-    with rankwise.init(device="cpu", mesh=GRID if spread == "grid" else None):
+    with rankwise.init(device="cpu", mesh=MESHES.get(spread)):
         model = build(dropout=dropout)
         if spread in {"tensor", "grid"}:
             rankwise.apply_tensor_parallel(model, PLAN)
-        if spread in {"fsdp", "offload", "grid"}:
+        if spread in {"fsdp", "offload", "grid", "hybrid"}:
             rankwise.apply_fsdp(model, cpu_offload=spread == "offload")
         if spread == "zero1":
             model = rankwise.apply_ddp(model)
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], float, float]] = {
 
 
 @pytest.mark.parametrize(
-    ("spread", "size"), [("fsdp", 2), ("offload", 2), ("tensor", 2), ("zero1", 2), ("grid", 4)]
+    ("spread", "size"), [("fsdp", 2), ("offload", 2), ("tensor", 2), ("zero1", 2), ("grid", 4), ("hybrid", 4)]
 )
 def test_it_trains_as_under_ddp(spread: str, size: int) -> None:
     """Losses and accuracies are DDP's, up to the rounding of each dtype; dropout behind the split layers drops the same units."""
