@@ -1,7 +1,8 @@
-"""Draw the README's pictures: run its commands on a terminal of their own and keep what stands there as SVG.
+"""Draw the documents' pictures: run their commands on a terminal of their own and keep what stands there as SVG.
 
 Folders, ports and process numbers are replaced by fixed ones, so that a picture changes only when what it shows does. The curves
-of a training are what its folder holds, and their speeds are those of the machine that draws.
+of a training are what its folder holds, and their speeds are those of the machine that draws. The chart of start times shows the table in
+docs/explain/warm-start.md, which holds what `benchmarks/launch.py` printed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def draw(name: str, command: str, text: str) -> None:
         record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print(Text.from_ansi(f"\x1b[1m$ {command}\x1b[0m"))
-    console.print(Text.from_ansi(text.rstrip("\n")))
+    # The last line would be cut below its base, and lose its underscores.
+    console.print(Text.from_ansi(text.rstrip("\n") + "\n"))
     svg = console.export_svg(title="rankwise", unique_id=name)
     # No fonts from the network: a picture in a README may not load them, and a reader need not be counted.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
@@ -88,10 +90,10 @@ def round_numbers(text: str) -> str:
 
 
 def draw_curves() -> None:
-    """Write ``docs/pictures/curves.svg``: what the README's training leaves in its folder."""
+    """Write ``docs/pictures/curves.svg``: what the tour's training leaves in its folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        (folder / "fit.py").write_text(read_file(ROOT / "README.md", "fit.py"))
+        (folder / "fit.py").write_text(read_file(ROOT / "docs" / "tutorial" / "tour.md", "fit.py"))
         run_on_terminal(["rankwise", "run", "--nproc-per-node", "2", "fit.py", "two"], folder)
         svg = (folder / "two" / "curves.svg").read_text()
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
@@ -102,15 +104,56 @@ def draw_curves() -> None:
     print(f"drew {target.relative_to(ROOT)}")
 
 
+def read_start_times() -> list[tuple[str, float, float]]:
+    """Return what was started, and the seconds of rankwise and torchrun, from the table of the warm start."""
+    text = (ROOT / "docs" / "explain" / "warm-start.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+, \d+ ranks?) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", text, re.MULTILINE)
+    return [(what, float(ours), float(theirs)) for what, ours, theirs in rows]
+
+
+def draw_start() -> None:
+    """Write ``docs/pictures/start.svg``: seconds to the first all-reduce, or backward, as bars."""
+    rows, row_height, left, width = read_start_times(), 34, 150, 760
+    scale = (width - left - 60) / max(theirs for _, _, theirs in rows)
+    height = 44 + row_height * len(rows)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">',
+        "<title>Seconds until the last rank has done its first all-reduce (DDP: its first backward)</title>",
+        "<style>text { fill: #1f2328 } .ours { fill: #1a7f37 } .theirs { fill: #8c959f } "
+        "@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .ours { fill: #3fb950 } .theirs { fill: #6e7681 } }</style>",
+        f'<text x="{left}" y="16">Seconds until the last rank has done its first all-reduce (DDP: its first backward)</text>',
+    ]
+    for number, (word, style) in enumerate((("rankwise", "ours"), ("torchrun", "theirs"))):
+        x = left + 90 * number
+        lines += [
+            f'<rect class="{style}" x="{x}" y="24" width="11" height="11"/>',
+            f'<text x="{x + 17}" y="34">{word}</text>',
+        ]
+    for number, (what, ours, theirs) in enumerate(rows):
+        y = 46 + row_height * number
+        lines.append(f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{what}</text>')
+        for place, (seconds, style) in enumerate(((ours, "ours"), (theirs, "theirs"))):
+            top = y + 13 * place
+            lines += [
+                f'<rect class="{style}" x="{left}" y="{top}" width="{seconds * scale:.1f}" height="11"/>',
+                f'<text x="{left + seconds * scale + 5:.1f}" y="{top + 10}" font-size="11">{seconds:.2f}</text>',
+            ]
+    target = PICTURES / "start.svg"
+    target.write_text("\n".join([*lines, "</svg>"]) + "\n")
+    print(f"drew {target.relative_to(ROOT)}")
+
+
 def main() -> None:
     """Draw all pictures."""
+    draw_start()
     draw_curves()
-    # The ranks' own output goes to files (-r 3): the picture is about the report.
-    command = "rankwise run --nproc-per-node 2 -r 3 train.py --broken"
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        (folder / "train.py").write_text(read_file(ROOT / "README.md", "train.py"))
-        draw("failure", command, make_neutral(run_on_terminal(command.split(), folder), folder))
+    # The ranks' own output goes to files (-r 3): the pictures are about the reports.
+    for name, argument in (("failure", "--broken"), ("hang", "--uneven")):
+        command = f"rankwise run --nproc-per-node 2 -r 3 train.py {argument}"
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            (folder / "train.py").write_text(read_file(ROOT / "README.md", "train.py"))
+            draw(name, command, make_neutral(run_on_terminal(command.split(), folder), folder))
 
 
 if __name__ == "__main__":

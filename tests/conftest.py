@@ -9,10 +9,18 @@ import signal
 import sys
 import uuid
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+with suppress(ImportError):  # not where the tests that need a GPU are run with what is there
+    from hypothesis import HealthCheck, settings
+
+    # How fast examples are drawn is the machine's affair, and it may be busy.
+    settings.register_profile("rankwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("rankwise")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -80,7 +80,7 @@ class RecordedRank:
                 return evidence
             assert self.process.poll() is None or evidence is not None, self.process.communicate()
             time.sleep(0.01)
-        raise AssertionError(f"it did not come to that: {self.place.read()}")
+        raise AssertionError(f"it did not reach this state: {self.place.read()}")
 
     def ask(self) -> Evidence:
         """Return what it has recorded and what it answers."""

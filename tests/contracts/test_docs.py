@@ -12,7 +12,7 @@ How a document is written, so that it can be run:
 
 Each section (``##``) runs in a folder of its own, with the files of the sections before it. That folder is shown as
 ``/home/you/job``, and the launcher's temporary folder as ``/tmp/rankwise_1a2b3c4d``. The project's examples are there, too. Whether a
-rank beside the failed one "lost its peer" or was "stopped by us" first is a race of a moment: a document shows one, and both may come.
+rank beside the failed one "lost its peer" or was "terminated by rankwise" first is a race of a moment: a document shows one, and both may come.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ COMMAND_TIMEOUT_S = 180
 PYTHON = Path(os.environ.get("RANKWISE_DOCS_PYTHON") or sys.executable)
 #: Languages of the blocks that are files, and how those files may end.
 FILES = {"python": "py", "bash": "sh|sbatch", "toml": "toml", "yaml": "ya?ml"}
-NOT_RUN = {"a target of the Makefile", "installs from the network", "needs two hosts"}
+NOT_RUN = {
+    "a target of the Makefile",
+    "installs from the network",
+    "needs two hosts",
+    "needs a job that hangs",
+}
+#: Documents that are there in Chinese, too: `NAME.zh-CN.md` beside it.
+TRANSLATED = ("README.md", "docs/tutorial/tour.md")
 
 _BLOCK = re.compile(
     r"(?P<notes>(?:^<!-- .*? -->\n)*)^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -103,14 +110,18 @@ class Section:
 
 
 def run_documents() -> list[Path]:
-    """List the documents whose commands are run; the Chinese README has the English one's blocks.
+    """List the documents whose commands are run; those in Chinese have the English ones' blocks.
 
     The examples on the pages of the check's rules are no files and no commands: tests/lint/test_rule_pages.py checks them.
     """
     pages = ROOT / "docs" / "rules" / "check"
     return [
         ROOT / "README.md",
-        *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != pages),
+        *sorted(
+            path
+            for path in (ROOT / "docs").rglob("*.md")
+            if path.parent != pages and not path.name.endswith(".zh-CN.md")
+        ),
     ]
 
 
@@ -235,7 +246,7 @@ def neutral(output: str, folder: Path) -> str:
 def line_pattern(line: str) -> str:
     """Return the pattern of a line of output in a document."""
     pattern = re.escape(line.rstrip()).replace(r"\.\.\.", ".*")
-    fates = [re.escape(fate) for fate in ("lost its peer", "stopped by us")]
+    fates = [re.escape(fate) for fate in ("lost its peer", "terminated by rankwise")]
     return re.sub("|".join(map(re.escape, fates)), lambda _: f"(?:{'|'.join(fates)})", pattern)
 
 
@@ -312,7 +323,7 @@ def test_output_patterns() -> None:
     assert agrees(["..."], "")
     assert not agrees(["a"], "a\nb\n")
     assert not agrees(["rank 0 of 2"], "rank 1 of 2\n")
-    assert agrees(["rank 0 lost its peer"], "rank 0 stopped by us\n")
+    assert agrees(["rank 0 lost its peer"], "rank 0 terminated by rankwise\n")
     assert not agrees(["rank 0 lost its peer"], "rank 0 finished\n")
     assert agrees(["b", "a"], "a\nb\n", in_any_order=True)
     assert agrees(["rank 0", "rank 1"], "rank 1rank 0\n\n", in_any_order=True)
@@ -321,14 +332,33 @@ def test_output_patterns() -> None:
     assert not agrees(["(nothing)"], "something\n")
 
 
-def test_readmes_have_the_same_commands() -> None:
-    """The Chinese README has the English one's files and commands, in the same order, letter for letter."""
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_translations_have_the_same_commands(name: str) -> None:
+    """A Chinese document has the English one's files and commands, in the same order, letter for letter."""
     english, chinese = (
-        find_blocks((ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh-CN.md")
+        find_blocks((ROOT / one).read_text(encoding="utf-8"))
+        for one in (name, name.replace(".md", ".zh-CN.md"))
     )
     assert [(block.kind, block.body, block.notes) for block in english] == [
         (block.kind, block.body, block.notes) for block in chinese
     ]
+
+
+def test_the_index_has_every_page() -> None:
+    """docs/README.md leads to every page that is not one of many of its kind."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([^)]+)\)", index))
+    pages = {
+        path.relative_to(ROOT / "docs").as_posix()
+        for folder in ("tutorial", "howto", "explain", "reference")
+        for path in (ROOT / "docs" / folder).glob("*.md")
+    }
+    assert pages <= linked, sorted(pages - linked)
+
+
+def test_the_front_page_is_short() -> None:
+    """Whoever sees the README for the first time reads it: 900 words at most, its code included."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def test_make_targets_exist() -> None:

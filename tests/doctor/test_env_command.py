@@ -94,7 +94,7 @@ def test_a_node_by_hand(show: Callable[..., tuple[int, str]], env: dict[str, str
     ],
 )
 def test_what_lies_around_makes_no_node(show: Callable[..., tuple[int, str]], env: dict[str, str]) -> None:
-    """Node 0 without a place where others come to is alone, as is a node that is the only one."""
+    """Node 0 without a place where others reach is alone, as is a node that is the only one."""
     assert show(env)[1].startswith("this process is alone")
 
 

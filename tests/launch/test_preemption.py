@@ -178,7 +178,7 @@ def test_one_that_does_not_follow_is_killed(tmp_path: Path) -> None:
     report = read_report(tmp_path / "report.json")
     assert report["exits"]["0"] == 75
     assert report["exits"]["1"] in {-signal.SIGKILL, -signal.SIGTERM}
-    assert report["casualties"] == [{"rank": 1, "fate": "stopped by us", "detail": ""}]
+    assert report["casualties"] == [{"rank": 1, "fate": "terminated by rankwise", "detail": ""}]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
@@ -216,7 +216,7 @@ def test_one_that_is_held_up_after_it_has_left_is_no_failure(tmp_path: Path) -> 
 
 
 def test_one_that_the_kernel_kills_meanwhile_is_a_failure(tmp_path: Path) -> None:
-    """SIGKILL comes to rank 1 while it saves, as for lack of memory: not from us, though we had told it to stop."""
+    """SIGKILL reaches rank 1 while it saves, as for lack of memory: not from us, though we had told it to stop."""
     write_train(tmp_path, save="ctx.rank and os.kill(os.getpid(), signal.SIGKILL)")
     script = tmp_path / "train.py"
     # To the launcher a rank with a handler of its own for SIGTERM is one that was told to end.
@@ -258,7 +258,7 @@ def test_a_failure_ends_ranks_that_listen_soon(tmp_path: Path) -> None:
     assert result.code == 1
     report = read_report(tmp_path / "report.json")
     assert (report["culprits"], report["exits"]["0"]) == ([1], -signal.SIGTERM)
-    assert report["casualties"] == [{"rank": 0, "fate": "stopped by us", "detail": ""}]
+    assert report["casualties"] == [{"rank": 0, "fate": "terminated by rankwise", "detail": ""}]
 
 
 def test_a_deadline_needs_no_signal(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_an_exception_while_others_reduce(tmp_path: Path) -> None:
     assert [(waiting["rank"], waiting["where"]) for waiting in report["waiting"]] == [(0, place)]
     assert report["waiting"][0]["op"] == "all_reduce"
     assert "rank 1: ValueError: loss is nan" in result.err
-    assert "rank 0 lost its peer" in result.err or "rank 0 stopped by us" in result.err
+    assert "rank 0 lost its peer" in result.err or "rank 0 terminated by rankwise" in result.err
     assert report["where"] in result.err
 
 
@@ -142,14 +142,14 @@ def test_all_ranks_alike(tmp_path: Path) -> None:
 
 
 def test_an_exception_without_torch(tmp_path: Path) -> None:
-    """A rank that never imports torch has its exception reported all the same; the other was stopped by us."""
+    """A rank that never imports torch has its exception reported all the same; the other was terminated by rankwise."""
     result, report, script = fail_on_one("raise RuntimeError('no data')", tmp_path)
     assert result.code == 1
     assert report["culprits"] == [1]
     assert report["where"] == line_of(script, "raise")
     assert "RuntimeError: no data" in report["traceback"]
     assert report["exits"] == {"0": -15, "1": 1}
-    assert "rank 0 stopped by us" in result.err
+    assert "rank 0 terminated by rankwise" in result.err
 
 
 def test_sys_exit_with_a_number(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_who_ended_early_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
-    """Before init_process_group nobody answers, and the rank that does not come to it is named with its line all the same."""
+    """Before init_process_group nobody answers, and the rank that does not reach it is named with its line all the same."""
     script = write_script(
         tmp_path, "import os, time, torch.distributed as dist\nif os.environ['RANK'] == '1':\n    time.sleep(1000)  # away\ndist.init_process_group('gloo')\n"
     )  # fmt: skip

@@ -192,7 +192,7 @@ def test_without_stacks_the_kernels_word_is_told_in_a_line(
         assert main(["why", str(pids[0])]) == 2
     said = capsys.readouterr().out
     expected = {
-        "": "pip install 'rankwise[why]'",
+        "": "pip install py-spy",
         "Error: P": "SYS_PTRACE",
         "Error: F": "Failed to find python",
     }

@@ -39,7 +39,7 @@ def examples() -> list[Finding]:
     """Return findings of all kinds in SOURCE and in a notebook."""
     return [
         finding(
-            "RW199", 4, 36, 50, failure_class="C1", message="only rank 0 comes to `dist.barrier()`",
+            "RW199", 4, 36, 50, failure_class="C1", message="only rank 0 reaches `dist.barrier()`",
             fix="move it out of `if dist.get_rank() == 0`",
             also=(("the others go on to this line", "train.py", Span(5, 1, 8, 2)),),
         ),

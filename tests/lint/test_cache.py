@@ -106,7 +106,7 @@ def test_a_module_that_changed_counts(tmp_path: Path) -> None:
     ["", "{", "[]", '{"sources": 3}', '{"saved_ns":1,"sources":[],"entries":{"a":[[0]]}}', "[" * 99_999],
 )
 def test_a_damaged_cache_is_none(text: str, tmp_path: Path) -> None:
-    """Whatever stands in the file, the check comes to its findings, and the next run has a whole cache."""
+    """Whatever stands in the file, the check reaches its findings, and the next run has a whole cache."""
     _write(tmp_path / "a.py", _BROKEN)
     _check(tmp_path)
     (index,) = (tmp_path / ".rankwise_cache").glob("check-*.json")

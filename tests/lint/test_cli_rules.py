@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from rankwise.cli.main import main
+from rankwise.cli.pages import list_names
+from rankwise.doctor.registry import all_probes
 from rankwise.lint import registry
+from rankwise.verdict import rules as rules_of_the_verdict
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +119,36 @@ def test_the_beginning_of_an_id_lists_its_rules(capsys: pytest.CaptureFixture[st
     assert main(["rule", word]) == 0
     shown = re.findall(r"^RW\d+", capsys.readouterr().out, re.MULTILINE)
     assert shown == [rule.id for rule in registry.all_rules() if rule.id.startswith(word.upper())]
+
+
+@pytest.mark.parametrize("word", list_names())
+def test_whatever_a_report_names_has_a_page(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    """Rules of the verdict, failure classes and probes are explained by the names that reports and the doctor print, without marks of links."""
+    assert main(["rule", word]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(word)
+    assert "](" not in shown
+    assert main(["rule", word.upper().replace("_", "-"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["page"]
+
+
+def test_every_rule_and_probe_has_a_name_here() -> None:
+    """What the verdict and the doctor can name has a page."""
+    rules = {path.stem for path in Path(rules_of_the_verdict.__file__).parent.glob("[!_]*.py")}
+    assert rules | {probe.id for probe in all_probes()} <= set(list_names())
+
+
+def test_a_slip_of_a_verdicts_rule_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The name that may be meant is printed as reports print it."""
+    assert main(["rule", "gradient_met"]) == 2
+    assert "did you mean gradients_met?" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """`rankwise rule ... | head -1` ends without a word."""
+    shown = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m rankwise rules | head -1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert shown.stderr == ""
+    assert shown.stdout.splitlines()[-1] in {"0", "141"}

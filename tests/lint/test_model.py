@@ -79,7 +79,7 @@ def test_a_rank_is_known_however_it_was_asked_for(rank: str) -> None:
     ],
 )
 def test_what_only_rank_0_does_is_seen_in_any_form(code: str) -> None:
-    """Rank 0 comes to the barrier, rank 1 does not, and the comparison says so."""
+    """Rank 0 reaches the barrier, rank 1 does not, and the comparison says so."""
     script = studied("rank = dist.get_rank()\n" + code)
     found = by_rank(script)
     assert "barrier" in found[0]

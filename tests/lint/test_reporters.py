@@ -73,7 +73,7 @@ def test_json_has_the_promised_keys() -> None:
     first, second, *_, last = json.loads(render(examples(), "json", lines_of=lines_of))
     assert first == {
         "path": "train.py", "line": 4, "col": 36, "end_line": 4, "end_col": 50, "rule": "RW199", "class": "C1", "severity": "error",
-        "message": "only rank 0 comes to `dist.barrier()`", "fix": "move it out of `if dist.get_rank() == 0`", "cell": None, "fixable": False,
+        "message": "only rank 0 reaches `dist.barrier()`", "fix": "move it out of `if dist.get_rank() == 0`", "cell": None, "fixable": False,
         "also": [{"message": "the others go on to this line", "path": "train.py", "line": 5, "col": 1, "end_line": 8, "end_col": 2}],
     }  # fmt: skip
     assert second["fixable"] is True

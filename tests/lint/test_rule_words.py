@@ -22,12 +22,12 @@ x = torch.ones(1)
 """
 NCCL = HEAD.replace("gloo", "nccl")
 SAID = {
-    ("RW101", "behind an early exit"): (HEAD + "if me > 0:\n    sys.exit(0)\ndist.all_reduce(x)", "before line 8, or let every rank come"),
+    ("RW101", "behind an early exit"): (HEAD + "if me > 0:\n    sys.exit(0)\ndist.all_reduce(x)", "before line 8, or let every rank reach it"),
     ("RW101", "nothing to use"): (HEAD + "if me == 0:\n    dist.broadcast(x, 0)", "on every rank, outside of the test"),
     ("RW101", "a result to use"): (HEAD + "if me == 0:\n    dist.all_reduce(x)", "keep only the use of its result"),
     ("RW101", "case of a match"): (HEAD + "match me:\n    case 0:\n        dist.all_reduce(x)", "(`match me: case 0`)"),
-    ("RW101", "comprehension"): (HEAD + "[dist.all_reduce(x) for _ in range(3) if me == 0]", "only rank 0 comes to dist.all_reduce() (`me == 0`)"),
-    ("RW101", "several ranks"): (HEAD + "if me in (1, 2):\n    dist.all_reduce(x)", "only some ranks come to"),
+    ("RW101", "comprehension"): (HEAD + "[dist.all_reduce(x) for _ in range(3) if me == 0]", "only rank 0 reaches dist.all_reduce() (`me == 0`)"),
+    ("RW101", "several ranks"): (HEAD + "if me in (1, 2):\n    dist.all_reduce(x)", "only some ranks reach"),
     ("RW102", "behind an early return"): (HEAD + "def f():\n    if me > 0:\n        return\n    dist.barrier()\nf()", "before line 9, or let"),
     ("RW102", "other half"): (HEAD + "if me != 0:\n    dist.barrier()\nprint(1)\ndist.barrier()", "`if rank == 0: dist.barrier()`"),
     ("RW105", "writes by itself"): (

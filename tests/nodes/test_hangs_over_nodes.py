@@ -201,7 +201,7 @@ def test_a_hang_uses_a_restart_of_all_nodes(tmp_path: Path) -> None:
     assert [code for code, _, _ in told] == [0, 0], told
     for _, output, report in told:
         assert report["attempts"] == 2
-        assert "attempt 1 of 2 failed: the ranks did not do the same" in output
+        assert "attempt 1 of 2 failed: the ranks diverged" in output
         assert "well, attempt 1\n" in output
 
 

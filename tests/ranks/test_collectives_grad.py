@@ -115,7 +115,7 @@ def use_on_one_rank_only() -> Any:
 
 
 def test_a_loss_that_leaves_the_result_out_is_named() -> None:
-    """Where rank 1 never comes to the backward pass, rank 0 reads that, and of which call."""
+    """Where rank 1 never reaches the backward pass, rank 0 reads that, and of which call."""
     text = run_ranks(use_on_one_rank_only, 2)[0]
     assert "the backward pass of all_gather_with_grad" in text
     assert "rank 1" in text

@@ -288,7 +288,7 @@ with rankwise.init() as ctx:
 
 
 def test_rank_0_keeps_the_store_until_the_others_are_out() -> None:
-    """Rank 0, which serves the store, is through first; rank 1 comes to main_first later and is not cut off."""
+    """Rank 0, which serves the store, is through first; rank 1 reaches main_first later and is not cut off."""
 
     def program() -> bool:
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"

@@ -76,7 +76,7 @@ def test_scheduled_steps_train() -> None:
 
 
 def die_once(number: int, place: str) -> int:
-    """The first worker that comes to number 7 is killed in it."""
+    """The first worker that reaches number 7 is killed in it."""
     if number == 7 and not Path(place).exists():
         Path(place).touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -47,7 +47,7 @@ def test_two_collectives_under_one_number_are_a_mismatch(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("form", ["flight", "json"])
 def test_pickle_and_json_give_the_same_culprit(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rank 1 has not come to the barrier; the JSON form has no lines, and none is invented."""
+    """Rank 1 has not reached the barrier; the JSON form has no lines, and none is invented."""
     verdict = judge_json(capsys, RECORDINGS / "absent" / form)
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [1])
     assert [one["op"] for one in verdict["waiting"]] == ["barrier", "barrier"]

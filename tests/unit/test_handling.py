@@ -84,7 +84,7 @@ def test_what_is_told_is_bounded() -> None:
 
 
 def test_only_what_is_on_hand_is_told() -> None:
-    """In a finally and in an __exit__ there is an exception on hand; in one that is come to without any, and afterwards, there is none."""
+    """In a finally and in an __exit__ there is an exception on hand; in one that is reached without any, and afterwards, there is none."""
     seen: list[bool] = []
 
     class Scope:

@@ -121,7 +121,11 @@ def test_a_rank_that_we_stopped_never_hides_the_first() -> None:
         _end(3, code=3, at=2.5, stopped_s=2.0),
     )
     assert verdict.culprits == (2,)
-    assert _fates(verdict) == {0: "stopped by us", 1: "stopped by us", 3: "stopped by us"}
+    assert _fates(verdict) == {
+        0: "terminated by rankwise",
+        1: "terminated by rankwise",
+        3: "terminated by rankwise",
+    }
 
 
 def test_a_rank_that_failed_before_it_was_stopped_counts() -> None:
@@ -160,7 +164,7 @@ def test_a_rank_that_left_early_with_0_is_the_cause() -> None:
     assert (verdict.culprits, verdict.exit_code) == ((1,), 1)
     assert "exit code 0" in verdict.message
     assert verdict.where == "train.py:7"
-    assert _fates(verdict) == {0: "lost its peer", 2: "stopped by us"}
+    assert _fates(verdict) == {0: "lost its peer", 2: "terminated by rankwise"}
 
 
 def test_ranks_left_behind_are_a_hang() -> None:
@@ -512,7 +516,7 @@ def test_a_silent_end_is_found_though_it_was_reaped_late(late_s: float) -> None:
 
 
 def test_who_had_made_fewer_collectives_left_early() -> None:
-    """The records decide between two that ended with 0: rank 1 had not come to what rank 0 was in."""
+    """The records decide between two that ended with 0: rank 1 had not reached what rank 0 was in."""
     seen = scene(
         rank_facts(0, op(), op(is_over=False), at=in_call(), world=3),
         ended(1, op(), world=3),

@@ -29,7 +29,7 @@ _FAILURE = Verdict(
     reason="exit code 1",
     traceback=_TRACEBACK,
     last_words="[rank2]: Traceback (most recent call last):\n\x1b[31mloading\x1b[0m\n[rank2]: ValueError: boom\n    ^^^^^\n",
-    casualties=(Casualty(rank=0, fate="lost its peer"), Casualty(rank=1, fate="lost its peer"), Casualty(rank=3, fate="stopped by us")),
+    casualties=(Casualty(rank=0, fate="lost its peer"), Casualty(rank=1, fate="lost its peer"), Casualty(rank=3, fate="terminated by rankwise")),
     exits={0: 1, 1: 1, 2: 1, 3: -15},
     logs={0: "logs/0/stderr.log", 2: "logs/2/stderr.log"},
     exit_code=1,
@@ -61,7 +61,7 @@ _VERDICTS = {
         kind="failure",
         message="the launcher was told to stop by SIGTERM",
         stopped_by="SIGTERM",
-        casualties=tuple(Casualty(rank=rank, fate="stopped by us") for rank in range(12)),
+        casualties=tuple(Casualty(rank=rank, fate="terminated by rankwise") for rank in range(12)),
         exit_code=143,
     ),
     "report_killed": Verdict(

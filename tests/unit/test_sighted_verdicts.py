@@ -53,7 +53,7 @@ def test_a_hang_that_we_ended_is_judged_by_what_was_seen() -> None:
     assert (verdict.kind, verdict.culprits, verdict.class_id, verdict.exit_code) == ("hang", (1,), "D14", 1)
     assert verdict.where == "/job/train.py:12"
     assert [one.rank for one in verdict.waiting] == [0]
-    assert [(one.rank, one.fate) for one in verdict.casualties] == [(0, "stopped by us")]
+    assert [(one.rank, one.fate) for one in verdict.casualties] == [(0, "terminated by rankwise")]
 
 
 def test_an_abort_without_words_in_a_mismatch_is_told_by_the_mismatch() -> None:
@@ -250,9 +250,9 @@ def test_a_job_that_ended_well_did_not_fail() -> None:
     """Exit code 0 with wrong pairs: the head says what was wrong, and of no failure."""
     silent = scene(ended(0, op()), ended(1, op(dtypes=("int32",))))
     text = render(_judge(_end(0, 0), _end(1, 0), scene=silent))
-    assert text.startswith("rankwise: the job ended, but the ranks did not do the same\n")
+    assert text.startswith("rankwise: the job ended, but the ranks diverged\n")
     strict = render(_judge(_end(0, 0), _end(1, 0), scene=silent, strict=True))
-    assert strict.startswith("rankwise: the job failed: the ranks did not do the same\n")
+    assert strict.startswith("rankwise: the job failed: the ranks diverged\n")
 
 
 def test_a_silent_exit_is_told_with_the_last_collective_before_it() -> None:
@@ -302,7 +302,7 @@ def test_the_rule_is_named_where_one_has_seen_it() -> None:
     """In the report as JSON, and as the page to read; a failure has none."""
     verdict = _judge(_end(0), _end(1), hung=True, scene=_hang_of(2))
     assert verdict.to_json()["rule"] == "fewer_steps"
-    assert "docs/rules/fewer_steps.md" in render(verdict)
+    assert "rankwise rule fewer_steps" in render(verdict)
     failed = _judge(_raised(0, "ValueError: boom"), _end(1))
     assert failed.to_json()["rule"] is None
     assert "docs/rules" not in render(failed)

@@ -52,7 +52,7 @@ class Rank:
         if len(self.told) == self.num_steps:
             self.has_left = True
             return True
-        # A collective in each step: nobody is through with it before all that take part have come to it.
+        # A collective in each step: nobody is through with it before all that take part have reached it.
         if lockstep and any(len(other.told) < len(self.told) and not other.is_through for other in others):
             return False
         self.listens = True

@@ -1,4 +1,4 @@
-"""`rankwise compare`: where two runs part, how, and why that may be."""
+"""`rankwise compare`: where two runs diverge, how, and why that may be."""
 
 from __future__ import annotations
 

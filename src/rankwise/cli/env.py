@@ -130,7 +130,7 @@ def _plain(text: str) -> str:
 
 def _write_values(told: Understood) -> Iterator[str]:
     rows = [
-        (_NAMES.get(one.name, one.name), "-" if one.value is None else _plain(str(one.value)), _plain(one.how) or "not told")
+        (_NAMES.get(one.name, one.name), "-" if one.value is None else _plain(str(one.value)), _plain(one.how) or "not set")
         for one in told.values
     ]  # fmt: skip
     yield from (f"  {line}" for line in align(rows))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,7 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
   rankwise doctor --hosts node0,node1             with several: every link between them, clocks, versions
   rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
   rankwise checkpoint --help                      inspect, verify, export, import
-  rankwise compare runs/a runs/b                  where two runs part, how, and why that may be
+  rankwise compare runs/a runs/b                  where two runs diverge, how, and why that may be
   rankwise --version
 """
 
@@ -169,4 +171,11 @@ def entry(command: str | None = None) -> None:
         # A console of another alphabet must not hide what was found.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(main(argv))
+    try:
+        code = main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Its reader has gone, as `| head` does: nobody is left to be told, and Python would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)

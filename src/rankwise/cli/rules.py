@@ -1,4 +1,4 @@
-"""`rankwise rules` and `rankwise rule RW101`: what the check knows, as a table and as a page."""
+"""`rankwise rules` lists what the check knows; `rankwise rule NAME` shows the page of whatever a report names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base import terminal
+from rankwise.base.errors import UsageError
 from rankwise.cli.columns import align
+from rankwise.cli.pages import find_close, find_page
 from rankwise.cli.prose import page_width, write_page
 from rankwise.lint import registry
 from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
@@ -33,9 +35,13 @@ def main_one(argv: Sequence[str]) -> int:
     """Show the page of one rule; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rankwise rule",
-        description="Explain a rule of `rankwise check`: why it matters, and how to mend it.",
+        description="Explain what a report, the check or the doctor has named: why it matters, and what to do.",
     )
-    parser.add_argument("rule", metavar="RULE", help="Its id or its name: RW101; RW1 lists a chapter.")
+    parser.add_argument(
+        "rule",
+        metavar="NAME",
+        help="A rule of the check (RW101; RW1 lists a chapter), a rule of the hang verdict (gradients_met), a failure class (D14) or a probe (gloo-variables).",
+    )
     parser.add_argument(
         "--format", choices=["text", "json"], default="text", help="A page, or a JSON object."
     )
@@ -43,13 +49,37 @@ def main_one(argv: Sequence[str]) -> int:
     if rules := _find_chapter(args.rule):
         _show_all(rules, args.format)
         return 0
-    rule = registry.rule(args.rule)
+    page = find_page(args.rule)
+    if page is not None:
+        print(
+            json.dumps({"name": args.rule, "page": page}, indent=1) if args.format == "json" else _show(page)
+        )
+        return 0
+    rule = _find_rule(args.rule)
     if args.format == "json":
         print(json.dumps({**_to_json(rule), "page": registry.page(rule)}, indent=1))
     else:
         width = page_width()
         print("\n".join(_write_page(rule, width=width, color=terminal.has_colour(1))))
     return 0
+
+
+def _show(page: str) -> str:
+    """Return a page as lines for the terminal, its title in bold."""
+    color = terminal.has_colour(1)
+    title, _, rest = page.partition("\n")
+    lines = write_page(rest, width=page_width(), color=color)
+    return "\n".join([paint(title.lstrip("# "), "bold", color=color), "", *lines]).rstrip()
+
+
+def _find_rule(name: str) -> Rule[Any]:
+    try:
+        return registry.rule(name)
+    except UsageError as error:
+        close = find_close(name)
+        if not close:
+            raise
+        raise UsageError(error.message, hint=f"did you mean {' or '.join(close)}?") from None
 
 
 def _find_chapter(word: str) -> tuple[Rule[Any], ...]:

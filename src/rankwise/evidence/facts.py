@@ -128,7 +128,7 @@ class Evidence:
         groups: By name.
         has_joined: Whether a default process group was made, now or before.
         has_left: Whether it was destroyed.
-        has_come: Whether the rank has come to init_process_group, through which it may not be yet.
+        has_come: Whether the rank has reached init_process_group, through which it may not be yet.
         steps: Optimizer steps.
         step_s: When the last one was, monotonic; None before the first.
         dumped_s: When the flight recorder was read last, monotonic; None if never.

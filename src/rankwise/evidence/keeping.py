@@ -194,7 +194,7 @@ class Keeping:
             time.sleep(_LOOK_EVERY_S)
 
     def _write_main_stack(self) -> None:
-        """Before the script has come to init_process_group, nobody answers yet."""
+        """Before the script has reached init_process_group, nobody answers yet."""
         self._stood_s = time.monotonic()
         main = threading.main_thread()
         frame = sys._current_frames().get(main.ident or 0)

@@ -234,7 +234,7 @@ def _find_stack(file: LeftFile, evidence: Evidence, *, is_silent: bool) -> Stack
 
 
 def _nowhere(evidence: Evidence) -> Stack | None:
-    """Return a stack without frames for a rank that has not come to the others yet: that much is known of where it stands."""
+    """Return a stack without frames for a rank that has not reached the others yet: that much is known of where it stands."""
     return None if evidence.has_come or evidence.has_joined else Stack()
 
 

@@ -73,7 +73,7 @@ class EvidencePlace:
     def ask(self) -> None:
         """Have the rank write down the stacks of all threads and its flight recorder; never waits.
 
-        A rank that has not come to init_process_group yet answers when it has; one that is stopped, or whose interpreter is
+        A rank that has not reached init_process_group yet answers when it has; one that is stopped, or whose interpreter is
         held by C code, when it goes on.
         """
         self.num_asked += 1

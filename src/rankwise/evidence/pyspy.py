@@ -25,7 +25,7 @@ _PACKAGES = frozenset({
     "torch", "torchdata", "torchvision", "transformers", "triton", "trl",
 })  # fmt: skip
 _TIMEOUT_S = 20
-_INSTALL = "py-spy is not installed, so no stacks are read: pip install 'rankwise[why]'"
+_INSTALL = "py-spy is not installed, so no stacks are read: pip install py-spy"
 _REFUSED = "py-spy may not read the ranks, so no stacks are read: run it as root (sudo), or with --cap-add SYS_PTRACE in a container"
 
 

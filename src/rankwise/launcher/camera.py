@@ -376,7 +376,7 @@ class Camera:
     def _find_stack(self, track: _Track, now: float) -> Stack | None:
         stack = track.find_stack(now)
         if stack is None and track.rank.is_alive and track.evidence is not None and not self._answers(track):
-            return Stack()  # where it stands is not known, but that it has not come to the others is
+            return Stack()  # where it stands is not known, but that it has not reached the others is
         return stack
 
     def _is_debugged(self, track: _Track, now: float) -> bool:

@@ -70,7 +70,7 @@ class KeptWorkers:
     def __init__(
         self, signals: Signals, clock: Clock, keeper: tuple[int, socket.socket] | None = None
     ) -> None:
-        # If the keeper dies, what it had adopted comes to us; below a resident server it comes to that.
+        # If the keeper dies, what it had adopted comes to us; below a resident server, to that one.
         adopt_orphans()
         self._signals, self._clock = signals, clock
         self._pid, self._sock = keeper or fork_keeper()

@@ -84,7 +84,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
             no earlier. ``"async"``: each gradient is an update, at once.
         staleness: That bound, with ``mode="stale"``.
         backup_workers: With ``mode="sync"``: do not wait for so many of the slowest workers; what they send late is dropped and counted.
-            Each server chooses by what has come to it.
+            Each server chooses by what has reached it.
         clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if ``mode="async"``.
         compression: ``"bf16"`` or ``"topk:0.01"``: send gradients so, what is left out is added to the next; None: whole.
         table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse gradients, as SparseAdam,
@@ -117,7 +117,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     first = num_servers + coordinator
     if coordinator and (mode != "async" or first == ctx.world_size):
         raise UsageError(f"coordinator=True with mode={mode!r}, and {ctx.world_size - first} workers", rank=ctx.rank,
-                         hint='scheduled functions come to workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
+                         hint='scheduled functions reach workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
     bound = check_rules(mode, staleness, backup_workers, ctx.world_size - first, clip_norm)
     if timeout_s is not None and not timeout_s > 0:
         raise UsageError(

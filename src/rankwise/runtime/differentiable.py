@@ -103,7 +103,7 @@ def _agree(x: Any, name: str, op: str | None, *, group: Group, site: str) -> tup
     fault, is_gather = _find_fault(x, op, reduces=op is not None), op is None
     facet = describe_leaf(x)
     told = [facet[0], facet[1] and ["rows", *facet[1][1:]], facet[2]] if is_gather else facet
-    # Where one rank needs a gradient and another does not, only the first would come to the way back.
+    # Where one rank needs a gradient and another does not, only the first would reach the way back.
     needs_grad = fault is None and bool(x.requires_grad and torch.is_grad_enabled())
     must = {"op": op, "leaves": [["", told]], "requires_grad": needs_grad}
     rows = agree(

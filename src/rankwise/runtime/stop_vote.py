@@ -5,7 +5,7 @@ a request to stop, each rank *answers* with the number of a call that it has not
 until all have answered. The greatest answer is the call at which all stop. This is right for three reasons:
 
 - No rank has passed it: a rank that has made n calls answers at least n + 1, and makes no further one before it knows.
-- All come to it: a rank that is behind makes its calls as ever, and each returns False until that number.
+- All reach it: a rank that is behind makes its calls as ever, and each returns False until that number.
 - Nobody waits in a circle. A waiting call needs only that the other ranks answer; that is done by their threads, while
   their main threads may be in a collective or in a long step. A rank that has not yet come to its first call has no thread
   that could answer, but what it does before that needs nothing from a rank that has already come to its first.

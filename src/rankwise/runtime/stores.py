@@ -245,7 +245,7 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
             rank=rank,
             hint="all ranks need read and write access to it",
         ) from error
-    # Written by torch after the handshake: whoever finds it has come to a meeting that is over.
+    # Written by torch after the handshake: whoever finds it has reached a meeting that is over.
     if any(
         trace in left
         for trace in (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")

@@ -44,7 +44,7 @@ class InputReplicationMode(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """How data comes to a replica.
+    """How data reaches a replica.
 
     Attributes:
         experimental_fetch_to_device: Whether batches are put on the replica's device.

@@ -21,7 +21,7 @@ Fate = Literal[
     "lost its peer",
     "failed alike",
     "failed later",
-    "stopped by us",
+    "terminated by rankwise",
     "timed out",
 ]
 

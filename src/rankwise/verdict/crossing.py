@@ -33,7 +33,7 @@ def find_crossing(view: View) -> Parting | None:
     members = {lane.ranks for _, _, lane in known if lane is not None}
     if not is_met or len(members) != 1 or len({id(lane) for _, lane in others}) != 1:
         return None
-    # Only fresh records tell that a rank has not come to what C++ issued.
+    # Only fresh records tell that a rank has not reached what C++ issued.
     if not all(view.is_settled(one.rank) and view.is_fresh(one.rank) for one in standings):
         return None
     op, lane = others[0]

@@ -67,7 +67,7 @@ def _is_doubtful(sight: Sight, view: View) -> bool:
 
 
 def _may_still_meet(view: View) -> bool:
-    """Tell whether a living rank has yet to come to init_process_group: the world that is awaited may be a part of the job only."""
+    """Tell whether a living rank has yet to reach init_process_group: the world that is awaited may be a part of the job only."""
     return any(
         facts.state != "ended"
         and not view.has_joined(facts.rank)

@@ -385,7 +385,7 @@ def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
     if leaves_for_requeue(end):
         fate = "left for a requeue"
     elif end.left_s is None or end.code is None:
-        fate = "stopped by us"
+        fate = "terminated by rankwise"
     elif not _left_in_error(end):
         fate = "finished"
     elif find_blame(end) == "peer":

@@ -114,7 +114,7 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
     explained = explain_fewer(view, missed[first].site, first, gone)
     class_id, fix = explained or (
         "D14" if trained else "R6",
-        f"let {who} come to {at} as often as the others: the same number of steps and collectives on all ranks"
+        f"let {who} reach {at} as often as the others: the same number of steps and collectives on all ranks"
         + (
             f" (DistributedSampler with drop_last{'' if is_sharded else ', or model.join()'})"
             if trained

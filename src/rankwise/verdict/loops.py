@@ -57,7 +57,7 @@ class WayOut:
 
 @lru_cache(maxsize=64)
 def find_ways_out(text: str, line: int) -> tuple[WayOut, ...]:
-    """Return the ways in which one rank alone may not come to a line of a loop.
+    """Return the ways in which one rank alone may not reach a line of a loop.
 
     Args:
         text: Of the file; what is no Python has none.

@@ -54,7 +54,7 @@ def render(
     if verdict.fix:
         row("class", verdict.class_id or "")
         row("do", verdict.fix, "green")
-        row("more", f"docs/rules/{verdict.rule}.md of rankwise" if verdict.rule else "")
+        row("more", f"rankwise rule {verdict.rule}" if verdict.rule else "")
     lines += _quote(_shorten(verdict.traceback))
     lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
     for number, text in enumerate(_join_casualties(verdict.casualties)):
@@ -101,10 +101,10 @@ def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
 
 
 def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
-    kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks did not do the same"}
+    kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks diverged"}
     what = "was stopped" if verdict.stopped_by else kind.get(verdict.kind, verdict.kind)
     if verdict.kind == "mismatch" and verdict.exit_code == 0:
-        what = "ended, but the ranks did not do the same"
+        what = "ended, but the ranks diverged"
     if allowed is not None:
         return f"attempt {attempt + 1} of {allowed} {what}"
     return f"the job {what}" + (f", after {attempt + 1} attempts" if attempt else "")

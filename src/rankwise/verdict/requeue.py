@@ -37,7 +37,7 @@ def judge_requeue(case: Case) -> Verdict:
     return Verdict(
         kind="requeue",
         message=f"stopped for a requeue{told}: start the same command again to go on (exit code {REQUEUE})",
-        casualties=tuple(Casualty(rank=rank, fate="stopped by us") for rank in killed),
+        casualties=tuple(Casualty(rank=rank, fate="terminated by rankwise") for rank in killed),
         exits={end.rank: end.code for end in case.ranks},
         logs={end.rank: end.log for end in case.ranks if end.log},
         exit_code=REQUEUE,

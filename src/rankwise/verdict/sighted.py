@@ -141,7 +141,7 @@ def _judge_by_stacks(case: Case) -> Verdict:
     if named:
         where = shorten(named[0][1].where)
         waited = name_ranks([end.rank for end, _ in waiting])
-        told = f"{name_ranks([end.rank for end, _ in named])} did not come to a collective, but stood at {where}; {waited} waited"
+        told = f"{name_ranks([end.rank for end, _ in named])} did not reach a collective, but stood at {where}; {waited} waited"
     return Verdict(
         kind="hang",
         culprits=tuple(sorted(end.rank for end, _ in named)),

@@ -33,7 +33,7 @@ def judge_left(left: Left) -> Verdict:
     told = (*_tell_hows(left.ranks), *_tell_absent(left), *left.notes)
     if hows & {"raised", "crashed", "vanished"} or hows == {"finished"}:
         verdict = judge(_to_case(left))
-        casualties = tuple(one for one in verdict.casualties if one.fate != "stopped by us")
+        casualties = tuple(one for one in verdict.casualties if one.fate != "terminated by rankwise")
         places = fold(left.scene) if hows & {"lives", "unknown"} else ()
         # Exit codes are the launcher's to know: those that the case has are read from the notes.
         return replace(verdict, casualties=casualties, exits={}, notes=(*verdict.notes, *places, *told))

@@ -61,7 +61,7 @@ def explain_fewer(
 
 
 def explain_skip(view: View, rank: int, site: str | None) -> tuple[str, str] | None:
-    """Return class and fix where the script shows exactly one ``continue`` by which a rank can pass over a line and come to it again.
+    """Return class and fix where the script shows exactly one ``continue`` by which a rank can pass over a line and reach it again.
 
     Args:
         view: The scene.

@@ -33,7 +33,7 @@ _SETTLED_S = 1.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """Ranks that wait in one collective, and those that have not come to it and wait for nobody themselves.
+    """Ranks that wait in one collective, and those that have not reached it and wait for nobody themselves.
 
     Attributes:
         op: What the first of the waiting ranks has entered; None if nothing recorded tells.
@@ -146,7 +146,7 @@ class View:
 
     @cached_property
     def awaited(self) -> dict[int, frozenset[int]]:
-        """For each rank that waits, the ranks that are known not to have come to what it waits for."""
+        """For each rank that waits, the ranks that are known not to have reached what it waits for."""
         return {
             rank: self._find_awaited(standing)
             for rank, standing in self.standings.items()

@@ -37,7 +37,7 @@ class Admission:
         self._name, self._plan, self._here, self._clock = name, plan, here, clock
         self._begin_s = clock.monotonic()
         self._sent_away: set[tuple[str, str]] = set()
-        #: Known in this process only: by it our own host is known, and our own meeting, if we come to it from outside.
+        #: Known in this process only: by it our own host is known, and our own meeting, if we reach it from outside.
         self.secret = secrets.token_hex(16)
         #: Whether hosts are still waited for.
         self.is_open = True

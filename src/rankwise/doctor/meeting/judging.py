@@ -52,7 +52,7 @@ def _judge_arrival(found: Together, plan: Plan) -> Iterator[Reading]:
             yield ok(f"{count} hosts met at {plan.endpoint}")
         return
     missing = ", ".join(found.missing)
-    told = f"{missing} did not come to {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; here: {', '.join(one.name for one in found.hosts)}"
+    told = f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; here: {', '.join(one.name for one in found.hosts)}"
     why = "a job waits for it in init_process_group, without a word, for as long as its time-out is"
     if is_loopback(plan.endpoint_host) and not plan.listen_address:
         address = next((ip for name, ip in found.hosts[0].interfaces if ":" not in ip), "") or "ADDRESS"

@@ -85,7 +85,7 @@ def _judge_name(look: NameLook, target: HostCard, found: Together, plan: Plan) -
     return Reading(
         verdict="fail" if matters else "warn", class_id="I2" if matters else "",
         what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
-        why=f"what connects to {name} from there comes to the wrong place: the ranks if {name} is the master (torchrun takes the name "
+        why=f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name "
         "of node 0), ssh and mpirun always", fix=f"# on {look.source}:\n{fix}",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Tells why a host did not come to the meeting: what it found at the endpoint, and what the endpoint's name means to it."""
+"""Tells why a host did not reach the meeting: what it found at the endpoint, and what the endpoint's name means to it."""
 
 from __future__ import annotations
 

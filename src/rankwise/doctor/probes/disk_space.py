@@ -67,7 +67,7 @@ def look(host: Host) -> Iterator[Reading]:
             told.append(f"{place.folder}: {_say(usage[1])}")
     yield from found
     if not told and not found:
-        yield skipped("free space is not told", "this system tells it in another way")
+        yield skipped("free space is unknown", "this system reports it in another way")
     elif not found:
         yield ok(f"free: {', '.join(told)}")
 

@@ -84,7 +84,7 @@ def _list_interfaces(host: Host) -> list[Interface]:
 
 
 def _judge(host: Host, firewall: Firewall, one: Interface) -> dict[bool | None, list[str]]:
-    """Return the ports of an interface by whether the firewall drops what comes to them; None: that can't be told."""
+    """Return the ports of an interface by whether the firewall drops what reaches them; None: that can't be told."""
     low, high = read_range(host)
     port = find_master(host)[1]
     answers = {_drops(firewall, one, at) for at in (low, (low + high) // 2, high)}

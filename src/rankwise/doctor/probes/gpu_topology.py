@@ -48,7 +48,7 @@ def look(host: Host) -> Iterator[Reading]:
     matrix = read_matrix(ask_smi(host, "topo", "-m").out)
     pairs = list_gpu_pairs(matrix)
     if not pairs:
-        yield skipped("the ways between the GPUs are not told", "`nvidia-smi topo -m` has no matrix")
+        yield skipped("the links between the GPUs are unknown", "`nvidia-smi topo -m` has no matrix")
         return
     yield ok(_say(cards, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
 

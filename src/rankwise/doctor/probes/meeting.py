@@ -1,4 +1,4 @@
-"""Whether all hosts come to the place where the job would meet, and who is lost on the way.
+"""Whether all hosts reach the place where the job would meet, and who is lost on the way.
 
 **Why it matters.** A rank that does not come holds up all others in `init_process_group`, which says nothing until its time-out: on Gloo
 30 minutes. A host that dies later leaves them in their next collective.
@@ -24,7 +24,7 @@ from rankwise.doctor.probe import Probe
 
 PROBE = Probe(
     id="meeting",
-    title="whether all hosts come to the master's address",
+    title="whether all hosts reach the master's address",
     topic="hosts",
     speed="slow",
     classes=("I1", "I2", "I4", "I10", "I11", "I12"),

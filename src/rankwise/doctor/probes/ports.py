@@ -121,7 +121,7 @@ def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
 
 
 def _judge_queue(host: Host) -> Iterator[Reading]:
-    """Tell if more ranks come to the store at once than may wait there."""
+    """Tell if more ranks reach the store at once than may wait there."""
     told = host.read("/proc/sys/net/core/somaxconn")
     num_ranks = (host.job.num_ranks or 1) * host.job.num_nodes
     if told.isdecimal() and int(told) < num_ranks and host.job.is_master is not False:

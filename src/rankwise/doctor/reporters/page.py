@@ -72,7 +72,7 @@ def render(together: Together, *, made: str) -> str:
         *_render_maps(together, names),
         *_render_all_reduce(together),
         *(_render_hosts(together) if len(names) > 1 else ()),
-        f"<details><summary>{len(good)} readings that are well, or were skipped</summary>{''.join(_render_rest(good, names))}</details>",
+        f"<details><summary>{len(good)} checks passed or skipped</summary>{''.join(_render_rest(good, names))}</details>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'

@@ -35,7 +35,7 @@ def find_half_set(env: Mapping[str, str]) -> Reading | None:
     if pmix is not None and pmix >= 0:
         return Reading(
             verdict="warn", what=f"PMIX_RANK={pmix} is set, and no variable says how many processes there are",
-            why="a process manager that speaks PMIx has started this one, perhaps among others: each takes itself for the only one",
+            why="a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
             fix="export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
         )  # fmt: skip
     return _tell_local(env, local) if local is not None and local >= 0 else None

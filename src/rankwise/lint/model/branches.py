@@ -74,7 +74,7 @@ def take_all(
 ) -> Exit | None:
     """Run each arm from the same state; go on with what they leave together."""
     base, guards = scope.names, run.guards
-    # `rank == 0 and late()`: only ranks for which the first half holds come to both arms.
+    # `rank == 0 and late()`: only ranks for which the first half holds reach both arms.
     within = (*guards, *run.implied.get(test, ()))
     arms, ends, num_returns = [], [], len(scope.returns)
     for label, body in ways:

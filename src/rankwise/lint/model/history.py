@@ -27,7 +27,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Something that ranks do together: all that take part must come to it.
+    """Something that ranks do together: all that take part must reach it.
 
     Attributes:
         family: Ops of one family can meet each other: ``barrier``, ``collective``, ``backward``, ``forward``,

@@ -40,7 +40,7 @@ class Missed:
     """An op that only some ranks come to, with nothing in its place on the others.
 
     Attributes:
-        doers: Ranks that come to it.
+        doers: Ranks that reach it.
         others: Ranks that do not.
         op: The op.
         guard: The test on the rank that parts them.

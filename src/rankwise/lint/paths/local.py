@@ -59,7 +59,7 @@ class _Around:
 
 
 def how_bad(path: LocalPath, is_doubtful: bool) -> Severity:  # noqa: FBT001 - the rule's own doubt
-    """An error where the program comes to it for certain; of a function alone it is not seen who calls it, and with what."""
+    """An error where the program reaches it for certain; of a function alone it is not seen who calls it, and with what."""
     return "error" if path.op.is_sure and path.in_program and not is_doubtful else "warning"
 
 

@@ -24,7 +24,7 @@ class Parting:
     Attributes:
         item: The op that only some come to, the loop that only some (or unequally often) make, the way out that only some take.
         guard: The test on the rank that parts them; None for a loop whose number of turns differs.
-        doers: Ranks that come to it.
+        doers: Ranks that reach it.
         others: Ranks that do not.
         instead: What the others do in its place, if anything.
         in_program: Whether the text run as a program comes there, or only a function that it does not call.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _WHY = (
     ("exception", "and an exception strikes one rank"),
-    ("signal", "and signals come to each rank at a moment of its own"),
+    ("signal", "and signals reach each rank at a moment of its own"),
     ("time", "and clocks differ"),
     ("input", "and input differs"),
     ("queue", "and each process has a queue of its own"),

@@ -36,7 +36,7 @@ class Token:
 
 
 def counts(op: Op) -> bool:
-    """Whether all ranks must come to an op alike."""
+    """Whether all ranks must reach an op alike."""
     return op.family not in _FREE and not op.in_group and not op.is_joined
 
 

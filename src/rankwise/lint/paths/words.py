@@ -29,7 +29,7 @@ def written(node: ast.AST | None, longest: int = _LONGEST) -> str:
 
 
 def who(doers: Sequence[int], others: Sequence[int], verb: str) -> str:
-    """``only rank 0 comes``, ``every rank but 0 comes``, ``only some ranks come``: the verb agrees with the ranks."""
+    """``only rank 0 reaches``, ``every rank but 0 saves``, ``only some ranks reach``: the verb agrees with the ranks."""
     if tuple(doers) == (0,):
         ranks = "only rank 0"
     elif tuple(others) == (0,):
@@ -44,7 +44,7 @@ def who(doers: Sequence[int], others: Sequence[int], verb: str) -> str:
         ranks = f"every rank but {others[0]}"
     else:
         return f"only some ranks {verb}"
-    return f"{ranks} {verb}" if verb == "may" else f"{ranks} {verb}s"
+    return f"{ranks} {verb}{'' if verb == 'may' else 'es' if verb.endswith('ch') else 's'}"
 
 
 def tested(item: Op | Loop | Exit, guard: Guard) -> str:
@@ -121,5 +121,5 @@ def also(
     if guard is not None and getattr(guard.node, "lineno", 0) != getattr(at, "lineno", 0):
         places.append(place("the test on the rank", guard.node, guard.module))
     if instead is not None and instead.call.node is not at:
-        places.append(place(f"the others come to {called(instead)}", instead.call.node, instead.call.module))
+        places.append(place(f"the others reach {called(instead)}", instead.call.node, instead.call.module))
     return places

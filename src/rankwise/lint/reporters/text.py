@@ -1,6 +1,6 @@
 """For people: each finding with its source line and what to do.
 
-train.py:14:9: error RW101 (C1): only rank 0 comes to this barrier
+train.py:14:9: error RW101 (C1): only rank 0 reaches this barrier
    |
 14 |         dist.barrier()
    |         ^^^^^^^^^^^^^^

@@ -1,4 +1,4 @@
-"""Only some ranks come to a collective.
+"""Only some ranks reach a collective.
 
 **Why it breaks.** A collective waits until every rank of its group has called it. Under `if rank == 0` the others go on
 without: rank 0 waits until the timeout (10 or 30 minutes), or meets the others' *next* collective and gets its numbers.
@@ -64,7 +64,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`): it waits for the others,"
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits for the others,"
             " or meets their next collective",
             _fix(script, op, guard),
             severity="error" if one.is_sure else "warning",
@@ -74,7 +74,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 def _fix(script: Script, op: Op, guard: Guard) -> str:
     if line := line_left(op, guard):
-        return f"call {called(op)} before line {line}, or let every rank come to it"
+        return f"call {called(op)} before line {line}, or let every rank reach it"
     is_alone = isinstance(parents_of(script.tree).get(op.call.node), ast.Expr)
     if is_alone and not op.call.name.rpartition(".")[2].startswith(_FILLING):
         return f"call {called(op)} on every rank, outside of the test"
@@ -86,6 +86,6 @@ RULE: Rule[Script] = Rule(
     name="collective-under-rank-test",
     severity="error",
     classes=("C1", "C27"),
-    summary="only some ranks come to a collective",
+    summary="only some ranks reach a collective",
     check=check,
 )

@@ -56,7 +56,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`): it waits until the others make"
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits until the others make"
             " one barrier more, from there on all are off by one",
             _fix(one, op),
             severity="error" if one.is_sure else "warning",
@@ -73,7 +73,7 @@ def _is_half(script: Script, one: Missed) -> bool:
 
 def _fix(one: Missed, op: Op) -> str:
     if line := line_left(op, one.guard):
-        return f"call {called(op)} before line {line}, or let every rank come to it"
+        return f"call {called(op)} before line {line}, or let every rank reach it"
     for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
         if tuple(one.others) == others:
             return f"let {words} call {called(op)} as well, behind what it does first: `if {test} == 0: {called(op)}`"

@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, one.guard)}`), and the others to {called(instead)}:"
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, one.guard)}`), and the others {called(instead)}:"
             " the two meet, which hangs, crashes or mixes up numbers",
             f"let every rank call {called(op)} and {called(instead)} in the same order",
             severity="error" if op.is_sure and instead.is_sure else "warning",

@@ -62,7 +62,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), which gathers or writes together"
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which gathers or writes together"
             " with all ranks: it waits for the others",
             _fix(op, guard),
             severity="error" if one.is_sure else "warning",
@@ -73,7 +73,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 def _fix(op: Op, guard: Guard) -> str:
     if line := line_left(op, guard):
-        return f"call {called(op)} before line {line}, or let every rank come to it"
+        return f"call {called(op)} before line {line}, or let every rank reach it"
     if op.family == "save":
         does = "loads" if "load" in op.call.name.rpartition(".")[2] else "writes"
         return f"call {called(op)} on every rank: it {does} with all of them"

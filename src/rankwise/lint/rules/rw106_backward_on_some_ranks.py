@@ -58,7 +58,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
             " all ranks: it waits for the others",
             "let every rank make the same number of backward passes",
             severity="error" if one.is_sure else "warning",

@@ -58,7 +58,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'come')} to {called(op)} (`{tested(op, guard)}`), which every rank must call"
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which every rank must call"
             + (", members or not" if is_group else ""),
             f"call {called(op)} on every rank"
             + (", and use the group on its members only" if is_group else ""),
@@ -77,7 +77,7 @@ def _skipped(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 test,
-                f"ranks for which `{written(test)}` differs do not all come to {called(path.op)}, which every rank must call,"
+                f"ranks for which `{written(test)}` differs do not all reach {called(path.op)}, which every rank must call,"
                 " members or not",
                 f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
                 severity="warning" if _CACHE.search(ast.unparse(test)) else "error",

@@ -1,6 +1,6 @@
 """A collective in `except` or `finally`.
 
-**Why it breaks.** An exception strikes one rank. That rank comes to the handler's collective, the others are in another one:
+**Why it breaks.** An exception strikes one rank. That rank reaches the handler's collective, the others are in another one:
 both wait, and the traceback that would explain it is never printed.
 
 Bad:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Ops that a rank comes to because it has met an exception."""
+    """Ops that a rank reaches because it has met an exception."""
     for path in all_local_paths(script):
         if path.kind not in {"handler", "finally"}:
             continue
@@ -79,7 +79,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"a rank that meets an exception comes to {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
+            f"a rank that meets an exception reaches {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
             " are in another collective: both wait, and the traceback is never seen",
             f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
             severity=_severity(path),

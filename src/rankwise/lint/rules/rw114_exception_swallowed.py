@@ -67,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             handler,
-            f"a rank that comes to this `except` goes on without {called(path.op)}, which the others make: from there on they wait"
+            f"a rank that reaches this `except` goes on without {called(path.op)}, which the others make: from there on they wait"
             " for each other, or mix up steps",
             "let the exception end the rank, or let all ranks agree on skipping (all_reduce a flag) before the collective",
             severity="error"

@@ -1,4 +1,4 @@
-"""Only one rank, which is written out as a number, comes to a collective.
+"""Only one rank, which is written out as a number, reaches a collective.
 
 **Why it breaks.** Under ``if dist.get_rank() == 5:`` rank 5 waits for all others, which never come: the job hangs until the timeout. After
 ``assert dist.get_rank() != 0`` rank 0 has ended with an AssertionError, and the others wait for it.
@@ -76,7 +76,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call,
-                f"only rank {number} comes to {text}() (`{ast.unparse(test.test)}`): it waits for the others, or meets their next collective",
+                f"only rank {number} reaches {text}() (`{ast.unparse(test.test)}`): it waits for the others, or meets their next collective",
                 f"call {text}() on every rank, and keep only the use of its result under the test",
             )
     for claim in scopes.all(ast.Assert):
@@ -101,7 +101,7 @@ def _behind_claim(script: Script, scopes: Scopes, claim: ast.Assert) -> Iterator
     yield script.finding(
         RULE,
         claim,
-        f"rank {number} ends here with an AssertionError, and never comes to {text}() in line {call.lineno}: the others wait for it",
+        f"rank {number} ends here with an AssertionError, and never reaches {text}() in line {call.lineno}: the others wait for it",
         "test what every rank has, or let all ranks end together",
         severity="error" if number == 0 and isinstance(around, ast.Module) else "warning",
     )
@@ -165,7 +165,7 @@ RULE: Rule[Script] = Rule(
     name="collective-of-one-named-rank",
     severity="error",
     classes=("C1",),
-    summary="only one rank, written out as a number, comes to a collective",
+    summary="only one rank, written out as a number, reaches a collective",
     check=check,
     needs_ranks=False,
 )

@@ -1,4 +1,4 @@
-"""Which rank this is, is asked before the process group exists, so that each rank takes itself for the first.
+"""Which rank this is, is asked before the process group exists, so that each rank believes it is the first.
 
 **Why it breaks.** ``dist.get_rank() if dist.is_initialized() else 0`` is 0 on each rank until ``init_process_group`` has run.
 A guard made of it lets all ranks download, log and save at once; if it is kept in a variable, for ever.
@@ -178,7 +178,7 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Finding:
     return script.finding(
         RULE,
         at,
-        f"`{shown}` is asked before the process group is made{where}: every rank takes itself for rank 0 here",
+        f"`{shown}` is asked before the process group is made{where}: every rank believes it is rank 0 here",
         "make the process group first, or read int(os.environ['RANK'])",
         severity="warning" if is_talk else "error",
     )

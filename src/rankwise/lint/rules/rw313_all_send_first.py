@@ -1,6 +1,6 @@
 """All ranks send before they receive, or all receive before they send.
 
-**Why it breaks.** `dist.send` may wait until the other side receives. If every rank stands in `send`, nobody comes to `recv`: large tensors hang
+**Why it breaks.** `dist.send` may wait until the other side receives. If every rank stands in `send`, nobody reaches `recv`: large tensors hang
 (small ones may pass, until they grow). With `recv` first it always hangs.
 
 Bad:
@@ -94,7 +94,7 @@ def _finding(script: Script, call: Call, word: str, later: str) -> Finding:
     return script.finding(
         RULE,
         call.node,
-        f"every rank waits in this {word} before it {later}, so no rank ever comes to what its peer waits for",
+        f"every rank waits in this {word} before it {later}, so no rank ever reaches what its peer waits for",
         "start it without waiting, `request = dist.isend(...)`, then `recv`, then `request.wait()`; or let even ranks send first and odd ranks receive first",
     )
 

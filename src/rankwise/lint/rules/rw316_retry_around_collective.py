@@ -72,7 +72,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"a rank that fails here comes to `{op.name}` again in its next turn, while the other ranks have gone on: attempts are paired with other calls",
+                f"a rank that fails here reaches `{op.name}` again in its next turn, while the other ranks have gone on: attempts are paired with other calls",
                 "try again only what this rank does alone, and make the collective once, behind the loop",
                 also=[("the attempts", script.piece.path, span_of(loop, script.lines))],
             )

@@ -1,6 +1,6 @@
 """Ranks read a file that rank 0 is still writing.
 
-**Why it breaks.** The others come to the read while rank 0 saves: ``FileNotFoundError``, ``PytorchStreamReader failed reading zip
+**Why it breaks.** The others reach the read while rank 0 saves: ``FileNotFoundError``, ``PytorchStreamReader failed reading zip
 archive``, or the file of an earlier run, silently. A barrier before the save does not help.
 
 Bad:
@@ -81,7 +81,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _races(write: FileUse, read: FileUse) -> bool:
-    """Whether the others may come to the read before rank 0 has come out of the write."""
+    """Whether the others may reach the read before rank 0 has come out of the write."""
     zero = next(history for history in write.place.entry.histories if history.rank == 0)
     reader = next(call for call in read.place.calls if call.rank != 0)
     other = next(history for history in read.place.entry.histories if history.rank == reader.rank)

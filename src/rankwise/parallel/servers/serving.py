@@ -168,7 +168,7 @@ class Server:
         with self._lock:
             absent, self._awaited = sorted(self._awaited), set()
         sys.stderr.write(
-            f"rankwise: [rank {self.rank}] {name_ranks(absent)} did not come to the server within {_JOIN_S:g} s; going on without\n"
+            f"rankwise: [rank {self.rank}] {name_ranks(absent)} did not reach the server within {_JOIN_S:g} s; going on without\n"
         )
         for worker in absent:
             self._part(worker, 0, "never came")

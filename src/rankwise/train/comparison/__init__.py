@@ -1,1 +1,1 @@
-"""Where two runs part, and what is likely behind it; torch is needed for checkpoints only."""
+"""Where two runs diverge, and what is likely behind it; torch is needed for checkpoints only."""

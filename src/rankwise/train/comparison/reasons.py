@@ -1,4 +1,4 @@
-"""Says why two runs part, as far as their journals support it, and what to do to find out.
+"""Says why two runs diverge, as far as their journals support it, and what to do to find out.
 
 Most of it is no proof: each reason names the fact that speaks for it. The first is the one to look at first. Only where the runs were not
 given the same, other weights, batches or rates, the cause is certain, and nothing is guessed beside it.
@@ -46,7 +46,7 @@ class Reason:
 
 
 def explain(comparison: Comparison, a: Journal, b: Journal) -> list[Reason]:
-    """Return likely reasons why two runs part, the first to look at first; none if they agree.
+    """Return likely reasons why two runs diverge, the first to look at first; none if they agree.
 
     Args:
         comparison: Of these two runs.

@@ -32,7 +32,7 @@ def find(view: View) -> tuple[Sight, ...]:
             continue
         at = next(op.site for ranks, op in parting.sides if ranks[0] in cleaning)
         others = [op for ranks, op in parting.sides if ranks[0] not in cleaning]
-        # Who is through with its batches earlier comes to the finally just as well.
+        # Who is through with its batches earlier reaches the finally just as well.
         is_early = any(map(is_gradient, others)) and not _is_excepting(view, parting, cleaning)
         told = (
             f"{name_ranks(cleaning)} left a try block early and made the collective of its except or finally"

@@ -170,7 +170,7 @@ def _tell(drift: Drift, class_id: str | None, cause: str, fix: str) -> Sight:
     sofar = "" if drift.is_proof else ", as far as can be seen" if drift.is_over else " so far"
     return Sight(
         kind="mismatch",
-        # Only what the job has come to is certain: as long as it runs, weights may be averaged or restored.
+        # Only what the job has reached is certain: as long as it runs, weights may be averaged or restored.
         certainty="proof" if drift.is_proof else "suspicion",
         rule=RULE,
         culprits=drift.culprits,

@@ -43,7 +43,7 @@ def _tell(view: View, parting: Parting) -> Sight:
     alone = find_alone(view, parting)
     if alone is not None and not is_gradient(alone.op):
         return tell_parting(
-            view, parting, rule=RULE, told="a collective that only some ranks made met the gradients of the others",
+            view, parting, rule=RULE, told="a collective that only some ranks called was paired with a DDP gradient all-reduce",
             class_id=alone.class_id, fix=alone.fix, culprits=alone.ranks, lead=alone.op,
         )  # fmt: skip
     known = explain_fewer(view, gradients.site, stepping, others, places)
@@ -56,7 +56,7 @@ def _tell(view: View, parting: Parting) -> Sight:
         view,
         parting,
         rule=RULE,
-        told="the gradients of some ranks met another collective of the others",
+        told="a DDP gradient all-reduce was paired with a different collective",
         class_id=class_id if were_there else None,
         fix=fix,
         # Who left a step out is known then, and it is not who stands in backward.

@@ -66,7 +66,7 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
         line = next(guard.line for guard in away if guard.kind == "except")
         return (
             "R1",
-            f"{who} caught an exception at line {line} and did not come to {at}: let it end the rank, or tell the others first",
+            f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or tell the others first",
         )
     # The stages of a pipeline stand under tests of the rank, and are meant to.
     waiting = [one for one in absence.waiting if one.op is None or one.op.flow is None]
@@ -92,5 +92,5 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
         )
     return (
         None,
-        f"look why {who} did not come to {at}, or why the others did: all ranks of a group must make the same collectives",
+        f"look why {who} did not reach {at}, or why the others did: all ranks of a group must make the same collectives",
     )

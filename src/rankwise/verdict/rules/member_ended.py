@@ -41,6 +41,6 @@ def _name(view: View, absence: Absence, gone: tuple[int, ...]) -> str | None:
 def _fix(absence: Absence, gone: tuple[int, ...]) -> str:
     at = shorten(absence.waiting[0].site)
     return (
-        f"let {name_ranks(gone)} come to {at} as often as the others: the same number of steps and collectives on all ranks, "
+        f"let {name_ranks(gone)} reach {at} as often as the others: the same number of steps and collectives on all ranks, "
         "and a barrier before destroy_process_group"
     )

@@ -1,0 +1,58 @@
+"""Pages of the documentation on the terminal: what a report or a probe names, by that name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+import rankwise
+from rankwise.doctor import registry
+
+#: In a wheel they lie inside the package, in a clone beside `src`.
+_FOLDERS = (Path(rankwise.__file__).parent / "docs", Path(rankwise.__file__).parents[2] / "docs")
+_LINK = re.compile(r"\[([^\]\n]+)\]\([^)\n]+\)")
+_ENTRY = re.compile(r"^### ([A-Z]\d{1,2}): .*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def find_page(name: str) -> str | None:
+    """Return the page of a verdict's rule, a failure class or a probe, as Markdown without links.
+
+    Args:
+        name: ``gradients_met``, ``D14``, ``gloo-variables``; in any case, and with dashes or underscores.
+
+    Returns:
+        The page; None if there is none of that name.
+    """
+    _, text = _read_pages().get(_fold(name), ("", None))
+    return None if text is None else _LINK.sub(r"\1", text)
+
+
+def find_close(name: str) -> list[str]:
+    """Return at most three names of pages that may be meant."""
+    pages = _read_pages()
+    return [pages[one][0] for one in difflib.get_close_matches(_fold(name), pages, n=3, cutoff=0.75)]
+
+
+def list_names() -> list[str]:
+    """List the names of all pages."""
+    return sorted(name for name, _ in _read_pages().values())
+
+
+def _fold(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
+
+
+def _read_pages() -> dict[str, tuple[str, str]]:
+    """Return the names and the pages."""
+    folder = next((one for one in _FOLDERS if one.is_dir()), None)
+    if folder is None:
+        return {}
+    pages = {
+        _fold(path.stem): (path.stem, path.read_text(encoding="utf-8"))
+        for path in (folder / "rules").glob("*.md")
+        if path.stem != "README"
+    }
+    pages |= {_fold(one.id): (one.id, f"# {one.id}\n\n{registry.page(one)}") for one in registry.all_probes()}
+    classes = (folder / "reference" / "failure-classes.md").read_text(encoding="utf-8")
+    return pages | {_fold(entry[1]): (entry[1], entry[0][2:]) for entry in _ENTRY.finditer(classes)}
