@@ -16,7 +16,7 @@ NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus
 # Tests that run at once: many wait for processes and clocks more than they compute.
 WORKERS ?= 3
 
-.PHONY: help demo test test-fast test-gpu smoke lint bench docs clean
+.PHONY: help demo test test-fast test-gpu smoke lint bench docs site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -42,13 +42,17 @@ lint: $(DEV)  ## check style, formatting, types and layers
 bench: $(DEV)  ## measure every speed claim
 	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
-docs: $(DEV)  ## write the reference and draw the README's pictures anew
+site: $(DEV)  ## build the site of docs/ into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: $(DEV)  ## write the reference and draw the pictures anew, and build the site
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_probes.py
 	$(BIN)/python docs/draw_permutation.py
 	$(BIN)/python docs/draw_commit.py
 	$(BIN)/python docs/pictures.py
+	$(MAKE) site
 
 clean:  ## remove what was built, trained or cached; .venv stays
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis digits-model.pt
