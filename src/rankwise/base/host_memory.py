@@ -6,6 +6,11 @@ import os
 import stat
 from pathlib import Path
 
+from rankwise.base import environ
+
+#: Names another place; by default it is the launcher's.
+VARIABLE = "RANKWISE_MEMORY"
+_ROOT, _MOST_ANCESTORS = Path("/dev/shm"), 16
 _NUMBERS = Path("/proc/self/ns/pid")
 
 
@@ -35,3 +40,31 @@ def is_own_folder(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def find_memory_folder(name: str) -> Path | None:
+    """Return where this rank's host keeps something in its memory until the job ends; None where nobody would clean up after the job.
+
+    Args:
+        name: Of the folder below the launcher's, or below that which RANKWISE_MEMORY names.
+    """
+    told = environ.get(VARIABLE)
+    root = Path(told) if told else _find_launchers()
+    return root / name if root is not None and root.is_dir() else None
+
+
+def _find_launchers() -> Path | None:
+    """Return the folder that the launcher of this process has made; its number is in the name."""
+    pid = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        if pid < 1 or not hasattr(os, "getuid"):
+            break
+        for path in _ROOT.glob(f"{name_memory_folder(pid)}*"):
+            if is_own_folder(path):
+                return path
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            break
+        pid = int(stat.rpartition(")")[2].split()[1])  # the name, in brackets, may hold anything
+    return None

@@ -27,10 +27,15 @@ def ask_requeue(*, leaves: bool = False) -> None:
     Args:
         leaves: Tell also that this rank has done what it had to.
     """
+    write_note(_ASKED + _LEAVES * leaves)
+
+
+def write_note(lines: bytes) -> None:
+    """Add lines to the notes of this rank, if its launcher is ours."""
     with suppress(OSError, AttributeError):
         # Under another launcher the number may be anybody's file.
         if os.pread(NOTES_FD, len(_FIRST), 0) == _FIRST:
-            os.write(NOTES_FD, _ASKED + _LEAVES * leaves)
+            os.write(NOTES_FD, lines)
 
 
 def has_asked(notes: str) -> bool:

@@ -9,41 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rankwise.base import environ
 from rankwise.base.errors import CheckpointError
-from rankwise.base.host_memory import is_own_folder, name_memory_folder
+from rankwise.base.host_memory import find_memory_folder
 
-#: Names another place; by default it is the launcher's.
-VARIABLE = "RANKWISE_MEMORY"
-_ROOT, _MOST_ANCESTORS = Path("/dev/shm"), 16
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def find_memory(folder: Path) -> Path | None:
     """Return where this host keeps copies of a folder's checkpoints; None where nobody would clean up after the job."""
-    told = environ.get(VARIABLE)
-    root = Path(told) if told else _find_launchers()
-    if root is None or not root.is_dir():
-        return None
-    return root / hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
-
-
-def _find_launchers() -> Path | None:
-    """Return the folder that the launcher of this process has made; its number is in the name."""
-    pid = os.getppid()
-    for _ in range(_MOST_ANCESTORS):
-        if pid < 1 or not hasattr(os, "getuid"):
-            break
-        for path in _ROOT.glob(f"{name_memory_folder(pid)}*"):
-            if is_own_folder(path):
-                return path
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            break
-        pid = int(stat.rpartition(")")[2].split()[1])  # the name, in brackets, may hold anything
-    return None
+    return find_memory_folder(hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest())
 
 
 def check_space(folder: Path, size: int) -> None:

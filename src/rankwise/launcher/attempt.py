@@ -15,6 +15,7 @@ from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import parse_imported, parse_notes
 from rankwise.evidence.place import EvidencePlace
 from rankwise.evidence.snapshot import take_stacks
+from rankwise.launcher.lone_restart import LoneRestarts
 from rankwise.launcher.lookout import Lookout
 from rankwise.launcher.output import Pump, open_streams, read_last_words
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
@@ -38,9 +39,11 @@ from rankwise.verdict.exits import is_abort_at_exit
 from rankwise.verdict.requeue import is_requeue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rankwise.launcher.job import Job
+    from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment
 
 _SNAPSHOT_S = 0.2
@@ -83,16 +86,17 @@ class Outcome:
 class Attempt:
     """Starts the ranks of one attempt and sees them through."""
 
-    def __init__(self, job: Job, part: Assignment, *, index: int, restarts: int) -> None:
+    def __init__(self, job: Job, part: Assignment, *, index: int, failures: list[Failure]) -> None:
         """Open the streams of all ranks.
 
         Args:
             job: Whose attempt it is.
             part: Which ranks are ours this time.
             index: Number of the attempt, from 0.
-            restarts: How many failures came before; an attempt ended for a joining node is none.
+            failures: Those that came before, an attempt ended for a joining node is none; gets those after which a rank starts alone.
         """
-        self._job, self._part, self._index, self._restarts = job, part, index, restarts
+        self._job, self._part, self._index, self._restarts = job, part, index, len(failures)
+        self._failures, self._lone = failures, LoneRestarts(job, part, failures)
         self._clock, self._workers = job.clock, job.workers
         self._folder = job.folder / f"attempt_{index}"
         self._pump, self._tee = Pump(job.console), Tee(job.console)
@@ -124,26 +128,34 @@ class Attempt:
         streams = open_streams(logs, local_rank, folder)
         self._pump.add(streams)
         tee = logs.tee.get(local_rank, logs.tee.get(None, Std.NONE))
-        prefix = make_prefix(logs.prefix, role_name=self._job.spec.role, rank=rank, local_rank=local_rank)
+        role = self._job.spec.find_role(rank)
+        name, number = (role.name, role.index) if role else (self._job.spec.role, local_rank)
+        prefix = make_prefix(logs.prefix, role_name=name, rank=rank, local_rank=number)
         if streams.shown and Std.OUT in tee:
             self._tee.add(folder / "stdout.log", to_fd=1, prefix=prefix, filters=logs.out_filters,
                           copy_to=self._folder / "filtered_stdout.log" if logs.out_filters else None)  # fmt: skip
         if streams.shown and Std.ERR in tee:
             self._tee.add(folder / "stderr.log", to_fd=2, prefix=prefix, filters=logs.err_filters,
                           copy_to=self._folder / "filtered_stderr.log" if logs.err_filters else None)  # fmt: skip
+        notes, stacks, place = self._open_evidence(folder)
         return Rank(
             rank=rank,
             local_rank=local_rank,
             tag=f"{local_rank}.{self._suffix}",
             streams=streams,
-            notes_fd=self._open_notes(folder / "notes.jsonl"),
-            stacks_fd=self._open_notes(folder / "stacks.txt"),
-            evidence=EvidencePlace.open() if self._records else None,
+            notes_fd=notes,
+            stacks_fd=stacks,
+            evidence=place,
         )
 
-    @staticmethod
-    def _open_notes(path: Path) -> int:
-        return make_memory_file(path.stem) if IS_LINUX else os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    def _open_evidence(self, folder: Path) -> tuple[int, int, EvidencePlace | None]:
+        """Open what a rank writes for us."""
+        notes, stacks = (
+            make_memory_file(path.stem) if IS_LINUX else os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            for path in (folder / "notes.jsonl", folder / "stacks.txt")
+        )
+        place = EvidencePlace.open() if self._records else None
+        return notes, stacks, place
 
     def _start(self) -> None:
         job, part = self._job, self._part
@@ -151,39 +163,44 @@ class Attempt:
         if part.listener is not None:
             self._start_store(part)
         for rank in self._ranks:
-            error_file = None if job.spec.logs.is_off else rank.streams.folder / "error.json"
-            env = build_rank_env(
-                job.spec,
-                part,
-                local_rank=rank.local_rank,
-                num_ranks=job.num_ranks,
-                restart=self._restarts,
-                error_file=error_file,
-                num_threads=job.num_threads,
-            )
-            argv = (
-                *job.prefixes[rank.local_rank],
-                *build_argv(job.spec.program, job.python, rank.local_rank),
-            )
-            command = build_rank_command(
-                argv,
-                env,
-                rank.streams,
-                notes_fd=rank.notes_fd,
-                stacks_fd=rank.stacks_fd,
-                evidence=rank.evidence,
-            )
-            self._workers.start(rank.tag, command)
-            if rank.evidence is not None:
-                rank.evidence.close_rank_end()
-            for fd in rank.streams.to_close:
-                os.close(fd)
+            self._start_rank(rank)
+            if not self._lone.is_on:
+                rank.streams.close_rank_end()
         job.warm.tell(job.events)
         self._pump.start()
         self._tee.start()
         job.events.write(
             "ranks.started", attempt=self._index, num=len(self._ranks), world_size=part.world_size
         )
+
+    def _start_rank(self, rank: Rank) -> None:
+        job = self._job
+        error_file = None if job.spec.logs.is_off else rank.streams.folder / "error.json"
+        env = build_rank_env(
+            job.spec,
+            self._part,
+            local_rank=rank.local_rank,
+            num_ranks=job.num_ranks,
+            restart=self._restarts,
+            error_file=error_file,
+            num_threads=job.num_threads,
+        )
+        argv = (
+            *job.prefixes[rank.local_rank],
+            *build_argv(job.spec.program, job.python, rank.local_rank),
+        )
+        command = build_rank_command(
+            argv,
+            env,
+            rank.streams,
+            notes_fd=rank.notes_fd,
+            stacks_fd=rank.stacks_fd,
+            evidence=rank.evidence,
+        )
+        rank.started_s = self._clock.monotonic()
+        self._workers.start(rank.tag, command)
+        if rank.evidence is not None:
+            rank.evidence.close_rank_end()
 
     def _start_store(self, part: Assignment) -> None:
         listener = part.listener
@@ -212,6 +229,7 @@ class Attempt:
         self._start()
         while any(rank.is_alive for rank in self._ranks) and not self._is_over():
             self._look(self._watch_every_s())
+            self._restart_alone()
             self._tell_slow_start()
             if not (
                 self._is_over() or self._requeue.has_begun
@@ -231,10 +249,12 @@ class Attempt:
             self._stop(self._interrupted or signal.SIGTERM)
             self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
             self._take_signals()
+        for rank in self._ranks:
+            rank.streams.close_rank_end()
         self._tee.finish()
         streams = self._pump.finish()
         self._lookout.tell_end()
-        case = self._to_case()
+        case = self._to_case(self._ranks)
         # Ranks of other nodes, on their way out as ours were, may still need the store.
         is_needed = is_requeue(case) and not self._regroup
         if not is_needed and (not clean or self._regroup or self._job.serial is not None):
@@ -242,10 +262,7 @@ class Attempt:
         lasted_s = self._clock.monotonic() - self._started_s
         imported = parse_imported(read_all(self._ranks[0].notes_fd))
         for rank in self._ranks:
-            os.close(rank.notes_fd)
-            os.close(rank.stacks_fd)
-            if rank.evidence is not None:
-                rank.evidence.close()
+            rank.close()
         return Outcome(
             case=case,
             lookout=self._lookout,
@@ -254,6 +271,21 @@ class Attempt:
             imported=imported,
             open_streams=streams,
         )
+
+    def _restart_alone(self) -> None:
+        """Start ranks again that have failed, where the others can go on without them meanwhile."""
+        failed = [rank for rank in self._ranks if self._lone.is_on and self._has_failed(rank)]
+        is_over = self._interrupted is not None or self._keeper_lost or self._lookout.has_hung
+        for rank in (
+            failed if not (is_over or self._requeue.has_begun or self._store_code is not None) else ()
+        ):
+            if not self._lone.takes(rank, self._ranks, self._to_case([rank])):
+                return
+            del self._by_tag[rank.tag]
+            rank.begin_again(*self._open_evidence(rank.streams.folder))
+            self._by_tag[rank.tag] = rank
+            self._lookout.renew(rank)
+            self._start_rank(rank)
 
     def _tell_slow_start(self) -> None:
         if self._is_told_slow or any(rank.pid for rank in self._ranks):
@@ -357,7 +389,7 @@ class Attempt:
 
     def _take_evidence(self) -> None:
         """Look at the living before they are stopped: what they wait for is half of the answer."""
-        is_last = self._restarts >= self._job.spec.max_restarts
+        is_last = len(self._failures) >= self._job.spec.max_restarts
         self._lookout.take_last(is_final=is_last and self._interrupted is None)
         # What has raised writes it down first of all. Its own exit code is worth a wait only in the last report.
         end = self._clock.monotonic() + (_LAST_BREATH_S if is_last else _LAST_NOTE_S)
@@ -449,7 +481,7 @@ class Attempt:
             expired="" if self._job.timers is None else self._job.timers.find_expired(rank.pid),
         )
 
-    def _to_case(self) -> Case:
+    def _to_case(self, ranks: Sequence[Rank]) -> Case:
         try:
             shm = os.statvfs("/dev/shm")
             shm_free: int | None = shm.f_bavail * shm.f_frsize
@@ -460,7 +492,7 @@ class Attempt:
             rank.stopped_s is not None for rank in self._ranks
         )
         return Case(
-            ranks=tuple(self._to_end(rank) for rank in self._ranks),
+            ranks=tuple(self._to_end(rank) for rank in ranks),
             world_size=self._part.world_size,
             num_nodes=self._part.num_nodes,
             attempt=self._index,

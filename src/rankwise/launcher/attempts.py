@@ -13,7 +13,7 @@ from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
 from rankwise.launcher.lookout import HungMeanwhile
 from rankwise.launcher.output import relay_in_background
-from rankwise.launcher.policy import Decision, Failure, GiveUp, decide
+from rankwise.launcher.policy import Decision, GiveUp, decide, to_failure
 from rankwise.launcher.publish import is_silent, publish, save_evidence
 from rankwise.launcher.rendezvous.several import SeveralNodes
 from rankwise.launcher.rendezvous.single import SingleNode
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.helper import Helper
     from rankwise.launcher.host_look import HostLook
     from rankwise.launcher.job import Job
+    from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.warm_start import Host
@@ -72,7 +73,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             if not index:
                 drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
             raise
-        outcome = _run_attempt(job, part, index=index, restarts=len(failures))
+        outcome = _run_attempt(job, part, index=index, failures=failures)
         case, verdict = outcome.case, judge(outcome.case)
         save_evidence(job, case, verdict)
         is_through = _is_through(verdict) and not outcome.regroup
@@ -88,9 +89,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         if outcome.regroup:
             job.console.say("rankwise: another node joins, all ranks start again")
             continue
-        # Which of several ranks came first is chance: the error itself is compared, not who raised it.
-        told = verdict.message.partition(": ")[2] or verdict.message
-        failures.append(Failure(message=told, where=_place(verdict), lasted_s=outcome.lasted_s))
+        failures.append(to_failure(verdict, lasted_s=outcome.lasted_s))
         decision = _decide(job, case, failures)
         if isinstance(decision, GiveUp):
             if job.host_look is not None:
@@ -159,14 +158,9 @@ def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> No
         drop_folder(job.spec.logs, job.folder)
 
 
-def _place(verdict: Verdict) -> str | None:
-    """Return where an attempt failed, or by which exit code; None if it was killed from outside."""
-    return verdict.where or (f"exit code {verdict.exit_code}" if verdict.exit_code < 128 else None)
-
-
-def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int) -> Outcome:
+def _run_attempt(job: Job, part: Assignment, *, index: int, failures: list[Failure]) -> Outcome:
     try:
-        return Attempt(job, part, index=index, restarts=restarts).run()
+        return Attempt(job, part, index=index, failures=failures).run()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise LaunchError(

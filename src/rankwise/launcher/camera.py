@@ -139,6 +139,10 @@ class Camera:
         now = clock.monotonic()
         self._tracks = {rank.rank: _Track(rank=rank, moved_s=now) for rank in ranks}
 
+    def renew(self, rank: Rank) -> None:
+        """Forget what was seen of a rank that is started again alone."""
+        self._tracks[rank.rank] = _Track(rank=rank, moved_s=self._clock.monotonic())
+
     # ---------------------------------------------------------------- looking
 
     def look(self, budget_s: float = _READING_S) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import UsageError
+from rankwise.base.roles import COUNTS, read_counts
 from rankwise.launcher.parser import OWN_FLAGS, build_parser
 from rankwise.launcher.spec import DISPATCHER, ON_HANG, LaunchSpec, Logs, Meeting, Program, Std, may_watch
 
@@ -135,8 +136,9 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         watch=_to_watch(args, env),
         variables=(
             *([("RANKWISE_WATCH", DISPATCHER)] if args.watch_dispatcher else []),
-            *([("RANKWISE_ROLE_COUNTS", args.role_counts)] if args.role_counts else []),
+            *([(COUNTS, args.role_counts)] if args.role_counts else []),
         ),
+        role_counts=read_counts(args.role_counts or ""),
     )
 
 
@@ -150,9 +152,9 @@ def _apply_role_counts(args: argparse.Namespace, max_nodes: int) -> str:
             f"--role-counts {args.role_counts!r}: ROLE=NUMBER is meant",
             hint="as in ps=2,worker=6, without spaces",
         )
-    pairs = [pair.split("=") for pair in args.role_counts.split(",")]
-    total = sum(int(number) for _, number in pairs)
-    if len({role for role, _ in pairs}) < len(pairs):
+    counts = read_counts(args.role_counts)
+    total = sum(number for _, number in counts)
+    if len({role for role, _ in counts}) < len(counts):
         raise UsageError(f"--role-counts {args.role_counts} names a role twice", hint="give each role once")
     if max_nodes > 1:
         return nproc

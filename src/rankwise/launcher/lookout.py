@@ -122,6 +122,10 @@ class Lookout:
         keys = {sight.key for sight in self.decided or ()}
         return (*(self.decided or ()), *(sight for sight in self._watch.sights if sight.key not in keys))
 
+    def renew(self, rank: Rank) -> None:
+        """Forget what was seen of a rank that is started again alone."""
+        self._camera.renew(rank)
+
     def poll(self) -> None:
         """Look, if it is time to."""
         if self._is_on:

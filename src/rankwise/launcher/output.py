@@ -51,6 +51,12 @@ class RankStreams:
     shown: bool = True
     is_redirected: bool = False
 
+    def close_rank_end(self) -> None:
+        """Let go of what the rank writes to, once nobody will be started with it any more."""
+        for fd in self.to_close:
+            os.close(fd)
+        self.to_close.clear()
+
     @property
     def log(self) -> Path:
         """Path of the log of standard error."""

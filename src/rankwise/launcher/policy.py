@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankwise.verdict.case import Verdict
+
 #: So many failures of the same cause at the same place, none later than the first by much, are a loop.
 _LOOP_LENGTH = 3
 _SLACK_S = 10.0
@@ -43,6 +45,17 @@ class GiveUp:
 
 
 Decision = Restart | GiveUp
+
+
+def to_failure(verdict: Verdict, *, lasted_s: float) -> Failure:
+    """Return what the policy needs of a verdict.
+
+    Which of several ranks came first is chance: the error itself is compared, not who raised it. The place is where it failed, or by
+    which exit code; None if it was killed from outside.
+    """
+    told = verdict.message.partition(": ")[2] or verdict.message
+    place = verdict.where or (f"exit code {verdict.exit_code}" if verdict.exit_code < 128 else None)
+    return Failure(message=told, where=place, lasted_s=lasted_s)
 
 
 def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.environ import RankEnv, environ
 from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
+from rankwise.base.roles import Role
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
@@ -46,16 +47,18 @@ def build_rank_env(
     num_threads: int | None,
 ) -> dict[str, str | None]:
     """Return what a rank's environment has beyond ours; ``num_threads`` counts only where the user set none."""
+    number = part.base_rank + local_rank
+    role = spec.find_role(number) or Role(spec.role, part.base_role_rank + local_rank, part.role_world_size)
     rank = RankEnv(
-        rank=part.base_rank + local_rank,
+        rank=number,
         local_rank=local_rank,
         world_size=part.world_size,
         local_world_size=num_ranks,
         group_rank=part.node_rank,
         group_world_size=part.num_nodes,
-        role_name=spec.role,
-        role_rank=part.base_role_rank + local_rank,
-        role_world_size=part.role_world_size,
+        role_name=role.name,
+        role_rank=role.index,
+        role_world_size=role.size,
         master_addr=part.master_addr,
         master_port=part.master_port,
         restart_count=restart,

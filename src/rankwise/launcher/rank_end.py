@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
@@ -50,11 +51,35 @@ class Rank:
     over_s: float | None = None
     stack: Stack | None = None
     refusal: str = ""
+    started_s: float = 0.0
+    life: int = 0
 
     @property
     def is_alive(self) -> bool:
         """Whether it has not ended yet."""
         return self.code is None
+
+    def begin_again(self, notes_fd: int, stacks_fd: int, evidence: EvidencePlace | None) -> None:
+        """Become a rank that has not been started, with other files."""
+        self.close()
+        self.notes_fd, self.stacks_fd, self.evidence = notes_fd, stacks_fd, evidence
+        self.life += 1
+        self.tag = f"{self.tag.partition('+')[0]}+{self.life}"
+        self.pid, self.code, self.stack, self.over_s, self.stopped_s, self.refusal = (
+            0,
+            None,
+            None,
+            None,
+            None,
+            "",
+        )
+
+    def close(self) -> None:
+        """Let go of what it has written for us."""
+        os.close(self.notes_fd)
+        os.close(self.stacks_fd)
+        if self.evidence is not None:
+            self.evidence.close()
 
     def note_end(self, code: int, at_s: float, refusal: str = "") -> None:
         """Note how and when it ended; one that was told to stop when it had ended already has ended by itself."""

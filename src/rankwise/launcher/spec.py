@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from rankwise.base.environ import is_on
 from rankwise.base.errors import UsageError
+from rankwise.base.roles import list_roles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from rankwise.base.roles import Role
 
 OnHang = Literal["stop", "report", "restart"]
 #: What a hang may lead to.
@@ -147,6 +150,7 @@ class LaunchSpec:
         preload: Modules that the user wants imported before the ranks are forked.
         watch: Judge whether ranks that live still get on.
         variables: What the ranks' environment has beyond ours; None takes a variable out.
+        role_counts: How many ranks have each role, in the order of the ranks; empty: all have ``role``.
     """
 
     program: Program
@@ -176,6 +180,12 @@ class LaunchSpec:
     preload: tuple[str, ...] = ()
     watch: bool = True
     variables: tuple[tuple[str, str | None], ...] = ()
+    role_counts: tuple[tuple[str, int], ...] = ()
+
+    def find_role(self, rank: int) -> Role | None:
+        """Return the role of a global rank; None where all have the same."""
+        roles = list_roles(self.role_counts)
+        return roles[rank] if rank < len(roles) else None
 
     @property
     def num_ranks(self) -> int | None:

@@ -11,9 +11,8 @@
             ps.push()
     ctx.close()
 
-Messages go over Gloo, a process group of two for each worker and server, and not over torch's RPC: RPC's agent is one for a process, which
-meets all others when it starts, so that a worker could not come back while the others go on. By hand RPC is faster for small messages and
-slower for large ones (from some 32 MB).
+Under ``rankwise run --role-counts ps=2,worker=6 --max-restarts 10 train.py`` the ranks join without a group of all of them, and a rank that
+dies is started again alone: a server from its last copy, for which the workers wait; a worker takes its place, while the others go on.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
-from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
+from rankwise.base.host_memory import find_memory_folder
 from rankwise.parallel.servers.compression import Compression
 from rankwise.parallel.servers.coordinator import Coordinator, Handle, PerWorker, work
-from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.gathering import name_states
-from rankwise.parallel.servers.layout import SPLIT_BYTES, copy_in, digest, spread
-from rankwise.parallel.servers.recovery import Recovery
+from rankwise.parallel.servers.layout import SPLIT_BYTES, spread
 from rankwise.parallel.servers.rules import Rules, check_rules
-from rankwise.parallel.servers.serving import NormExchange, Server
-from rankwise.parallel.servers.shard import Shard
-from rankwise.parallel.servers.table import TableValues
-from rankwise.parallel.servers.worker import Worker
+from rankwise.parallel.servers.sides import Sides, count_servers
 from rankwise.runtime.context import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
     from torch import nn
 
-    from rankwise.parallel.servers.layout import ShardLayout
+    from rankwise.parallel.servers.serving import Server
+    from rankwise.parallel.servers.worker import Worker
     from rankwise.runtime.context import RankContext
+
+
+#: Ranks come when they have imported torch, perhaps beside many others.
+_ARRIVAL_S, _POLL_S = 120.0, 0.02
 
 
 def parameter_server(  # noqa: PLR0913 - most calls give few
@@ -96,8 +95,9 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         resume: A plain optimizer of this model, whose states the servers go on with: of a checkpoint that was loaded into both.
         num_updates: How many updates were made before: where versions and the schedule begin.
         recovery_folder: Where servers copy what they hold, after each ``save_every`` updates, on a file system that all of them share. When
-            one dies, the first that lives takes over from its last copy, and the workers go on; the updates since are lost. None: the death
-            of a server ends the training.
+            one dies, it is started again from its last copy, or, in a job without roles, the first that lives takes over; the updates since
+            are lost, except the last of each worker, which is sent again: with ``save_every=1`` none are. None: where ranks are started
+            again alone, in the host's memory; elsewhere the death of a server ends the training.
         save_every: See above.
         timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
 
@@ -113,108 +113,57 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     Collective: every rank must call this, with the same arguments; afterwards nobody waits for all.
     """
     ctx = current()
-    num_servers = _count_servers(ctx, servers)
-    first = num_servers + coordinator
-    if coordinator and (mode != "async" or first == ctx.world_size):
-        raise UsageError(f"coordinator=True with mode={mode!r}, and {ctx.world_size - first} workers", rank=ctx.rank,
-                         hint='scheduled functions reach workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
+    num_servers = count_servers(ctx, servers)
+    first, name = num_servers + coordinator, f"servers/{ctx._count('servers')}"
     bound = check_rules(mode, staleness, backup_workers, ctx.world_size - first, clip_norm)
-    if timeout_s is not None and not timeout_s > 0:
-        raise UsageError(
-            f"timeout_s={timeout_s} is no number of seconds above 0",
-            rank=ctx.rank,
-            hint="None: that of init()",
-        )
-    if clip_norm is not None and mode != "async" and find_tables(model):
-        raise UsageError(f"clip_norm={clip_norm} with mode={mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
-                         rank=ctx.rank, hint='mode="async" clips on the workers; or leave out clip_norm')  # fmt: skip
     rules = Rules(
         mode=mode, staleness=bound, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
         clip_norm=clip_norm, timeout_s=ctx.timeout_s if timeout_s is None else timeout_s,
     )  # fmt: skip
-    if recovery_folder is not None and (save_every < 1 or (clip_norm is not None and mode != "async")):
-        raise UsageError(f"recovery_folder with save_every={save_every}, clip_norm={clip_norm}, mode={mode!r}", rank=ctx.rank,
-                         hint="save_every is 1 or more; what was taken over is some updates behind, and the norm of one update is not known then: no clip_norm")  # fmt: skip
-    packing = None if compression is None else Compression(compression)
-    layouts = spread(model, num_servers, split_bytes=split_bytes)
-    store = dist.PrefixStore(f"servers/{ctx._count('servers')}", ctx.store)
+    _check(
+        ctx,
+        model,
+        rules,
+        num_workers=ctx.world_size - first,
+        coordinator=coordinator,
+        save_every=save_every,
+        recovers=recovery_folder is not None,
+    )
+    if recovery_folder is None and ctx.returns and (clip_norm is None or rules.is_async):
+        recovery_folder = find_memory_folder(name)
+    sides = Sides(
+        ctx, model, rules, dist.PrefixStore(name, ctx.store), layouts=spread(model, num_servers, split_bytes=split_bytes),
+        compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, save_every=save_every,
+    )  # fmt: skip
     workers = range(first, ctx.world_size)
     if ctx.rank < num_servers:
-        server, make_shard = _make_server(
-            ctx, model, layouts, rules, packing, store, range(num_servers, ctx.world_size)
-        )
-        server.resume(name_states(model, resume) if resume is not None else {}, num_updates)
-        if recovery_folder is not None:
-            server.recovery = Recovery(recovery_folder, save_every, make_shard)
-            for number, shard in server.shards.items():
-                server.watch(number, shard)
-        return ParameterServer(ctx, workers, num_servers, rules, store, server=server)
-    worker = Worker(
-        ctx.rank, model, layouts, layout_digest=_digest(model, layouts), server_ranks=range(num_servers), rules=rules,
-        compression=packing, store=store, can_recover=recovery_folder is not None,
-    )  # fmt: skip
-    if ctx.rank == num_servers and coordinator:
-        head = Coordinator(ctx.rank, workers, store=store, timeout_s=rules.timeout_s)
-        return ParameterServer(ctx, workers, num_servers, rules, store, worker=worker, coordinator=head)
-    return ParameterServer(ctx, workers, num_servers, rules, store, worker=worker)
+        server = sides.make_server(name_states(model, resume) if resume is not None else {}, num_updates)
+        return ParameterServer(ctx, workers, num_servers, rules, sides.store, server=server)
+    worker = sides.make_worker()
+    head = sides.make_coordinator(workers) if coordinator and ctx.rank == num_servers else None
+    return ParameterServer(ctx, workers, num_servers, rules, sides.store, worker=worker, coordinator=head)
 
 
-def _count_servers(ctx: RankContext, servers: Any) -> int:
-    """Return how many ranks are servers."""
-    told = get("RANKWISE_ROLE_COUNTS", "")
-    counts = dict(part.split("=", 1) for part in told.split(",") if "=" in part)
-    by_role = int(counts["ps"]) if counts.get("ps", "").isdigit() else None
-    if servers is not None and by_role is not None and servers != by_role:
+def _check(
+    ctx: RankContext, model: nn.Module, rules: Rules, *, num_workers: int, coordinator: bool, save_every: int, recovers: bool
+) -> None:  # fmt: skip
+    """Refuse what makes no sense together."""
+    if coordinator and (not rules.is_async or num_workers < 1):
+        raise UsageError(f"coordinator=True with mode={rules.mode!r}, and {num_workers} workers", rank=ctx.rank,
+                         hint='scheduled functions come to workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
+    if not rules.timeout_s > 0:
         raise UsageError(
-            f"servers={servers}, and --role-counts {told} says {by_role}",
+            f"timeout_s={rules.timeout_s} is no number of seconds above 0",
             rank=ctx.rank,
-            hint="leave out one of them",
+            hint="None: that of init()",
         )
-    num_servers = servers if servers is not None else (by_role or 1)
-    if (
-        isinstance(num_servers, bool)
-        or not isinstance(num_servers, int)
-        or not 1 <= num_servers < ctx.world_size
-    ):
-        raise UsageError(
-            f"servers={num_servers!r} of {ctx.world_size} ranks", rank=ctx.rank,
-            hint="at least one rank must be a server, and one a worker",
-        )  # fmt: skip
-    return num_servers
-
-
-def _make_server(
-    ctx: RankContext, model: nn.Module, layouts: list[ShardLayout], rules: Rules, packing: Compression | None,
-    store: dist.Store, workers: Sequence[int],
-) -> tuple[Server, Callable[[int, Iterable[int]], Shard]]:  # fmt: skip
-    """Return the server of this rank, and what makes any shard with first values."""
-    tables, parameters = list(find_tables(model).items()), dict(model.named_parameters())
-    norms = None
-    if rules.clip_norm is not None and not rules.is_async:
-        filled = [one.number for one in layouts if one.pieces]
-        norms = NormExchange(store, filled, timeout_s=rules.timeout_s)
-
-    def make_shard(number: int, members: Iterable[int]) -> Shard:
-        table, server = divmod(number, len(layouts))
-        if table == 0:
-            dense = DenseValues(layouts[server], rules, total_norm=norms)
-            copy_in(dense.layout, dense.buffer, parameters)
-            return Shard(server, dense, rules, members)
-        name, module = tables[table - 1]
-        held = TableValues(module.facts.draw(server, len(layouts)), rules)
-        return Shard(f"{name}/{server}", held, rules, members)
-
-    numbers = range(ctx.rank, len(layouts) * (len(tables) + 1), len(layouts))
-    shards = {number: make_shard(number, workers) for number in numbers}
-    server = Server(
-        ctx.rank, ctx.rank, shards, layout_digest=_digest(model, layouts), compression=packing, workers=workers,
-        store=store, timeout_s=2 * rules.timeout_s,
-    )  # fmt: skip
-    return server, make_shard
-
-
-def _digest(model: nn.Module, layouts: list[ShardLayout]) -> str:
-    return digest([*layouts, *((name, one.facts) for name, one in find_tables(model).items())])
+    clips_together = rules.clip_norm is not None and not rules.is_async
+    if clips_together and find_tables(model):
+        raise UsageError(f"clip_norm={rules.clip_norm} with mode={rules.mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
+                         rank=ctx.rank, hint='mode="async" clips on the workers; or leave out clip_norm')  # fmt: skip
+    if save_every < 1 or (recovers and clips_together):
+        raise UsageError(f"recovery_folder with save_every={save_every}, clip_norm={rules.clip_norm}, mode={rules.mode!r}", rank=ctx.rank,
+                         hint="save_every is 1 or more; what was taken over is some updates behind, and the norm of one update is not known then: no clip_norm")  # fmt: skip
 
 
 @final
@@ -377,8 +326,7 @@ class ParameterServer:
                 hint="parameter_server(..., coordinator=True), and call it on workers",
             )
         return work(
-            self._ctx.rank, self.worker_index, self.num_workers, store=self._store,
-            timeout_s=2 * self._rules.timeout_s, turn=self.worker_index + 1,
+            self._ctx.rank, self.worker_index, self.num_workers, store=self._store, timeout_s=2 * self._rules.timeout_s
         )  # fmt: skip
 
     def _as_coordinator(self, what: str) -> Coordinator:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RankwiseError, UsageError
 from rankwise.base.requeue import REQUEUE, ask_requeue
 from rankwise.evidence.recorder import let_threads_settle
@@ -62,6 +63,7 @@ class RankContext:
         source: Who told rank and world size.
         opened_at: ``file.py:LINE`` of the call of ``init()``.
         serves: Whether this process serves the store.
+        role: What this rank is in a job whose ranks have roles, as in ``ps`` or ``worker``; None in any other.
     """
 
     rank: int
@@ -79,6 +81,7 @@ class RankContext:
     source: str
     opened_at: str = field(repr=False)
     serves: bool = field(default=False, repr=False)
+    role: str | None = None
     _counts: dict[str, int] = field(default_factory=dict, repr=False)
     _stop: list[StopWatch] = field(default_factory=list, repr=False)
     _meshes: list[Mesh] = field(default_factory=list, repr=False)
@@ -104,6 +107,11 @@ class RankContext:
     def is_open(self) -> bool:
         """Whether this rank is still in the job."""
         return self in _open
+
+    @property
+    def returns(self) -> bool:
+        """Whether a rank that dies is started again alone, while the others go on: in a job with roles, if its launcher may restart."""
+        return self.role is not None and get("TORCHELASTIC_MAX_RESTARTS") != "0"
 
     # --------------------------------------------------------------- the mesh
 
@@ -331,7 +339,7 @@ class RankContext:
         deadline = find_deadline(SYSTEM_CLOCK, after_s=after_s, margin_s=margin_s, rank=self.rank)
         self._stop.append(
             StopWatch(
-                rank=self.rank, world_size=self.world_size, store=dist.PrefixStore(f"stop/{self._count('listening')}", self.store),
+                rank=self.rank, world_size=self.world_size if self.role is None else 1, store=dist.PrefixStore(f"stop/{self._count('listening')}", self.store),
                 timeout_s=self.timeout_s, deadline=deadline, signals=numbers, clock=SYSTEM_CLOCK,
             )
         )  # fmt: skip
@@ -434,7 +442,7 @@ class RankContext:
             # A group goes when nobody holds it any more, and waits there for the work that is pending; that may be
             # a DDP model that goes after us, and waits with the interpreter's lock in hand.
             let_threads_settle(bound_s / 4)
-            if self.world_size > 1 and bound_s > _ABANDON_S:
+            if self.world_size > 1 and bound_s > _ABANDON_S and self.role is None:
                 self._wait_until_connected()
             if dist.is_initialized() and dist.group.WORLD is self.group:
                 dist.destroy_process_group()

@@ -63,6 +63,7 @@ class Control:
         rank: Our own global rank.
         store: Where ranks leave word of where they wait.
         timeout_s: Seconds to wait for the slowest rank.
+        refusal: Why there is none, if every call is to say so.
         clock: Where time comes from.
     """
 
@@ -74,8 +75,10 @@ class Control:
         rank: int,
         store: dist.Store,
         timeout_s: float,
+        refusal: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._refusal = refusal
         self._group, self.ranks, self._rank = group, tuple(ranks), rank
         self._store, self.timeout_s, self._clock = store, timeout_s, clock
         self._num_calls, self._is_closed = 0, False
@@ -227,6 +230,12 @@ class Control:
         self._group, self._is_closed = None, True
 
     def _check_open(self) -> None:
+        if self._refusal:
+            raise UsageError(
+                self._refusal,
+                rank=self._rank,
+                hint="servers and workers exchange what they have by rankwise.parameter_server()",
+            )
         if self._is_closed:
             raise UsageError(
                 "this rank has left the job",

@@ -18,6 +18,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import get, read_float
 from rankwise.base.errors import RankwiseError, RendezvousError, UsageError
+from rankwise.base.roles import COUNTS, list_roles, note_apart, read_counts
 from rankwise.evidence.recorder import let_threads_settle
 from rankwise.evidence.roll import Record, describe_process, find_loopback
 from rankwise.runtime.connecting import connect
@@ -56,6 +57,7 @@ class _Request:
     timeout_s: float | None
     arrival_timeout_s: float
     opened_at: str
+    role: str | None
 
 
 def init(  # noqa: PLR0913 - most calls give none
@@ -69,6 +71,7 @@ def init(  # noqa: PLR0913 - most calls give none
     timeout_s: float | timedelta | None = None,
     arrival_timeout_s: float | None = None,
     mesh: Mapping[str, int] | DeviceMesh | None = None,
+    role: str | None = None,
 ) -> RankContext:
     """Join the job that this process belongs to; alone, without any variables, it is a world of one.
 
@@ -87,6 +90,9 @@ def init(  # noqa: PLR0913 - most calls give none
             Groups of ``rankwise.new_group`` take it over (those of ``torch.distributed.new_group`` have torch's default).
         arrival_timeout_s: Seconds from the first rank's arrival to the last one's; None: RANKWISE_ARRIVAL_TIMEOUT, or 60.
         mesh: Lay the ranks out as a grid, ``{"replicate": 2, "shard": -1}``; see ``ctx.mesh``. None: no grid.
+        role: What this rank is in a job of servers and workers, ``"ps"``, ``"chief"`` or ``"worker"``, the ``"ps"`` being the first
+            ranks; None: as ``rankwise run --role-counts ps=2,worker=6`` says, or TF_CONFIG with tasks ``ps``. Ranks with roles don't wait
+            for each other here, and there is no process group of all of them: any of them may die and come back.
 
     Returns:
         The context. Use it in a ``with`` block, or let the end of the process close it.
@@ -96,7 +102,7 @@ def init(  # noqa: PLR0913 - most calls give none
         RendezvousError: The store was not found in time, or the ranks could not connect to each other.
         HandshakeError: Ranks are absent, doubled, or differ in what must be the same; all ranks that came raise it.
 
-    Collective: every rank of the job must call this.
+    Collective: every rank of the job must call this; with roles, none waits for another.
     """
     opened_at = _find_caller(sys._getframe(1))
     try:
@@ -112,6 +118,7 @@ def init(  # noqa: PLR0913 - most calls give none
             timeout_s=_to_seconds(timeout_s, "timeout_s"),
             arrival_timeout_s=arrival_s or read_float("RANKWISE_ARRIVAL_TIMEOUT", _ARRIVAL_S),
             opened_at=opened_at,
+            role=role or _find_role(identity),
         )
         ctx = enter(_join(request, store))
         try:
@@ -126,13 +133,21 @@ def init(  # noqa: PLR0913 - most calls give none
         raise error.with_traceback(None) from error.__cause__
 
 
+def _find_role(identity: Identity) -> str | None:
+    """Return what the environment says this rank is, in a job that has servers of parameters."""
+    roles = list_roles(read_counts(get(COUNTS)))
+    is_theirs = len(roles) == identity.world_size and any(one.name == "ps" for one in roles)
+    return roles[identity.rank].name if is_theirs else None
+
+
 def _find_caller(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _check_not_open() -> None:
     context = find_current()
-    if context is not None and dist.is_initialized() and dist.group.WORLD is context.group:
+    is_grouped = dist.is_initialized() and context is not None and dist.group.WORLD is context.group
+    if context is not None and (is_grouped or context.role is not None):
         raise UsageError(f"this process has already joined a job, at {context.opened_at}", rank=context.rank,
                          hint="use rankwise.current() for the context, or close it before you join again")  # fmt: skip
     if context is None and dist.is_initialized():
@@ -170,15 +185,20 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
         device = choose_device(request.device, it.local_rank or 0, it.rank)
     timeout_s = request.timeout_s or (600.0 if "nccl" in backend else 1800.0)
     groups, roll = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(MEETING_PREFIX, store)
-    side = connect(it, place, backend, device, store=groups, roll=roll, timeout_s=timeout_s)
-    corner = dist.PrefixStore("rankwise/job", store)
-    if it.world_size > 1:
+    corner, side, refusal = dist.PrefixStore("rankwise/job", store), None, ""
+    if request.role is None:
+        side = connect(it, place, backend, device, store=groups, roll=roll, timeout_s=timeout_s)
+    else:
+        note_apart()
+        corner.set(f"role/{it.rank}", request.role)
+        refusal = "the ranks of this job have roles, and no process group of all of them"
+    if it.world_size > 1 and request.role is None:
         corner.add("connected", 1)
     return RankContext(
         rank=it.rank, world_size=it.world_size, local_rank=it.local_rank or 0, local_world_size=it.local_world_size or 1,
         node_rank=it.node_rank or 0, num_nodes=it.num_nodes or 1, device=device, backend=backend, timeout_s=timeout_s,
-        group=dist.group.WORLD, control=Control(side, ranks=range(it.world_size), rank=it.rank, store=corner, timeout_s=timeout_s),
-        store=corner, source=it.source, opened_at=request.opened_at, serves=_serves(it, place), _lay_mesh=lay_mesh,
+        group=dist.group.WORLD, control=Control(side, ranks=range(it.world_size), rank=it.rank, store=corner, timeout_s=timeout_s, refusal=refusal),
+        store=corner, source=it.source, opened_at=request.opened_at, serves=_serves(it, place), role=request.role, _lay_mesh=lay_mesh,
     )  # fmt: skip
 
 
@@ -231,7 +251,7 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
                 ),
             )
         store = dist.PrefixStore(f"{place.attempt}.{generation}", raw)
-        if place.kind == "alone" or get("RANKWISE_HANDSHAKE") in {"0", "off"}:
+        if place.kind == "alone" or request.role is not None or get("RANKWISE_HANDSHAKE") in {"0", "off"}:
             nodes = [[0]] if place.kind == "alone" else None
             return store, Meeting(
                 ranks_by_node=nodes, num_nodes=it.num_nodes or 1, clock_skew_s=None, doubts=()

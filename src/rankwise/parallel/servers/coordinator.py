@@ -15,7 +15,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-import torch.distributed as dist
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import (
@@ -23,17 +22,24 @@ from rankwise.base.errors import (
     CollectiveTimeoutError,
     RankFailedError,
     RankwiseError,
+    RendezvousError,
     UsageError,
 )
 from rankwise.evidence.roll import name_ranks
-from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, Message, connect
+from rankwise.parallel.servers.entrance import knock
+from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch.distributed as dist
+
+    from rankwise.parallel.servers.entrance import Door
+
 _BYE_S, _JOIN_S = 5.0, 60.0
+_POLL_S = 0.2
 #: Where workers join the coordinator; servers have numbers.
-_PLACE = "coordinator"
+PLACE = "coordinator"
 
 
 @final
@@ -81,28 +87,55 @@ class Coordinator:
     Args:
         rank: Our rank.
         workers: Ranks of the workers.
-        store: The servers' corner of the store.
+        door: Where workers come to, those too that are started again after their death.
         timeout_s: Seconds that one function may take; then its worker is given up.
     """
 
-    def __init__(self, rank: int, workers: Sequence[int], *, store: dist.Store, timeout_s: float) -> None:
-        self._rank, self._store, self._timeout_s = rank, store, timeout_s
+    def __init__(self, rank: int, workers: Sequence[int], *, door: Door, timeout_s: float) -> None:
+        self._rank, self._timeout_s = rank, timeout_s
         self._changed = threading.Condition()
         self._waiting: deque[Handle] = deque()
         self._open, self._num_scheduled, self._is_closed = 0, 0, False
         self._failed: RankwiseError | None = None
-        self._here, self._lost = set[int](), dict[int, str]()
-        for _ in workers:
-            turn = len(self._here) + 1
-            link = connect(
-                dist.PrefixStore(f"link/{_PLACE}/{turn}", store), is_server=True, peer="a worker", rank=rank
-            )
+        self._here, self._lost = dict[int, Link](), dict[int, str]()
+        self._threads = list[threading.Thread]()
+        self._door = door
+        door.open()
+        self._accept_all(len(workers))
+        threading.Thread(target=self._accept_late, name="rankwise-coordinator-door", daemon=True).start()
+
+    def _accept_all(self, num_workers: int) -> None:
+        end = SYSTEM_CLOCK.monotonic() + _JOIN_S
+        while len(self._here) + len(self._lost) < num_workers:
+            self._accept(1.0)
+            if SYSTEM_CLOCK.monotonic() > end:
+                raise RendezvousError(
+                    f"{len(self._here)} of {num_workers} workers came to the coordinator within {_JOIN_S:g} s: {name_ranks(sorted(self._here))}",
+                    rank=self._rank, hint="the others must call ps.work()",
+                )  # fmt: skip
+
+    def _accept_late(self) -> None:
+        """Take in workers that come back."""
+        while not self._is_closed:
+            self._accept(_POLL_S)
+
+    def _accept(self, timeout_s: float) -> None:
+        link = self._door.accept(timeout_s)
+        if link is None:
+            return
+        try:
             worker = int((link.receive(timeout_s=_JOIN_S).note or {})["worker"])
-            link.peer = f"worker {worker}"
-            self._here.add(worker)
-            threading.Thread(
-                target=self._drive, args=(link, worker), name="rankwise-coordinator", daemon=True
-            ).start()
+        except RankwiseError:
+            return  # it has died since
+        link.peer = f"worker {worker}"
+        with self._changed:
+            self._here[worker] = link
+            self._lost.pop(worker, None)
+        thread = threading.Thread(
+            target=self._drive, args=(link, worker), name="rankwise-coordinator", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
 
     def schedule(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Handle:
         """Have a function called on some worker; returns at once."""
@@ -185,8 +218,9 @@ class Coordinator:
             link.send(Message(BYE), timeout_s=_BYE_S)
         except RankwiseError as error:
             with self._changed:
-                self._here.discard(worker)
-                self._lost[worker] = error.message
+                if self._here.get(worker) is link:  # else it has come back already
+                    del self._here[worker]
+                    self._lost[worker] = error.message
                 if handle is not None:
                     self._waiting.appendleft(handle)  # another does it again, before what came later
                 self._changed.notify_all()
@@ -216,13 +250,16 @@ class Coordinator:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the workers go when they have done what is scheduled."""
+        """Let the workers go when they have done what is scheduled, and wait some seconds for each to hear of it."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_BYE_S)
+        self._door.close()
 
 
-def work(rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_s: float, turn: int) -> int:
+def work(rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_s: float) -> int:
     """Do what the coordinator schedules, until it closes; return how many functions were called.
 
     Args:
@@ -231,14 +268,11 @@ def work(rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_
         num_workers: Of how many.
         store: The servers' corner of the store.
         timeout_s: Seconds that the coordinator may give nothing to do.
-        turn: The place where the coordinator waits for us.
 
     Raises:
         CollectiveError: The coordinator is gone.
     """
-    link = connect(
-        dist.PrefixStore(f"link/{_PLACE}/{turn}", store), is_server=False, peer="the coordinator", rank=rank
-    )
+    link, _ = knock(store, PLACE, peer="the coordinator", rank=rank, timeout_s=_JOIN_S)
     link.send(Message(HELLO, note={"worker": rank}), timeout_s=timeout_s)
     own: dict[int, Any] = {}
     num_called = 0

@@ -102,7 +102,8 @@ class DenseValues:
         return {
             "optimizer": self.optimizer.state_dict() if self.optimizer is not None else {},
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "values": [one.detach() for one in self.parameters],
+            # Clones: torch.save takes no two dtypes of one buffer.
+            "values": [one.detach().clone() for one in self.parameters],
         }
 
 

@@ -1,24 +1,24 @@
 """A link between one worker and one server: messages with a bound on every wait, and the peer's name in every error.
 
-A link is a Gloo process group of two. That a link is a group of its own is what lets the others go on when a peer is killed, and lets
-workers join later: one TensorPipe agent serves a whole process, and meets all others when it starts. See ``parameter_server`` for
-the measurements.
+A link is a TCP connection. That each is one of its own lets the others go on when a peer is killed, and lets a process that is started
+again take its predecessor's place: agents of torch's RPC serve a whole process, and meet all others when they start; and a message of
+some bytes takes less than half of the time that Gloo needs for it, and a third of RPC's (benchmarks/parameter_server.py).
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import struct
-from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-import torch.distributed as dist
 
-from rankwise.base.deadline import OverdueError, call_within
-from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RendezvousError
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.base.memory import view_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 #: Kinds of messages: what a worker asks for, and what the server answers.
 HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED = range(10)
-_HEADER = 7  # numbers of int64
-#: A peer says that it comes right before it does.
-CONNECT_S, _GRACE_S = 20.0, 5.0
+#: Kind, shard, bytes of the note; number, version, weight, bytes of the body.
+_HEADER = struct.Struct("<iiqqqdq")
+#: Up to so many bytes one buffer for header, note and body costs less than two of them.
+_JOINED_BYTES = 1 << 14
+#: Whoever waits longer says for whom.
+_NOTICE_S = 20.0
 
 
 class LinkLostError(CollectiveError):
@@ -65,14 +68,17 @@ class Link:
     """One end of a link.
 
     Args:
-        group: The group of two.
-        is_server: Whether this end is the server's.
+        connection: To the peer.
         peer: Who is at the other end, for errors.
         rank: Our own rank, for errors.
+        tells: Whether to say on standard error for whom a long wait is.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, is_server: bool, peer: str, rank: int) -> None:
-        self._group, self._other, self.peer, self._rank = group, 1 if is_server else 0, peer, rank
+    def __init__(self, connection: socket.socket, *, peer: str, rank: int, tells: bool = False) -> None:
+        self._socket, self.peer, self._rank, self._tells = connection, peer, rank, tells
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._header = memoryview(bytearray(_HEADER.size))
+        self._timeout_s = -1.0
 
     def send(self, message: Message, *, timeout_s: float) -> None:
         """Send a message; its body may be written again afterwards.
@@ -82,18 +88,21 @@ class Link:
             CollectiveTimeoutError: It does not take the message in time.
         """
         note = b"" if message.note is None else json.dumps(message.note).encode()
-        bits = struct.unpack("<q", struct.pack("<d", message.weight))[0]
-        size = 0 if message.body is None else message.body.numel()
-        header = torch.tensor(
-            [message.kind, message.shard, message.number, bits, len(note), size, message.seen]
-        )
-        parts = [header]
-        if note:
-            parts.append(torch.frombuffer(bytearray(note), dtype=torch.uint8))
-        if message.body is not None and size:
-            parts.append(message.body)
-        for part in parts:
-            self._wait(partial(self._group.send, [part], self._other, 0), timeout_s, "takes no message")
+        body = memoryview(b"") if message.body is None else _view(message.body)
+        head = _HEADER.pack(
+            message.kind, message.shard, len(note), message.number, message.seen, message.weight, len(body)
+        )  # fmt: skip
+        self._set_timeout(timeout_s)
+        try:
+            if len(body) <= _JOINED_BYTES:
+                self._socket.sendall(b"".join((head, note, body)))
+            else:
+                self._socket.sendall(head + note)
+                self._socket.sendall(body)
+        except TimeoutError:
+            raise self._tell_timeout("takes no message", timeout_s) from None
+        except OSError as error:
+            raise self._tell_lost(error.strerror or str(error)) from None
 
     def receive(
         self, *, timeout_s: float, place: Callable[[Message, int], Tensor | None] | None = None
@@ -108,15 +117,16 @@ class Link:
             LinkLostError: The peer is gone.
             CollectiveTimeoutError: Nothing came in time.
         """
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        self._receive_into(header, timeout_s)
-        kind, shard, number, bits, note_size, size, seen = header.tolist()
+        if self._tells and timeout_s > _NOTICE_S:
+            self._receive_header_patiently(timeout_s)
+        else:
+            self._receive_into(self._header, timeout_s)
+        kind, shard, note_size, number, seen, weight, size = _HEADER.unpack(self._header)
         note = None
         if note_size:
-            text = torch.empty(note_size, dtype=torch.uint8)
-            self._receive_into(text, timeout_s)
-            note = json.loads(text.numpy().tobytes())
-        weight = struct.unpack("<d", struct.pack("<q", bits))[0]
+            text = bytearray(note_size)
+            self._receive_into(memoryview(text), timeout_s)
+            note = json.loads(text)
         message = Message(kind, shard, number, weight, seen, note)
         if not size:
             return message
@@ -124,54 +134,57 @@ class Link:
         if body is None:
             body = torch.empty(size, dtype=torch.uint8)
         if body.numel() != size:
-            # Gloo aborts the process for a message that is larger than its place.
             raise LinkLostError(
                 f"{self.peer} sends {size} bytes where {body.numel()} are expected", rank=self._rank,
                 hint="the versions of rankwise or the models differ",
             )  # fmt: skip
-        self._receive_into(body, timeout_s)
-        return Message(kind, shard, number, weight, seen, note, body)
+        self._receive_into(_view(body), timeout_s)
+        return replace(message, body=body)
 
-    def _receive_into(self, tensor: Tensor, timeout_s: float) -> None:
-        self._wait(partial(self._group.recv, [tensor], self._other, 0), timeout_s, "sends nothing")
-
-    def _wait(self, begin: Callable[[], dist.Work], timeout_s: float, what: str) -> None:
+    def _receive_header_patiently(self, timeout_s: float) -> None:
         try:
-            begin().wait(timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            text = str(error).splitlines()[0]
-            if "imed out" in text:
-                raise CollectiveTimeoutError(
-                    f"{self.peer} {what} for {timeout_s:g} s", rank=self._rank,
-                    hint="it is stopped or overloaded: look at its stacks (`rankwise why PID`); or raise timeout_s",
-                ) from None  # fmt: skip
-            raise LinkLostError(
-                f"{self.peer} is gone: {text}", rank=self._rank, hint="look at its output"
-            ) from None
+            self._receive_into(self._header[:1], _NOTICE_S)
+        except CollectiveTimeoutError:
+            sys.stderr.write(
+                f"rankwise: [rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most\n"
+            )
+            self._receive_into(self._header[:1], timeout_s - _NOTICE_S)
+        self._receive_into(self._header[1:], timeout_s)
+
+    def _receive_into(self, buffer: memoryview, timeout_s: float) -> None:
+        self._set_timeout(timeout_s)
+        at = 0
+        try:
+            while at < len(buffer):
+                size = self._socket.recv_into(buffer[at:] if at else buffer)
+                if not size:
+                    raise self._tell_lost("it has closed the connection")
+                at += size
+        except TimeoutError:
+            raise self._tell_timeout("sends nothing", timeout_s) from None
+        except OSError as error:
+            raise self._tell_lost(error.strerror or str(error)) from None
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        if timeout_s != self._timeout_s:  # a system call
+            self._timeout_s = timeout_s
+            with suppress(OSError):  # closed: the next call says so
+                self._socket.settimeout(timeout_s)
+
+    def _tell_lost(self, text: str) -> LinkLostError:
+        return LinkLostError(f"{self.peer} is gone: {text}", rank=self._rank, hint="look at its output")
+
+    def _tell_timeout(self, what: str, timeout_s: float) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"{self.peer} {what} for {timeout_s:g} s", rank=self._rank,
+            hint="it is stopped or overloaded: look at its stacks (`rankwise why PID`); or raise timeout_s",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the connection; the peer gets what was sent."""
+        self._socket.close()
 
 
-def connect(store: dist.Store, *, is_server: bool, peer: str, rank: int) -> Link:
-    """Make one end of a link.
-
-    Args:
-        store: A corner of the store that only the two ends use. (A connection of its own would be better, as one that waits lets
-            nobody else ask; but torch's store resets many that come at once, and then they wait for seconds: torch 2.13, libuv.)
-        is_server: Whether this end is the server's.
-        peer: Who is at the other end, for errors.
-        rank: Our own rank, for errors.
-
-    Raises:
-        RendezvousError: The peer did not come, or can't be reached.
-    """
-
-    def make() -> dist.ProcessGroup:
-        return dist.ProcessGroupGloo(store, 0 if is_server else 1, 2, timedelta(seconds=CONNECT_S))
-
-    try:
-        # Where the store is frozen, Gloo's own bound does not hold.
-        return Link(call_within(CONNECT_S + _GRACE_S, make), is_server=is_server, peer=peer, rank=rank)
-    except (OverdueError, RuntimeError) as error:
-        raise RendezvousError(
-            f"no link to {peer} within {CONNECT_S:g} s: {str(error).splitlines()[0]}", rank=rank,
-            hint="it has ended or is stopped, or a firewall keeps the ranks' own ports shut (GLOO_SOCKET_IFNAME)",
-        ) from None  # fmt: skip
+def _view(body: Tensor) -> memoryview:
+    """Return a contiguous tensor's memory."""
+    return view_memory(body.data_ptr(), body.nbytes)

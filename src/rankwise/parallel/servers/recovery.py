@@ -46,7 +46,7 @@ class Recovery:
         path = self._find(number)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
-            torch.save({**shard.held.state(), "version": shard.version}, file)
+            torch.save(shard.state(), file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -70,13 +70,5 @@ class Recovery:
                 f"shard {number} can't be taken over from {path}: {error}", hint="recovery_folder must be on a file system that all servers share"
             ) from None  # fmt: skip
         shard = self._make_shard(number, workers)
-        held = shard.held
-        with torch.no_grad():
-            for parameter, value in zip(held.parameters, state["values"], strict=True):
-                parameter.copy_(value)
-        if held.optimizer is not None:
-            held.optimizer.load_state_dict(state["optimizer"])
-        if held.scheduler is not None:
-            held.scheduler.load_state_dict(state["scheduler"])
-        shard.begin(state["version"])
+        shard.restore(state)
         return shard

@@ -30,7 +30,6 @@ from rankwise.parallel.servers.link import (
     Link,
     LinkLostError,
     Message,
-    connect,
 )
 from rankwise.parallel.servers.shard import Gradient
 from rankwise.parallel.servers.table import TableValues
@@ -42,13 +41,18 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
     from rankwise.parallel.servers.compression import Compression
+    from rankwise.parallel.servers.entrance import Door
     from rankwise.parallel.servers.recovery import Recovery
     from rankwise.parallel.servers.shard import Shard
 
-_POLL_S = 0.01
+_POLL_S = 0.02
+#: So often those that are waited for are looked up among those that have ended, while no server was there to hear of it.
+_LOOK_UP_S = 0.5
 #: Threads that only pass messages on wait for Python's lock at each of them; 5 ms, the default, is more than a small message takes.
 _SWITCH_S = 1e-4
 _JOIN_S = 60.0
+#: A process that is started again has to import torch, perhaps beside many others.
+RETURN_S = 120.0
 
 
 @final
@@ -63,25 +67,31 @@ class Server:
         compression: How gradients come.
         workers: Ranks that will join.
         store: The servers' corner of the store.
+        door: Where they come to.
         timeout_s: Seconds that a worker may say nothing.
+        returns: Whether a worker that has died is started again, so that we wait for it.
         clock: Where time comes from.
     """
 
     def __init__(  # noqa: PLR0913 - what makes a server
         self, number: int, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, compression: Compression | None,
-        workers: Iterable[int], store: dist.Store, timeout_s: float, clock: Clock = SYSTEM_CLOCK,
+        workers: Iterable[int], store: dist.Store, door: Door, timeout_s: float, returns: bool = False, clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
         self.number, self.rank, self.shards = number, rank, dict(shards)
         self._digest, self._compression = layout_digest, compression
-        self._store, self._timeout_s, self._clock = store, timeout_s, clock
+        self._store, self._door, self._timeout_s, self._returns, self._clock = (
+            store,
+            door,
+            timeout_s,
+            returns,
+            clock,
+        )
         self.recovery: Recovery | None = None
         self._lock = threading.Lock()
-        self._awaited, self._here = (
-            set(workers),
-            dict[int, int](),
-        )  # workers, and the number of the link that each has now
+        #: Workers that are to come, and until when; those that are here, and the link that each has now.
+        self._awaited = dict.fromkeys(workers, float("inf"))
+        self._here = dict[int, Link]()
         self.ended, self.lost = list[int](), dict[int, str]()
-        self._accepted = 0
         self._fault: BaseException | None = None
 
     def resume(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> None:
@@ -105,16 +115,21 @@ class Server:
         Raises:
             CollectiveError: No worker ended well, or the update rule raised.
         """
-        switch_s, start = sys.getswitchinterval(), self._clock.monotonic()
+        switch_s, look_up_s = sys.getswitchinterval(), self._clock.monotonic()
+        self._awaited = dict.fromkeys(self._awaited, look_up_s + (RETURN_S if self._returns else _JOIN_S))
         sys.setswitchinterval(_SWITCH_S)
         try:
             while self._fault is None and not self._is_done():
-                self._accept()
-                self._clock.sleep(_POLL_S)
-                if self._awaited and self._clock.monotonic() - start > _JOIN_S:
-                    self._give_up_waiting()
+                if (link := self._door.accept(_POLL_S)) is not None:
+                    threading.Thread(
+                        target=self._attend, args=(link,), name="rankwise-worker-link", daemon=True
+                    ).start()
+                if self._awaited and self._clock.monotonic() >= look_up_s:
+                    look_up_s = self._clock.monotonic() + _LOOK_UP_S
+                    self._look_up_awaited()
         finally:
             sys.setswitchinterval(switch_s)
+            self._door.close()
         if self._fault is not None:
             raise self._fault
         if self.lost and not self.ended:
@@ -149,41 +164,39 @@ class Server:
             ]
             return not self._awaited and not active
 
-    def _accept(self) -> None:
-        num_joined = self._store.add(f"joins/{self.number}", 0)
-        while self._accepted < num_joined:
-            self._accepted += 1
-            try:
-                self._store.set(f"accepts/{self.number}/{self._accepted}", "1")
-                corner = dist.PrefixStore(f"link/{self.number}/{self._accepted}", self._store)
-                link = connect(corner, is_server=True, peer="a worker that joins", rank=self.rank)
-            except RankwiseError as error:
-                sys.stderr.write(f"rankwise: {error}\n")
-                continue
-            threading.Thread(
-                target=self._attend, args=(link, self._accepted), name="rankwise-worker-link", daemon=True
-            ).start()
+    def _look_up_awaited(self) -> None:
+        """Count those out that have ended without us, or do not come."""
+        now = self._clock.monotonic()
+        for worker, until_s in list(self._awaited.items()):
+            if self._store.check([f"ended/{worker}"]):
+                self._part(worker, None, None)
+            elif now > until_s:
+                sys.stderr.write(
+                    f"rankwise: [rank {self.rank}] {name_ranks([worker])} did not come to the server in time; going on without\n"
+                )
+                self._give_up(worker)
 
-    def _give_up_waiting(self) -> None:
+    def _give_up(self, worker: int) -> None:
         with self._lock:
-            absent, self._awaited = sorted(self._awaited), set()
-        sys.stderr.write(
-            f"rankwise: [rank {self.rank}] {name_ranks(absent)} did not reach the server within {_JOIN_S:g} s; going on without\n"
-        )
-        for worker in absent:
-            self._part(worker, 0, "never came")
+            self._awaited.pop(worker, None)
+            self.lost.setdefault(worker, "never came")
+        for shard in list(self.shards.values()):
+            shard.leave(worker)
 
-    def _part(self, worker: int, link: int, why: str | None) -> None:
+    def _part(self, worker: int, link: Link | None, why: str | None) -> None:
         """Count a worker out, unless it has come back over another link."""
         with self._lock:
-            if self._here.get(worker, link) != link:
+            if self._here.get(worker, link) is not link:
                 return
             self._here.pop(worker, None)
-            self._awaited.discard(worker)
+            self._awaited.pop(worker, None)
             if why is None:
                 self.ended.append(worker)
+                self.lost.pop(worker, None)
             else:
                 self.lost[worker] = why
+                if self._returns:
+                    self._awaited[worker] = self._clock.monotonic() + RETURN_S
                 with suppress(RuntimeError):  # so that it does not take us for dead
                     self._store.set(f"left/{self.number}/{worker}", why)
         for shard in list(self.shards.values()):
@@ -191,44 +204,51 @@ class Server:
 
     # ------------------------------------------------------------- one worker
 
-    def _attend(self, link: Link, link_number: int) -> None:
+    def _attend(self, link: Link) -> None:
         """Answer one worker; what goes wrong with it is its end here, and not ours."""
         worker = -1
         try:
             hello = link.receive(timeout_s=_JOIN_S)
-            worker = int((hello.note or {})["worker"])
+            note = hello.note or {}
+            worker, life = int(note["worker"]), int(note["life"])
             link.peer = f"worker {worker}"
-            self._greet(link, worker, link_number, (hello.note or {})["digest"])
-            self._answer_all(link, worker, link_number)
+            self._greet(link, worker, life, note["digest"])
+            self._answer_all(link, worker, life)
         except RankwiseError as error:
             if worker >= 0:
-                self._part(worker, link_number, error.message)
+                self._part(worker, link, error.message)
         except Exception as error:  # noqa: BLE001 - of the user's update rule: raised in serve()
             self._fault = error
+        finally:
+            link.close()
 
-    def _greet(self, link: Link, worker: int, link_number: int, digest: str) -> None:
-        if digest != self._digest:
-            text = f"worker {worker} has another model than server {self.number} (layouts {digest} and {self._digest})"
-            link.send(Message(REFUSED, note={"error": text}), timeout_s=self._timeout_s)
-            raise CollectiveError(text)
+    def _greet(self, link: Link, worker: int, life: int, digest: str) -> None:
+        try:
+            if digest != self._digest:
+                raise CollectiveError(  # noqa: TRY301 - told to the worker
+                    f"worker {worker} has another model than server {self.number} (layouts {digest} and {self._digest})"
+                )
+            clocks = {str(number): shard.join(worker, life) for number, shard in list(self.shards.items())}
+        except CollectiveError as error:
+            link.send(Message(REFUSED, note={"error": error.message}), timeout_s=self._timeout_s)
+            raise
         with self._lock:
-            self._here[worker] = link_number
-            self._awaited.discard(worker)
+            self._here[worker] = link
+            self._awaited.pop(worker, None)
             self.lost.pop(worker, None)
-        clocks = {str(number): shard.join(worker) for number, shard in list(self.shards.items())}
         link.send(Message(HELLO, note={"clocks": clocks}), timeout_s=self._timeout_s)
 
-    def _answer_all(self, link: Link, worker: int, link_number: int) -> None:
+    def _answer_all(self, link: Link, worker: int, life: int) -> None:
         refused: str | None = None
         while True:
             message = link.receive(timeout_s=self._timeout_s, place=self._find_place)
             if message.kind == BYE:
-                self._part(worker, link_number, None)
+                self._part(worker, link, None)
                 return
             try:
                 if self._fault is not None:
                     raise CollectiveError(f"the server has failed: {self._fault!r}")  # noqa: TRY301 - told to the worker
-                answer = self._answer(message, worker) if refused is None else None
+                answer = self._answer(message, worker, life) if refused is None else None
             except (LinkLostError, CollectiveTimeoutError):
                 raise
             except CollectiveError as error:
@@ -251,11 +271,11 @@ class Server:
         with shard.changed:
             return shard.held.take_buffer()
 
-    def _answer(self, message: Message, worker: int) -> Message | None:
+    def _answer(self, message: Message, worker: int, life: int) -> Message | None:
         if message.kind == STATS:
             return Message(ANSWER, note=self.report())
         if message.kind == ADOPT:
-            return self._adopt((message.note or {})["shards"], worker)
+            return self._adopt((message.note or {})["shards"], worker, life)
         shard = self.shards[message.shard]
         held = shard.held
         if message.kind == STATE:
@@ -268,11 +288,11 @@ class Server:
         elif message.kind == PULL and isinstance(held, DenseValues):
             version, body = shard.read(message.number, held.read)
         else:
-            shard.push(self._unpack(message, worker, held))
+            shard.push(self._unpack(message, worker, life, held))
             return None
         return Message(ANSWER, shard=message.shard, number=version, body=body)
 
-    def _adopt(self, numbers: Sequence[int], worker: int) -> Message:
+    def _adopt(self, numbers: Sequence[int], worker: int, life: int) -> Message:
         """Take over what a server that died has held, unless another worker has asked for it before."""
         with self._lock:
             for number in numbers:
@@ -283,9 +303,27 @@ class Server:
                     sys.stderr.write(
                         f"rankwise: [rank {self.rank}] took over shard {number} at version {shard.version}: its server is gone\n"
                     )
-            return Message(
-                ANSWER, note={"clocks": {str(number): self.shards[number].join(worker) for number in numbers}}
+            clocks = {str(number): self.shards[number].join(worker, life) for number in numbers}
+            return Message(ANSWER, note={"clocks": clocks})
+
+    def open(self, workers: Sequence[int]) -> None:
+        """Take up what a process has held that has died, if we take its place; then let workers in.
+
+        Raises:
+            CollectiveError: There is no copy of it, or it can't be read.
+        """
+        for number in self.shards if self._store.check([f"copied/{self.number}"]) else ():
+            if self.recovery is None:
+                raise CollectiveError(f"server {self.number} has died, and with it what it held", rank=self.rank,
+                                      hint="give parameter_server a recovery_folder, and start the job again from a checkpoint")  # fmt: skip
+            shard = self.shards[number] = self.recovery.load(number, workers)
+            sys.stderr.write(
+                f"rankwise: [rank {self.rank}] server {self.number} goes on with shard {number} at version {shard.version}\n"
             )
+        for number, shard in self.shards.items():
+            self.watch(number, shard)
+        self._store.set(f"copied/{self.number}", "1")
+        self._door.open()
 
     def watch(self, number: int, shard: Shard) -> None:
         """Have a shard copied to the disk now and then, if that was asked for; the first time at once."""
@@ -293,7 +331,7 @@ class Server:
             self.recovery.save(number, shard)
             shard.on_update = partial(self.recovery.save_if_due, number)
 
-    def _unpack(self, message: Message, worker: int, held: object) -> Gradient:
+    def _unpack(self, message: Message, worker: int, life: int, held: object) -> Gradient:
         note, body = message.note or {}, message.body
         rows: Tensor | None = None
         if body is None:
@@ -304,7 +342,7 @@ class Server:
         elif note.get("form") and self._compression is not None and isinstance(held, DenseValues):
             body = self._compression.decode(body, note, held.layout, held.layout.allocate())
         missing = frozenset(note.get("missing", ()))
-        return Gradient(worker, message.number, message.seen, message.weight, body, missing, rows)
+        return Gradient(worker, message.number, message.seen, message.weight, body, missing, rows, life)
 
 
 def _pack(shard: Shard) -> Tensor:

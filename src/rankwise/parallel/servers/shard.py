@@ -13,13 +13,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
+import torch
+
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import torch
     from torch import Tensor, nn
 
     from rankwise.base.clock import Clock
@@ -41,6 +42,7 @@ class Gradient:
         buffer: Of dense parameters all pieces' gradients, as the shard's layout has them; of a table those of some rows.
         missing: Pieces that have none.
         rows: Of a table, which rows, counted within the shard.
+        life: Which process of this rank has pushed it: a late message of one that has died is not taken.
     """
 
     worker: int
@@ -50,6 +52,7 @@ class Gradient:
     buffer: Tensor
     missing: frozenset[int] = frozenset()
     rows: Tensor | None = None
+    life: int = 1
 
 
 @final
@@ -59,7 +62,7 @@ class Counts:
 
     Attributes:
         applied: Gradients that are in the parameters.
-        dropped: Gradients that came too late, from workers that were not waited for.
+        dropped: Gradients that came too late: from workers that were not waited for, or from a process whose successor was there.
         staleness: How many gradients were so many versions old when they were applied.
         expelled: Workers that were waited for in vain.
     """
@@ -113,6 +116,7 @@ class Shard:
         self.changed = threading.Condition()
         self._members: dict[int, int] = dict.fromkeys(workers, 0)  # the clock from which each is waited for
         self._last: dict[int, int] = {}
+        self._lives: dict[int, int] = {}
         self._waiting: dict[int, dict[int, Gradient]] = {}
         self._clock = clock
 
@@ -122,13 +126,38 @@ class Shard:
         """Count versions from another one than 0; before anybody joins."""
         self.version, self._members = version, dict.fromkeys(self._members, version)
 
-    def join(self, worker: int) -> int:
-        """Count a worker in, and return the clock of its first gradient."""
+    def join(self, worker: int, life: int = 1) -> int:
+        """Count a worker in, and return the clock of the gradient that is expected of it next.
+
+        Args:
+            worker: Its rank.
+            life: Which process of this rank it is, from 1; the same one may come back after its link, or the server, was lost.
+
+        Raises:
+            CollectiveError: A later process of this rank has joined before.
+        """
         with self.changed:
-            if worker not in self._members or self._last.get(worker, -1) >= 0:
-                self._members[worker] = self.version
+            known = self._lives.get(worker)
+            if known is not None and life < known:
+                raise CollectiveError(
+                    f"worker {worker} was given up, and started again: this is its process {life}, and {known} is here",
+                    hint="it was frozen, or cut off, for long",
+                )
+            if life != known:
                 self._last.pop(worker, None)
-            return self.version
+                self._forget_waiting(worker)
+            self._lives[worker] = life
+            if worker not in self._members or (known is not None and life != known):
+                self._members[worker] = self.version
+            next_clock = self._last.get(worker, -1) + 1
+            return next_clock if self.rules.is_async else max(next_clock, self.version)
+
+    def _forget_waiting(self, worker: int) -> None:
+        """Drop what a process has pushed for versions to come that has died: its successor makes these steps."""
+        for waiting in self._waiting.values():
+            if (gradient := waiting.pop(worker, None)) is not None:
+                self.counts.dropped += 1
+                self.held.release(gradient)
 
     def leave(self, worker: int) -> None:
         """Count a worker out: nobody waits for it any more. What it has pushed before stays."""
@@ -177,6 +206,10 @@ class Shard:
             CollectiveError: The worker has been left out, or this step's gradient of it is here already.
         """
         with self.changed:
+            if gradient.life < self._lives.get(gradient.worker, gradient.life):
+                self.counts.dropped += 1
+                self.held.release(gradient)
+                return False
             if gradient.worker not in self._members:
                 raise CollectiveError(
                     f"worker {gradient.worker} was left out: the others had waited {self.rules.timeout_s:g} s for it",
@@ -199,6 +232,35 @@ class Shard:
                 self._advance()
             self.changed.notify_all()
             return True
+
+    # ------------------------------------------------------------------- copies
+
+    def state(self) -> dict[str, Any]:
+        """Return all that another process needs to go on from here, as ``torch.save`` takes it; the lock is held."""
+        counts = self.counts
+        return {
+            **self.held.state(), "version": self.version, "last": dict(self._last), "lives": dict(self._lives),
+            "counts": [counts.applied, counts.dropped, dict(counts.staleness), list(counts.expelled)],
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from such a state, before anybody joins."""
+        with torch.no_grad():
+            for parameter, value in zip(self.held.parameters, state["values"], strict=True):
+                parameter.copy_(value)
+        if self.held.optimizer is not None:
+            self.held.optimizer.load_state_dict(state["optimizer"])
+        if self.held.scheduler is not None:
+            self.held.scheduler.load_state_dict(state["scheduler"])
+        self.begin(state["version"])
+        self._lives = state["lives"]
+        # What waited for others is lost, and is asked for again.
+        waits = not self.rules.is_async
+        self._last = {
+            one: min(last, self.version - 1) if waits else last for one, last in state["last"].items()
+        }
+        applied, dropped, staleness, expelled = state["counts"]
+        self.counts = Counts(applied, dropped, Counter(staleness), expelled)
 
     # ------------------------------------------------------------------ updates
 

@@ -12,15 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
+from rankwise.parallel.servers.entrance import knock, shut
 from rankwise.parallel.servers.gathering import gather_states
 from rankwise.parallel.servers.layout import take_part
 from rankwise.parallel.servers.link import (
     ADOPT,
     BYE,
-    CONNECT_S,
     HELLO,
     PULL,
     PUSH,
@@ -31,8 +30,8 @@ from rankwise.parallel.servers.link import (
     Link,
     LinkLostError,
     Message,
-    connect,
 )
+from rankwise.parallel.servers.serving import RETURN_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +46,8 @@ if TYPE_CHECKING:
 #: Beyond the time after which a server leaves others out: what it takes to tell.
 _GRACE_S = 30.0
 _BYE_S = 5.0
-_POLL_S = 0.005
+#: So long a server may take to come to its door, and may be stopped before it takes us in.
+_JOIN_S = 60.0
 
 
 @final
@@ -60,12 +60,16 @@ class _At:
         link: To its server.
         clock: Of the next gradient.
         version: What was pulled last.
+        last: The gradient that was pushed last: its body is as it was until the next one is made.
+        num_lost: How many gradients a server took with it when it died.
     """
 
     shard: int
     link: Link
     clock: int = 0
     version: int = 0
+    last: Message | None = None
+    num_lost: int = 0
 
 
 @final
@@ -122,6 +126,7 @@ class Worker:
         compression: How gradients are sent; None: whole.
         store: The servers' corner of the store.
         can_recover: Whether servers take over what one of them has held that died.
+        returns: Whether, instead, a server that died is started again, so that we wait for it.
 
     Raises:
         RendezvousError: A server can't be reached; names it.
@@ -131,6 +136,7 @@ class Worker:
     def __init__(  # noqa: PLR0913 - what makes a worker
         self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str, server_ranks: Sequence[int],
         rules: Rules, compression: Compression | None, store: dist.Store, can_recover: bool = False,
+        returns: bool = False,
     ) -> None:  # fmt: skip
         parameters = dict(model.named_parameters())
         self._rank, self._parameters, self._rules, self._compression = (
@@ -143,13 +149,16 @@ class Worker:
         self._model, self._tables = model, list(find_tables(model).values())
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
         self._has_pulled = False
-        self._store, self._can_recover, self._dead = store, can_recover, set[int]()
+        self._store, self._can_recover, self._returns = store, can_recover, returns
+        self._digest, self._server_ranks, self._dead = layout_digest, server_ranks, set[int]()
+        self.life = int(store.add(f"lives/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
+        self._lives = dict.fromkeys(range(len(server_ranks)), 0)
         self._at, self._num_servers = dict[int, _At](), len(server_ranks)
         lost: dict[int, RankwiseError] = {}
-        for number, server_rank in enumerate(server_ranks):
+        for number in self._lives:
             try:
-                self._join(number, server_rank, layout_digest, store)
+                self._join(number, RETURN_S if returns else _JOIN_S)
             except (RendezvousError, LinkLostError) as error:
                 # Late is not dead: its shards must not stand twice. Another worker has lost it, or we fail.
                 if not can_recover or not store.check([f"dead/{number}"]):
@@ -162,30 +171,49 @@ class Worker:
         for place, table in enumerate(self._tables):
             table.bind(partial(self._fetch, table.facts, place))
 
-    def _join(self, number: int, server_rank: int, layout_digest: str, store: dist.Store) -> None:
-        turn, peer = store.add(f"joins/{number}", 1), f"server {number} (rank {server_rank})"
-        self._wait_accepted(number, turn, peer)
-        corner = dist.PrefixStore(f"link/{number}/{turn}", store)
-        link = connect(corner, is_server=False, peer=peer, rank=self._rank)
-        link.send(
-            Message(HELLO, note={"worker": self._rank, "digest": layout_digest}), timeout_s=self._timeout_s
+    def _join(self, number: int, timeout_s: float) -> None:
+        """Be taken in by a server, in its next life if it is known that one is over; make up for what a dead one took with it."""
+        peer = f"server {number} (rank {self._server_ranks[number]})"
+        link, life = knock(
+            self._store,
+            str(number),
+            peer=peer,
+            rank=self._rank,
+            timeout_s=timeout_s,
+            after=self._lives[number],
         )
-        answer = self._check(link.receive(timeout_s=self._timeout_s))
-        self._links[number] = link
+        note = {"worker": self._rank, "life": self.life, "digest": self._digest}
+        try:
+            link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
+            answer = self._check(link.receive(timeout_s=self._timeout_s))
+        except LinkLostError:
+            if not self._returns:
+                raise
+            self._lives[number] = life  # over by now
+            self._join(number, timeout_s)
+            return
+        self._links[number], self._lives[number] = link, life
         for shard, clock in (answer.note or {})["clocks"].items():
-            self._at[int(shard)] = _At(int(shard), link, clock)
+            self._take_up(self._at.setdefault(int(shard), _At(int(shard), link, clock)), link, clock)
 
-    def _wait_accepted(self, number: int, turn: int, peer: str) -> None:
-        """Wait until a server takes us in, or another worker has found it dead."""
-        end = SYSTEM_CLOCK.monotonic() + CONNECT_S
-        while not self._store.check([f"accepts/{number}/{turn}"]):
-            is_dead = self._store.check([f"dead/{number}"])
-            if is_dead or SYSTEM_CLOCK.monotonic() > end:
-                raise RendezvousError(
-                    f"no link to {peer}: {'it has died' if is_dead else f'it took nobody in for {CONNECT_S:g} s'}",
-                    rank=self._rank, hint="look at its output; a server must be in ps.serve()",
-                )  # fmt: skip
-            SYSTEM_CLOCK.sleep(_POLL_S)
+    def _take_up(self, at: _At, link: Link, clock: int) -> None:
+        """Go on with a shard over another link.
+
+        Args:
+            at: Where we stand with it.
+            link: The link.
+            clock: Of the gradient that its server expects next: what we have pushed since has not come, or died with it.
+        """
+        at.link = link
+        num_missing, last = at.clock - clock, at.last
+        is_last = last is not None and last.number == at.clock - 1
+        can_repeat = is_last and (num_missing == 1 or (num_missing > 1 and self._rules.is_async))
+        if num_missing > 0:
+            at.num_lost += num_missing - can_repeat
+        if can_repeat and last is not None:
+            link.send(last, timeout_s=self._timeout_s)
+        elif not self._rules.is_async:
+            at.clock = clock
 
     def _list_shards(self) -> range:
         return range(self._num_servers * (len(self._tables) + 1))
@@ -239,11 +267,17 @@ class Worker:
                 self._replace(server, why)
 
     def _replace(self, server: int, error: RankwiseError) -> None:
-        """Have the shards of a server that died taken over by the first one that lives.
+        """Go on without a server that died: with the process that is started in its place, or the first one that takes over its shards.
 
         Raises:
             RankwiseError: The given one: it has not died, or nobody can take over.
         """
+        if self._returns:
+            try:
+                self._join(server, RETURN_S)
+            except RendezvousError as late:
+                raise error from late
+            return
         self._dead.add(server)
         if not self._can_recover or self._store.check([f"left/{server}/{self._rank}"]):
             raise error
@@ -259,12 +293,10 @@ class Worker:
                 continue
             for shard in orphans:
                 clock = (answer.note or {})["clocks"][str(shard)]
-                if shard in self._at:  # whoever waits for its answer holds it
-                    at = self._at[shard]
-                    at.link, at.clock, at.version = link, clock, clock
-                else:
-                    self._at[shard] = _At(shard, link, clock, clock)
+                # Whoever waits for its answer holds it.
+                self._take_up(self._at.setdefault(shard, _At(shard, link, clock)), link, clock)
             self._store.set(f"dead/{server}", "1")
+            shut(self._store, str(server))
             return
         raise error
 
@@ -330,12 +362,11 @@ class Worker:
             self._send_gradient(self._find_shard(table, server), weight, {"rows": len(own)}, body)
 
     def _send_gradient(self, at: _At, weight: float, note: dict[str, Any], body: Tensor) -> None:
-        message = Message(PUSH, at.shard, at.clock, float(weight), at.version, note or None, body)
+        at.last = Message(PUSH, at.shard, at.clock, float(weight), at.version, note or None, body)
+        at.clock += 1
         try:
-            at.link.send(message, timeout_s=self._timeout_s)
-            at.clock += 1
+            at.link.send(at.last, timeout_s=self._timeout_s)
         except LinkLostError as error:
-            # This gradient is lost, with the updates since the last copy.
             self._replace(self._find_server(at.link), error)
 
     def _find_factor(self, gradients: list[Tensor]) -> float:
@@ -366,6 +397,11 @@ class Worker:
             link.send(Message(STATS), timeout_s=self._timeout_s)
         return [dict(one.note or {}) for one in self._gather(links)]
 
+    @property
+    def num_lost(self) -> int:
+        """How many gradients servers took with them when they died; one that went to several is counted for each."""
+        return sum(at.num_lost for at in self._at.values())
+
     def _gather(
         self, links: Sequence[Link], place: Any = None, lost: dict[int, LinkLostError] | None = None
     ) -> list[Message]:
@@ -393,8 +429,12 @@ class Worker:
         return answers
 
     def close(self) -> None:
-        """Tell the servers that this worker has ended."""
+        """Tell the servers that this worker has ended, those too that are not there just now."""
+        if self._links:
+            with suppress(RuntimeError):
+                self._store.set(f"ended/{self._rank}", "1")
         for link in self._links.values():
             with suppress(RankwiseError):
                 link.send(Message(BYE), timeout_s=_BYE_S)
+            link.close()
         self._links.clear()

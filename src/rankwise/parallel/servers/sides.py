@@ -1,0 +1,179 @@
+"""The sides of a parameter server: which ranks are servers, and what makes a rank a server, a worker or the coordinator."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import RendezvousError, UsageError
+from rankwise.base.roles import note_needed
+from rankwise.evidence.roll import name_ranks
+from rankwise.parallel.servers.coordinator import PLACE, Coordinator
+from rankwise.parallel.servers.dense import DenseValues
+from rankwise.parallel.servers.embedding import find_tables
+from rankwise.parallel.servers.entrance import ClosedError, Door, find_host
+from rankwise.parallel.servers.layout import copy_in, digest
+from rankwise.parallel.servers.recovery import Recovery
+from rankwise.parallel.servers.serving import NormExchange, Server
+from rankwise.parallel.servers.shard import Shard
+from rankwise.parallel.servers.table import TableValues
+from rankwise.parallel.servers.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    import torch.distributed as dist
+    from torch import nn
+
+    from rankwise.parallel.servers.compression import Compression
+    from rankwise.parallel.servers.layout import ShardLayout
+    from rankwise.parallel.servers.rules import Rules
+    from rankwise.runtime.context import RankContext
+
+#: Ranks come when they have imported torch, perhaps beside many others.
+_ARRIVAL_S, _POLL_S = 120.0, 0.02
+
+
+@final
+class Sides:
+    """Makes this rank's side.
+
+    Args:
+        ctx: The rank's.
+        model: The model.
+        rules: How updates are made.
+        store: A corner of the job's store for this parameter server.
+        layouts: What each server holds.
+        compression: How gradients are sent; None: whole.
+        recovery_folder: Where servers copy what they hold; None: nowhere.
+        save_every: Updates between two copies.
+    """
+
+    def __init__(
+        self, ctx: RankContext, model: nn.Module, rules: Rules, store: dist.Store, *, layouts: list[ShardLayout],
+        compression: Compression | None, recovery_folder: str | Path | None, save_every: int,
+    ) -> None:  # fmt: skip
+        self._ctx, self._model, self._rules, self.store = ctx, model, rules, store
+        self._layouts, self._compression = layouts, compression
+        self._recovery_folder, self._save_every = recovery_folder, save_every
+        self._tables = list(find_tables(model).items())
+        self._parameters = dict(model.named_parameters())
+        self._digest = digest([*layouts, *((name, one.facts) for name, one in self._tables)])
+
+    def make_server(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> Server:
+        """Make a server, which goes on where one that died was if it takes its place.
+
+        Args:
+            states: What an optimizer keeps for each parameter, by name.
+            num_updates: How many updates were made before.
+        """
+        ctx, rules, layouts = self._ctx, self._rules, self._layouts
+        norms = None
+        if rules.clip_norm is not None and not rules.is_async:
+            filled = [one.number for one in layouts if one.pieces]
+            norms = NormExchange(self.store, filled, timeout_s=rules.timeout_s)
+
+        def make_shard(number: int, members: Iterable[int]) -> Shard:
+            table, server = divmod(number, len(layouts))
+            if table == 0:
+                dense = DenseValues(layouts[server], rules, total_norm=norms)
+                copy_in(dense.layout, dense.buffer, self._parameters)
+                return Shard(server, dense, rules, members)
+            name, module = self._tables[table - 1]
+            held = TableValues(module.facts.draw(server, len(layouts)), rules)
+            return Shard(f"{name}/{server}", held, rules, members)
+
+        workers = range(len(layouts), ctx.world_size)
+        numbers = range(ctx.rank, len(layouts) * (len(self._tables) + 1), len(layouts))
+        server = Server(
+            ctx.rank, ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest,
+            compression=self._compression, workers=workers, store=self.store, door=self._make_door(str(ctx.rank)),
+            timeout_s=2 * rules.timeout_s, returns=ctx.returns,
+        )  # fmt: skip
+        server.resume(states, num_updates)
+        if self._recovery_folder is not None:
+            server.recovery = Recovery(self._recovery_folder, self._save_every, make_shard)
+        server.open(workers)
+        return server
+
+    def make_worker(self) -> Worker:
+        """Make a worker; if it was started again when there is nothing left to do, the process ends."""
+        returns, rank = self._ctx.returns, self._ctx.rank
+        if self.store.check([f"ended/{rank}"]):
+            self._leave("this worker had ended when it was started again")
+        try:
+            return Worker(
+                rank, self._model, self._layouts, layout_digest=self._digest, server_ranks=range(len(self._layouts)), rules=self._rules,
+                compression=self._compression, store=self.store, can_recover=self._recovery_folder is not None and not returns, returns=returns,
+            )  # fmt: skip
+        except ClosedError as error:
+            if not returns:
+                raise
+            self._leave(error.message)
+
+    def make_coordinator(self, workers: Sequence[int]) -> Coordinator:
+        """Make the coordinator of some workers, and wait until they have come."""
+        note_needed()  # what it has scheduled is in its memory
+        return Coordinator(
+            self._ctx.rank, workers, door=self._make_door(PLACE), timeout_s=self._rules.timeout_s
+        )
+
+    def _make_door(self, name: str) -> Door:
+        return Door(self.store, name, rank=self._ctx.rank, host=find_host(self._ctx.num_nodes))
+
+    def _leave(self, why: str) -> NoReturn:
+        sys.stderr.write(f"rankwise: [rank {self._ctx.rank}] {why}: nothing is left to do\n")
+        raise SystemExit(0)
+
+
+def count_servers(ctx: RankContext, servers: Any) -> int:
+    """Return how many ranks are servers; they are the first ones.
+
+    Args:
+        ctx: The rank's.
+        servers: What the caller says; None: as the ranks' roles, or 1.
+
+    Raises:
+        UsageError: Caller and roles contradict each other, or it leaves no server or no worker.
+        RendezvousError: Some rank does not tell its role.
+    """
+    by_role = None if ctx.role is None else _count_by_role(ctx)
+    if servers is not None and by_role is not None and servers != by_role:
+        raise UsageError(
+            f"servers={servers}, and {by_role} ranks have the role ps",
+            rank=ctx.rank,
+            hint="leave out servers",
+        )
+    num_servers = servers if servers is not None else (by_role or 1)
+    if (
+        isinstance(num_servers, bool)
+        or not isinstance(num_servers, int)
+        or not 1 <= num_servers < ctx.world_size
+    ):
+        raise UsageError(
+            f"servers={num_servers!r} of {ctx.world_size} ranks", rank=ctx.rank,
+            hint="at least one rank must be a server, and one a worker",
+        )  # fmt: skip
+    return num_servers
+
+
+def _count_by_role(ctx: RankContext) -> int:
+    """Return how many ranks are servers by their roles, which all have written into the store."""
+    keys = [f"role/{rank}" for rank in range(ctx.world_size)]
+    end = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S
+    while absent := [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]:
+        if SYSTEM_CLOCK.monotonic() > end:
+            raise RendezvousError(
+                f"{name_ranks(absent)} did not come within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at their output"
+            )  # fmt: skip
+        SYSTEM_CLOCK.sleep(_POLL_S)
+    roles = [ctx.store.get(key).decode() for key in keys]
+    num_servers = roles.count("ps")
+    if "ps" in roles[num_servers:]:
+        raise UsageError(
+            f"rank {roles.index('ps', num_servers)} is a server, and an earlier one is not", rank=ctx.rank,
+            hint="servers are the first ranks: --role-counts ps=2,worker=6",
+        )  # fmt: skip
+    return num_servers

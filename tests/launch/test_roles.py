@@ -1,0 +1,140 @@
+"""Ranks with roles: what they are told, and that a server or a worker that is killed starts again alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support import run_rankwise, run_reported, write_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support import Result
+
+pytestmark = pytest.mark.linux
+
+#: A parameter is the number of samples that were applied, as each gradient takes its own away: no counter of ours is believed.
+TRAIN = """
+    import json, os, signal, sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    import rankwise
+
+    mode, num_steps, victims = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    ctx = rankwise.init(device="cpu")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    died = Path(f"died-{ctx.rank}")
+
+    def die(step):
+        if victims.get(str(ctx.rank)) == step and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+            self.samples = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    class DyingSGD(torch.optim.SGD):
+        num_steps = 0
+        def step(self):
+            super().step()
+            DyingSGD.num_steps += 1
+            die(DyingSGD.num_steps)
+
+    model = Model()
+    ps = rankwise.parameter_server(model, lambda ones: DyingSGD(ones, lr=0.25), mode=mode, save_every=1)
+    told = {"rank": ctx.rank, "pid": os.getpid(), **{name: os.environ[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "RANK")}}
+    if ps.is_server:
+        told["report"] = ps.serve()
+    else:
+        sent = Path(f"sent-{ctx.rank}")
+        for step in range(num_steps):
+            ps.pull()
+            loss = (model.linear(torch.ones(2, 8) * ctx.rank) - 1).square().mean() / 100
+            loss.backward()
+            model.samples.grad = torch.full((1,), -4.0, dtype=torch.float64)
+            die(step)
+            with sent.open("a") as file:
+                file.write(".")
+            ps.push()
+        ps.gather()
+        told["samples"], told["weights"] = model.samples.item(), model.linear.weight.double().sum().item()
+    sys.stdout.write(json.dumps(told) + "\\n")
+    ctx.close()
+"""
+
+
+def train(
+    folder: Path, mode: str, num_steps: int, victims: dict[int, int], *flags: str
+) -> tuple[Result, list[dict[str, Any]]]:
+    write_script(folder, TRAIN)
+    result = run_rankwise(
+        ["--role-counts", "ps=2,worker=3", *flags, "train.py", mode, str(num_steps), json.dumps(victims)],
+        folder,
+    )
+    told = [json.loads(line) for line in result.out.splitlines() if line.startswith("{")]
+    return result, sorted(told, key=lambda one: one["rank"])
+
+
+def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Roles are told as torchrun tells them; the weights are, to the last bit, those of a run without a kill between update and copy."""
+    weights = []
+    for name, victims in (("calm", {}), ("killed", {1: 9})):
+        (tmp_path / name).mkdir()
+        result, told = train(tmp_path / name, "sync", 30, victims, "--max-restarts", "2")
+        assert result.code == 0, result.err
+        assert [f"{one['ROLE_NAME']} {one['ROLE_RANK']} {one['ROLE_WORLD_SIZE']} {one['RANK']}" for one in told] == [
+            "ps 0 2 0", "ps 1 2 1", "worker 0 3 2", "worker 1 3 3", "worker 2 3 4",
+        ]  # fmt: skip
+        assert [one["samples"] for one in told[2:]] == [30.0] * 3
+        weights.append({one["weights"] for one in told[2:]})
+        applied = [shard["applied"] for one in told[:2] for shard in one["report"]["shards"].values()]
+        assert applied == [90, 90]
+        assert ("server 1 goes on with shard 1 at version 8" in result.err) == bool(victims)
+        assert ("restart 1 of 2" in result.err) == bool(victims)
+    assert weights[0] == weights[1]
+    assert len(weights[0]) == 1
+
+
+def test_killed_servers_and_workers_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """Asynchronous, with a worker and both servers killed: what is in the parameters is what was sent, and only the killed start again."""
+    result, told = train(tmp_path, "async", 40, {0: 25, 1: 60, 3: 7}, "--max-restarts", "5")
+    assert result.code == 0, result.err
+    sent = sum(path.stat().st_size for path in tmp_path.glob("sent-*"))
+    assert sent == 40 + 40 + 7 + 40
+    assert [shard["applied"] for one in told[:2] for shard in one["report"]["shards"].values()] == [
+        sent,
+        sent,
+    ]
+    assert max(one["samples"] for one in told[2:]) == sent
+    assert result.err.count("it starts again alone") == 3
+    assert "restart 3 of 5" in result.err
+
+
+def test_without_restarts_left_the_job_ends(tmp_path: Path) -> None:
+    """The second kill is one too many: all ranks are stopped, and the report has the cause."""
+    write_script(tmp_path, TRAIN)
+    result, report = run_reported(
+        [
+            "--role-counts",
+            "ps=1,worker=2",
+            "--max-restarts",
+            "1",
+            "train.py",
+            "async",
+            "100000",
+            '{"1": 5, "2": 50}',
+        ],
+        tmp_path,
+    )
+    assert result.code == 137
+    assert report["kind"] == "failure"
+    assert "killed by SIGKILL" in report["message"]
+    assert "all 1 restarts are used up" in result.err
