@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import re
 from itertools import groupby
@@ -13,6 +14,7 @@ import rankwise
 import rankwise.checkpoint
 import rankwise.data.metrics
 import rankwise.testing
+import rankwise.tf
 import rankwise.train
 
 if TYPE_CHECKING:
@@ -45,6 +47,15 @@ GROUPS = {
     "Parts of the Trainer": [
         "Track", "Evaluation", "Callback", "GlobalDropout", "replace_dropout", "same_masks", "placed", "choose_fused", "read_journal", "Journal", "Started", "Report", "Evaluated", "Ended",
         "Logger", "JsonLines", "CsvLines", "Curves", "Progress", "TensorBoard", "WandB",
+    ],
+    "The words of tf.distribute": [
+        "Strategy", "OneDeviceStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy", "ParameterServerStrategy",
+        "get_strategy", "has_strategy", "ReplicaContext", "get_replica_context", "in_cross_replica_context", "ReduceOp", "aggregate_gradients",
+        "compute_average_loss", "scale_regularization_loss", "DistributedDataset", "DistributedIterator", "InputContext", "InputOptions",
+        "InputReplicationMode", "AutoShardPolicy", "Optional", "ValueContext", "Variable", "VariableAggregation", "VariableSynchronization",
+        "ClusterCoordinator", "RemoteValue", "PerWorkerDataset", "PerWorkerIterator", "MinSizePartitioner", "CommunicationOptions",
+        "CommunicationImplementation", "ClusterResolver", "ClusterSpec", "TFConfigClusterResolver", "SlurmClusterResolver", "KubernetesClusterResolver",
+        "SimpleClusterResolver", "BackupAndRestore", "Checkpoint", "CheckpointManager", "PreemptionCheckpointHandler", "TerminationConfig",
     ],
     "Launching": ["launch", "RankEnv"],
     "Errors": [
@@ -81,12 +92,13 @@ HOMES = {
     "Checkpoints": rankwise.checkpoint,
     "Metrics": rankwise.data.metrics,
     "Testing": rankwise.testing,
+    "The words of tf.distribute": rankwise.tf,
     "Parts of the Trainer": rankwise.train,
 }
 _HEAD = """\
 # Public names
 
-This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
+This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [The words of tf.distribute](#the-words-of-tfdistribute) in `rankwise.tf`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
 
 *Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a time-out names those.
 """
@@ -172,6 +184,8 @@ def _write_parameter(parameter: inspect.Parameter) -> str:
         text += f": {_name_type(parameter.annotation)}"
     if parameter.default is not inspect.Parameter.empty:
         default = repr(parameter.default)
+        if isinstance(parameter.default, enum.Enum):
+            default = f"{type(parameter.default).__name__}.{parameter.default.name}"
         if " at 0x" in default or default.startswith("<"):
             raise ValueError(
                 f"the default of {parameter.name} is shown as {default}, which differs from run to run"
@@ -247,7 +261,7 @@ def render() -> str:
     lines = [_HEAD]
     for title, names in GROUPS.items():
         lines.append(
-            f"- [{title}](#{title.lower().replace(' ', '-')}): "
+            f"- [{title}](#{title.lower().replace(' ', '-').replace('.', '')}): "
             + ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
         )
     for title, names in GROUPS.items():

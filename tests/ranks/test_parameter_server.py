@@ -314,3 +314,47 @@ def test_each_side_has_its_calls() -> None:
     server, worker = run_ranks(use_wrong_side, 2)
     assert server == ["pull() on server 0", "push() on server 0"]
     assert worker == ["serve() on worker 0", "push() before the first pull()"]
+
+
+def train_by_role(folder: Path) -> Any:
+    """What the ranks are they say themselves; worker 2 writes a checkpoint, which a plain model and optimizer read."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    ctx = rankwise.init(device="cpu", role="ps" if rank < 2 else "worker")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    ps = rankwise.parameter_server(model, lambda ones: torch.optim.Adam(ones, lr=0.1))
+    if ps.is_server:
+        return ps.num_servers, ps.serve()["ended"]
+    for _ in range(5):
+        ps.pull()
+        model(torch.ones(2, 4)).square().sum().backward()
+        ps.push()
+    if rank == 2:
+        state = {"model": model, "optimizer": ps.gather()}
+        rankwise.checkpoint.save(folder, state, step=5, alone=True)
+    with pytest.raises(rankwise.UsageError, match="have roles") as caught:
+        rankwise.all_reduce(torch.ones(1))
+    with pytest.raises(rankwise.UsageError, match="already joined"):
+        rankwise.init()
+    ctx.close()
+    return caught.value.rank
+
+
+def test_roles_by_hand_and_a_checkpoint_for_one_process(tmp_path: Path) -> None:
+    """Ranks find each other by what each says that it is; what the servers hold is a checkpoint of a plain model and optimizer."""
+    outcomes = run_ranks(train_by_role, 4, tmp_path)
+    assert outcomes == [(2, [2, 3]), (2, [2, 3]), 2, 3]
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    own = torch.optim.Adam(plain.parameters(), lr=0.1)
+    for _ in range(5):
+        own.zero_grad()
+        plain(torch.ones(2, 4)).square().sum().backward()
+        own.step()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    assert rankwise.checkpoint.load(tmp_path, {"model": model, "optimizer": optimizer}) == 5
+    for left, right in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(left, right, atol=1e-6)
+        assert torch.allclose(optimizer.state[left]["exp_avg_sq"], own.state[right]["exp_avg_sq"], atol=1e-6)

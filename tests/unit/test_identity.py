@@ -88,6 +88,16 @@ def test_tf_config() -> None:
     assert (it.master_addr, it.master_port) == ("h0", 2222)
     first = read({"TF_CONFIG": json.dumps({**_TF, "task": {"type": "worker", "index": 0}})})
     assert place(first) == (1, 3, 1, 2, 0, 2)
+    assert first.role is None
+
+
+def test_tf_config_with_parameter_servers() -> None:
+    """They are the first ranks, and each process has the role that its task says."""
+    cluster = {"worker": ["h1:1", "h2:1"], "chief": ["h1:2"], "ps": ["h0:1", "h0:2"]}
+    tasks = [("ps", 0), ("ps", 1), ("chief", 0), ("worker", 0), ("worker", 1)]
+    for rank, (kind, index) in enumerate(tasks):
+        it = read({"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})})
+        assert (it.rank, it.world_size, it.role, it.master_addr) == (rank, 5, kind, "h0")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +105,8 @@ def test_tf_config() -> None:
     [
         ("{", "can't be read"),
         ("[]", "can't be read"),
-        (json.dumps({**_TF, "task": {"type": "ps", "index": 0}}), "'ps'"),
+        (json.dumps({**_TF, "task": {"type": "ps", "index": 0}}), "ps 0"),
+        (json.dumps({**_TF, "task": {"type": "evaluator", "index": 0}}), "'evaluator'"),
         (json.dumps({**_TF, "task": {"type": "worker", "index": 2}}), "worker 2"),
     ],
 )

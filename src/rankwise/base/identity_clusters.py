@@ -16,7 +16,7 @@ _SAGEMAKER_PORT = 7777
 
 
 def read_tf_config(env: Mapping[str, str]) -> Identity | None:
-    """TensorFlow's: the chief is rank 0, the workers follow; each entry is one process."""
+    """TensorFlow's: parameter servers come first, if there are any; the chief is next, the workers follow; each entry is one process."""
     text = env.get("TF_CONFIG", "").strip()
     if not text:
         return None
@@ -25,17 +25,19 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         kind, index = str(task["type"]), int(task["index"])
+        servers = [str(entry) for entry in cluster.get("ps", [])]
         chiefs = [str(entry) for entry in cluster.get("chief", cluster.get("master", []))]
-        addresses = [*chiefs, *(str(entry) for entry in cluster.get("worker", []))]
+        addresses = [*servers, *chiefs, *(str(entry) for entry in cluster.get("worker", []))]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"TF_CONFIG can't be read: {type(error).__name__}: {error}", hint=how) from error
-    if kind not in {"chief", "master", "worker"}:
+    first = {"ps": 0, "chief": len(servers), "master": len(servers), "worker": len(servers) + len(chiefs)}
+    if kind not in first:
         raise UsageError(f"TF_CONFIG says task type {kind!r}, which is no part of a process group",
-                         hint="only chief and workers train together")  # fmt: skip
-    rank = index + (len(chiefs) if kind == "worker" else 0)
-    if not 0 <= rank < len(addresses):
+                         hint="only ps, chief and workers train together")  # fmt: skip
+    rank = index + first[kind]
+    if not index >= 0 or rank >= len(addresses) or (kind == "ps" and index >= len(servers)):
         raise UsageError(
-            f"TF_CONFIG says task {kind} {index}, and its cluster has {len(addresses)} chiefs and workers",
+            f"TF_CONFIG says task {kind} {index}, and its cluster has {len(servers)} servers, and {len(addresses) - len(servers)} chiefs and workers",
             hint=how,
         )
     hosts = [address.rpartition(":")[0] or address for address in addresses]
@@ -55,7 +57,7 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         rank=rank, world_size=len(addresses), local_rank=hosts[:rank].count(hosts[rank]), local_world_size=hosts.count(hosts[rank]),
         node_rank=order.index(hosts[rank]), num_nodes=len(order),
         master_addr=it.addr(hosts[0], "first entry of TF_CONFIG's cluster"), master_port=told,
-        source="TF_CONFIG", names=("TF_CONFIG task index", "TF_CONFIG cluster size"), told=it.told,
+        source="TF_CONFIG", names=("TF_CONFIG task index", "TF_CONFIG cluster size"), told=it.told, role=kind if servers else None,
     )  # fmt: skip
 
 

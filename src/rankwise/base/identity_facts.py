@@ -33,6 +33,7 @@ class Identity:
         source: Who told, in words: "torchrun's variables", "Slurm", …
         names: The variables that told rank and world size.
         told: How each of the values above is known, by its name here: ``SLURM_PROCID=3``.
+        role: What it is among servers of parameters and workers; None where there are no such servers.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Identity:
     source: str
     names: tuple[str, str] = ("RANK", "WORLD_SIZE")
     told: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    role: str | None = None
 
 
 @final

@@ -111,7 +111,7 @@ class RankContext:
     @property
     def returns(self) -> bool:
         """Whether a rank that dies is started again alone, while the others go on: in a job with roles, if its launcher may restart."""
-        return self.role is not None and get("TORCHELASTIC_MAX_RESTARTS") != "0"
+        return self.role is not None and get("TORCHELASTIC_MAX_RESTARTS") not in {"", "0"}
 
     # --------------------------------------------------------------- the mesh
 

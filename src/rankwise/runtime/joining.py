@@ -137,7 +137,7 @@ def _find_role(identity: Identity) -> str | None:
     """Return what the environment says this rank is, in a job that has servers of parameters."""
     roles = list_roles(read_counts(get(COUNTS)))
     is_theirs = len(roles) == identity.world_size and any(one.name == "ps" for one in roles)
-    return roles[identity.rank].name if is_theirs else None
+    return roles[identity.rank].name if is_theirs else identity.role
 
 
 def _find_caller(frame: FrameType) -> str:

@@ -117,7 +117,7 @@ class Optional:
     _batch: tuple[Any, ...]
 
     def has_value(self) -> bool:
-        """Whether there is one."""
+        """Return whether there is one."""
         return bool(self._batch)
 
     def get_value(self) -> Any:
@@ -147,7 +147,7 @@ class DistributedIterator:
         return next(self._batches)
 
     def get_next(self) -> Any:
-        """As ``next()``."""
+        """Return the next batch, as ``next()``."""
         return next(self._batches)
 
     def get_next_as_optional(self) -> Optional:

@@ -51,10 +51,13 @@ class CheckpointManager:
         self._step = 0
 
     def save(self, checkpoint_number: int | None = None) -> Path:
-        """Save; return the checkpoint's folder.
+        """Save.
 
         Args:
             checkpoint_number: The step; None: one more than the last.
+
+        Returns:
+            The checkpoint's folder.
 
         Collective: every rank.
         """
@@ -62,7 +65,10 @@ class CheckpointManager:
         return save(self.directory, self.checkpoint.parts, step=self._step, keep=self._keep).wait()
 
     def restore_or_initialize(self) -> int | None:
-        """Load the latest checkpoint that is whole, if there is one; return its step, or None.
+        """Load the latest checkpoint that is whole, if there is one.
+
+        Returns:
+            Its step, or None.
 
         Collective: every rank.
         """

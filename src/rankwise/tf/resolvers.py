@@ -42,11 +42,18 @@ class ClusterSpec:
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Return how many tasks a job has."""
+        """Return how many tasks a job has.
+
+        Args:
+            job_name: As in ``"worker"``.
+        """
         return len(self.job_tasks(job_name))
 
     def job_tasks(self, job_name: str) -> list[str]:
         """Return a job's addresses.
+
+        Args:
+            job_name: As in ``"worker"``.
 
         Raises:
             UsageError: There is no such job.
@@ -59,6 +66,10 @@ class ClusterSpec:
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """Return one task's address.
+
+        Args:
+            job_name: As in ``"worker"``.
+            task_index: From 0.
 
         Raises:
             UsageError: There is no such task.

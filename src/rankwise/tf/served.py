@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import inspect
 import sys
-import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.coordinator import Handle
     from rankwise.tf.resolvers import ClusterResolver
 
-#: Seconds for each worker to hear that the coordinator ends.
-_RELEASE_S = 5.0
 #: The strategy of this process, for functions that come from the coordinator.
 _strategies: list[ParameterServerStrategy] = []
 
@@ -69,6 +66,7 @@ class ParameterServerStrategy(Strategy):
         cluster_resolver: With tasks "ps", "chief" and "worker"; None: TF_CONFIG, or the ranks of a launcher:
             ``rankwise run --nproc-per-node 6 train.py`` has a server, a coordinator and four workers.
         variable_partitioner: Which variables are split; None: those above some MiB.
+        scheduler: Makes a learning-rate schedule of a server's optimizer, one step for each update: tf has it in the optimizer.
 
     Raises:
         UsageError: There are too few ranks.
@@ -80,6 +78,7 @@ class ParameterServerStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: MinSizePartitioner | None = None,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     ) -> None:
         if cluster_resolver is None and get("TF_CONFIG"):
             cluster_resolver = find_resolver(None, rank=0, world_size=1)
@@ -90,6 +89,7 @@ class ParameterServerStrategy(Strategy):
         self._updates = _Served(
             len(spec["ps"]) if spec.get("ps") else None,
             None if split.max_shards == 1 else split.min_shard_bytes,
+            scheduler,
         )
         Strategy.__init__(
             self, ctx, self._updates, num_replicas=1, resolver=resolver, pipelines=(ctx.world_size, 0)
@@ -111,8 +111,10 @@ class ParameterServerStrategy(Strategy):
 class _Served:
     """Gradients go to the servers, and parameters come from there."""
 
-    def __init__(self, num_servers: int | None, split_bytes: int | None) -> None:
-        self._num_servers, self._split_bytes = num_servers, split_bytes
+    def __init__(
+        self, num_servers: int | None, split_bytes: int | None, scheduler: Callable[[Optimizer], Any] | None
+    ) -> None:
+        self._num_servers, self._split_bytes, self._scheduler = num_servers, split_bytes, scheduler
         self._roots: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._ps: ParameterServer | None = None
@@ -138,6 +140,7 @@ class _Served:
                 rank=current().rank, hint="make the model and one optimizer there, before the first function is scheduled",
             )  # fmt: skip
         optimizer = self._optimizers[0]
+        _refuse_schedule(optimizer)
         model = self._roots[0] if len(self._roots) == 1 else nn.ModuleList(self._roots)
         self._ps = parameter_server(
             model,
@@ -146,6 +149,7 @@ class _Served:
             mode="async",
             coordinator=True,
             split_bytes=self._split_bytes,
+            scheduler=self._scheduler,
         )
         return self._ps
 
@@ -164,8 +168,18 @@ class _Served:
                 f"{what} in one strategy.run() with parameter servers", rank=current().rank,
                 hint="the servers have the optimizer that was made under the scope; one step for each run()",
             )  # fmt: skip
+        _refuse_schedule(optimizer)
         self._is_fresh = False
         self.connect().push()
+
+
+def _refuse_schedule(optimizer: Optimizer) -> None:
+    """Refuse a schedule that would change a rate by which nothing is updated; torch marks the step of an optimizer that has one."""
+    if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+        raise UsageError(
+            "a learning-rate schedule of the optimizer with parameter servers: it would not reach the optimizers of the servers", rank=current().rank,
+            hint="ParameterServerStrategy(scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000)) gives each of them one",
+        )  # fmt: skip
 
 
 def _repeat(optimizer: Optimizer) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
@@ -190,7 +204,7 @@ class RemoteValue:
         self._coordinator, self._handle = coordinator, handle
 
     def fetch(self) -> Any:
-        """Wait for it, and return it.
+        """Return it when it is there.
 
         Raises:
             RankFailedError: The function raised; has its traceback.
@@ -199,7 +213,7 @@ class RemoteValue:
         return self._coordinator.fetch(self)
 
     def get(self) -> Any:
-        """As ``fetch``."""
+        """Return it, as ``fetch``."""
         return self.fetch()
 
 
@@ -309,12 +323,12 @@ class ClusterCoordinator:
         ps.pull()
 
     def done(self) -> bool:
-        """Whether all that was scheduled is done."""
+        """Return whether all that was scheduled is done."""
         self._coordinate()
         return all(one.is_done for one in self._open)
 
     def fetch(self, val: Any) -> Any:
-        """Wait for values of scheduled functions, and return them.
+        """Return the values of scheduled functions, when they are there.
 
         Args:
             val: A ``RemoteValue``, or nested containers of them.
@@ -353,9 +367,6 @@ def _release(ps: ParameterServer) -> None:
     if ctx is None or hasattr(sys, "last_value"):
         return
     ps.close()
-    for thread in threading.enumerate():
-        if thread.name == "rankwise-coordinator":
-            thread.join(_RELEASE_S)
     ctx.close()
 
 

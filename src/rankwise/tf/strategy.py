@@ -251,7 +251,11 @@ class Strategy:
         return gather_values(value, axis, self.num_replicas_in_sync)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the values of this process's replicas: of one."""
+        """Return the values of this process's replicas: of one.
+
+        Args:
+            value: What ``run`` has returned.
+        """
         return (value,)
 
     # ------------------------------------------------------------------------------ data
@@ -332,7 +336,11 @@ class Strategy:
         return tensor
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Return the tensor: a replica has one logical device."""
+        """Return the tensor: a replica has one logical device.
+
+        Args:
+            tensor: Any.
+        """
         return tensor
 
 
@@ -355,12 +363,12 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether this is a strategy's scope or ``run``."""
+    """Return whether this is a strategy's scope or ``run``."""
     return find_frame() is not None
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this is a strategy's scope, and no replica's function."""
+    """Return whether this is a strategy's scope, and no replica's function."""
     frame = find_frame()
     return frame is not None and frame[1] is None
 

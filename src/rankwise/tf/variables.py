@@ -84,6 +84,9 @@ class Variable(nn.Module):  # type: ignore[misc]
         Args:
             value: Of the variable's shape.
 
+        Returns:
+            The variable.
+
         Raises:
             UsageError: Replicas write it, and nobody says how their values become one.
 
@@ -103,11 +106,25 @@ class Variable(nn.Module):  # type: ignore[misc]
         return self
 
     def assign_add(self, delta: Any) -> Variable:
-        """Add to the value; see ``assign``."""
+        """Add to the value; see ``assign``.
+
+        Args:
+            delta: Of the variable's shape, or a number.
+
+        Returns:
+            The variable.
+        """
         return self._add(delta, 1)
 
     def assign_sub(self, delta: Any) -> Variable:
-        """Take from the value; see ``assign``."""
+        """Take from the value; see ``assign``.
+
+        Args:
+            delta: Of the variable's shape, or a number.
+
+        Returns:
+            The variable.
+        """
         return self._add(delta, -1)
 
     def _add(self, delta: Any, sign: int) -> Variable:
@@ -133,7 +150,7 @@ class Variable(nn.Module):  # type: ignore[misc]
         return self._aggregate(self.value, "read").clone()
 
     def numpy(self) -> Any:
-        """As ``read_value``, as a NumPy array."""
+        """Return the value, as ``read_value``, as a NumPy array."""
         return self.read_value().cpu().numpy()
 
     def __float__(self) -> float:

@@ -272,7 +272,7 @@ def work(rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_
     Raises:
         CollectiveError: The coordinator is gone.
     """
-    link, _ = knock(store, PLACE, peer="the coordinator", rank=rank, timeout_s=_JOIN_S)
+    link = knock(store, PLACE, peer="the coordinator", rank=rank, timeout_s=_JOIN_S)
     link.send(Message(HELLO, note={"worker": rank}), timeout_s=timeout_s)
     own: dict[int, Any] = {}
     num_called = 0

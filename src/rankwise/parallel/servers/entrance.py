@@ -1,7 +1,7 @@
 """Where whoever serves takes in those that come: servers of parameters, and the coordinator.
 
 A door is a listening socket whose address stands in the job's store. Whoever serves may die and come back: then another door stands
-there, of a later life. Whoever comes shows the secret of that door, which only ranks of the job can read.
+there, and nobody answers at the old one. Whoever comes shows the secret of that door, which only ranks of the job can read.
 """
 
 from __future__ import annotations
@@ -40,14 +40,10 @@ class Door:
         name: Whose door it is.
         rank: Our rank, for errors.
         host: The address under which others reach us.
-
-    Attributes:
-        life: How often somebody of this name has been started: 1 the first time.
     """
 
     def __init__(self, store: dist.Store, name: str, *, rank: int, host: str) -> None:
         self._store, self._key, self._rank = store, f"door/{name}", rank
-        self.life = int(store.add(f"lives/{name}", 1))
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
@@ -55,7 +51,7 @@ class Door:
 
     def open(self) -> None:
         """Say where the door is; whoever comes before ``accept`` is called waits for it."""
-        self._store.set(self._key, json.dumps([self.life, *self._address, self._secret.hex()]))
+        self._store.set(self._key, json.dumps([*self._address, self._secret.hex()]))
 
     def accept(self, timeout_s: float) -> Link | None:
         """Return a link to the next one that comes; None if nobody does in time, or a stranger."""
@@ -84,10 +80,8 @@ def shut(store: dist.Store, name: str) -> None:
     store.set(f"door/{name}", _CLOSED)
 
 
-def knock(
-    store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float, after: int = 0
-) -> tuple[Link, int]:
-    """Connect to whoever serves under a name.
+def knock(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float) -> Link:
+    """Connect to whoever serves under a name; if it has died, to its successor.
 
     Args:
         store: The servers' corner of the store.
@@ -95,10 +89,6 @@ def knock(
         peer: Who that is, for errors.
         rank: Our rank, for errors.
         timeout_s: Seconds to wait for it.
-        after: A life that is known to be over.
-
-    Returns:
-        The link, and which life it leads to.
 
     Raises:
         ClosedError: It has ended, and will not come back.
@@ -110,21 +100,14 @@ def knock(
         if store.check([key]):
             text = store.get(key).decode()
             if text == _CLOSED:
-                raise ClosedError(
-                    f"no link to {peer}: it has ended",
-                    rank=rank,
-                    hint="it was there until all workers had ended",
-                )
-            life, host, port, secret = json.loads(text)
-            if life > after:
-                try:
-                    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
-                    connection.sendall(bytes.fromhex(secret))
-                    return Link(connection, peer=peer, rank=rank, tells=True), life
-                except OSError as error:
-                    told = f"{host}:{port}: {error.strerror or error}"
-            else:
-                told = "it has died and has not come back"
+                raise ClosedError(f"no link to {peer}: it has ended", rank=rank, hint="look at its output")
+            host, port, secret = json.loads(text)
+            try:
+                connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+                connection.sendall(bytes.fromhex(secret))
+                return Link(connection, peer=peer, rank=rank, tells=True)
+            except OSError as error:
+                told = f"{host}:{port}: {error.strerror or error}"
         if SYSTEM_CLOCK.monotonic() > end:
             raise RendezvousError(
                 f"no link to {peer} within {timeout_s:g} s: {told}", rank=rank,

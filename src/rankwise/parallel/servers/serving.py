@@ -179,14 +179,16 @@ class Server:
     def _give_up(self, worker: int) -> None:
         with self._lock:
             self._awaited.pop(worker, None)
+            if worker in self._here:
+                return  # just now
             self.lost.setdefault(worker, "never came")
-        for shard in list(self.shards.values()):
-            shard.leave(worker)
+            for shard in self.shards.values():
+                shard.leave(worker)
 
     def _part(self, worker: int, link: Link | None, why: str | None) -> None:
-        """Count a worker out, unless it has come back over another link."""
+        """Count a worker out, unless it has come back over another link: both under one lock, with what the shards know."""
         with self._lock:
-            if self._here.get(worker, link) is not link:
+            if self._here.get(worker, link) is not link or worker in self.ended:
                 return
             self._here.pop(worker, None)
             self._awaited.pop(worker, None)
@@ -199,8 +201,8 @@ class Server:
                     self._awaited[worker] = self._clock.monotonic() + RETURN_S
                 with suppress(RuntimeError):  # so that it does not take us for dead
                     self._store.set(f"left/{self.number}/{worker}", why)
-        for shard in list(self.shards.values()):
-            shard.leave(worker)
+            for shard in self.shards.values():
+                shard.leave(worker)
 
     # ------------------------------------------------------------- one worker
 
@@ -228,14 +230,14 @@ class Server:
                 raise CollectiveError(  # noqa: TRY301 - told to the worker
                     f"worker {worker} has another model than server {self.number} (layouts {digest} and {self._digest})"
                 )
-            clocks = {str(number): shard.join(worker, life) for number, shard in list(self.shards.items())}
+            with self._lock:
+                clocks = {str(number): shard.join(worker, life) for number, shard in self.shards.items()}
+                self._here[worker] = link
+                self._awaited.pop(worker, None)
+                self.lost.pop(worker, None)
         except CollectiveError as error:
             link.send(Message(REFUSED, note={"error": error.message}), timeout_s=self._timeout_s)
             raise
-        with self._lock:
-            self._here[worker] = link
-            self._awaited.pop(worker, None)
-            self.lost.pop(worker, None)
         link.send(Message(HELLO, note={"clocks": clocks}), timeout_s=self._timeout_s)
 
     def _answer_all(self, link: Link, worker: int, life: int) -> None:

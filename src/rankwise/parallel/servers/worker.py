@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.entrance import knock, shut
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _GRACE_S = 30.0
 _BYE_S = 5.0
 #: So long a server may take to come to its door, and may be stopped before it takes us in.
-_JOIN_S = 60.0
+_JOIN_S, _RETRY_S = 60.0, 0.05
 
 
 @final
@@ -153,10 +154,9 @@ class Worker:
         self._digest, self._server_ranks, self._dead = layout_digest, server_ranks, set[int]()
         self.life = int(store.add(f"lives/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
-        self._lives = dict.fromkeys(range(len(server_ranks)), 0)
         self._at, self._num_servers = dict[int, _At](), len(server_ranks)
         lost: dict[int, RankwiseError] = {}
-        for number in self._lives:
+        for number in range(len(server_ranks)):
             try:
                 self._join(number, RETURN_S if returns else _JOIN_S)
             except (RendezvousError, LinkLostError) as error:
@@ -172,27 +172,26 @@ class Worker:
             table.bind(partial(self._fetch, table.facts, place))
 
     def _join(self, number: int, timeout_s: float) -> None:
-        """Be taken in by a server, in its next life if it is known that one is over; make up for what a dead one took with it."""
-        peer = f"server {number} (rank {self._server_ranks[number]})"
-        link, life = knock(
-            self._store,
-            str(number),
-            peer=peer,
-            rank=self._rank,
-            timeout_s=timeout_s,
-            after=self._lives[number],
+        """Be taken in by a server, or its successor; make up for what it does not know of us."""
+        peer, end = (
+            f"server {number} (rank {self._server_ranks[number]})",
+            SYSTEM_CLOCK.monotonic() + timeout_s,
         )
         note = {"worker": self._rank, "life": self.life, "digest": self._digest}
-        try:
-            link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
-            answer = self._check(link.receive(timeout_s=self._timeout_s))
-        except LinkLostError:
-            if not self._returns:
-                raise
-            self._lives[number] = life  # over by now
-            self._join(number, timeout_s)
-            return
-        self._links[number], self._lives[number] = link, life
+        while True:
+            left_s = max(0.0, end - SYSTEM_CLOCK.monotonic())
+            link = knock(self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s)
+            try:
+                link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
+                answer = self._check(link.receive(timeout_s=self._timeout_s))
+            except LinkLostError:  # it has died in between
+                link.close()
+                if not self._returns or not left_s:
+                    raise
+                SYSTEM_CLOCK.sleep(_RETRY_S)
+                continue
+            break
+        self._links[number] = link
         for shard, clock in (answer.note or {})["clocks"].items():
             self._take_up(self._at.setdefault(int(shard), _At(int(shard), link, clock)), link, clock)
 
