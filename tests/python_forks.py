@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from rankwise.warm.command_line import NAME
 
@@ -27,7 +27,13 @@ PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.dat
 TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
 #: `torchrun` as a script.
 TORCHRUN_SCRIPT = Path(__file__).with_name("fork_site") / "torchrun.py"
+#: `python -c` as a script: the text is its first argument.
+_CODE_SCRIPT = TORCHRUN_SCRIPT.with_name("python_c.py")
+#: `python` of a shell.
+SHIM = TORCHRUN_SCRIPT.with_name("python_shim.py")
 _READY_S = 120.0
+#: The pid of a fork and how it has ended each take so much of the pipe, filled up with spaces.
+ANSWER_BYTES = 16
 _started: list[int] = []
 
 
@@ -91,11 +97,11 @@ class ForkedPython:
                  "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal}  # fmt: skip
         try:
             socket.send_fds(sock, [json.dumps(order).encode()], [end[1], *given.values()])
-            self.pid = int(sock.recv(100))
         finally:
             for fd in (nowhere, end[1], *(pipe[1] for pipe in pipes.values())):
                 os.close(fd)
         self._end = end[0]
+        self.pid = int(os.read(self._end, ANSWER_BYTES))
         self.returncode: int | None = None
         self.stdout, self.stderr = (
             os.fdopen(pipes[number][0], encoding="utf-8") if number in pipes else None for number in (1, 2)
@@ -150,14 +156,39 @@ class ForkedPython:
 
     def _look(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._end], [], [], timeout_s)[0]:
-            data = os.read(self._end, 100)
+            data = os.read(self._end, ANSWER_BYTES)
             os.close(self._end)
             self.returncode = os.waitstatus_to_exitcode(int(data)) if data else -int(signal.SIGKILL)
         return self.returncode
 
 
+def run_code(command: Sequence[str], *, modules: Sequence[str] = PLAIN, **options: Any) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Do what `subprocess.run` does with ``[python, "-c", CODE, …]`` and a pipe for standard output, by a fork where that can be.
+
+    Args:
+        command: What is to be run.
+        modules: What is loaded already.
+        **options: Those of `subprocess.run`.
+    """
+    if tuple(command[:2]) != (sys.executable, "-c") or not can_fork(modules):
+        return subprocess.run(command, **options)  # noqa: PLW1510 - among the options
+    forked = ForkedPython([str(_CODE_SCRIPT), *command[2:]], options.get("env") or os.environ, None, {2: 2}, modules=modules)  # fmt: skip
+    assert forked.stdout is not None
+    with forked.stdout:
+        out = forked.stdout.read()
+    return subprocess.CompletedProcess(command, forked.wait(), out)
+
+
+def find_socket(modules: Sequence[str]) -> socket.socket | None:
+    """Return the socket of a Python that was started as a user does by hand, who sets nothing; None where it can't be forked.
+
+    Whoever has inherited it can have that fork: `fork_site/python_shim.py`.
+    """
+    return _start(tuple(modules), by_hand=True)
+
+
 @functools.cache
-def _start(modules: tuple[str, ...]) -> socket.socket | None:
+def _start(modules: tuple[str, ...], *, by_hand: bool = False) -> socket.socket | None:
     """Start a Python to fork from, which ends with this process; None where one can't be given another command line."""
     from support import make_env
 
@@ -165,10 +196,11 @@ def _start(modules: tuple[str, ...]) -> socket.socket | None:
     env = make_env({
         "PYTHONPATH": str(Path(__file__).with_name("fork_site")),
         "TESTS_FORKS": json.dumps({"fd": theirs.fileno(), "modules": modules}),
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": None if by_hand else "1",
     })  # fmt: skip
+    command = [sys.executable, *([] if by_hand else ["-u"]), NAME]
     with theirs:
-        process = subprocess.Popen([sys.executable, "-u", NAME], env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
     _started.append(process.pid)
     atexit.register(_stop, process, ours)
     ours.settimeout(_READY_S)
@@ -176,5 +208,6 @@ def _start(modules: tuple[str, ...]) -> socket.socket | None:
 
 
 def _stop(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    sock.shutdown(socket.SHUT_RDWR)  # what the tests have left running may have inherited it
     sock.close()
     process.wait()

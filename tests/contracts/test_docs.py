@@ -30,6 +30,7 @@ from pathlib import Path
 import pytest
 
 import gloo_words
+import python_forks
 from gloo_words import without_gloo
 from support import find_torch, make_resident_env, without_patience
 
@@ -52,6 +53,8 @@ TRANSLATED = ("README.md", "docs/tutorial/tour.md")
 _BLOCK = re.compile(
     r"(?P<notes>(?:^<!-- .*? -->\n)*)^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+#: A script that launches ranks leaves it to them.
+_NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b|rankwise\.init\(", re.MULTILINE)
 _CLASS_ID = re.compile(r"[A-Z]\d{1,2}")
 #: What would change what a command does or prints: an outer launcher's variables, and the test runner's.
 _NOT_PASSED_ON = ("PET_", "RANKWISE_", "TORCHELASTIC_", "MASTER_", "PYTEST_", "LOCAL_", "GROUP_", "ROLE_", "RANK",
@@ -211,9 +214,10 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
         "COLUMNS": "120",
         **_resident_env(command, folder),
     }
+    fds = _fork_python(command, folder, env)
     process = subprocess.Popen(
         ["bash", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True,
+        stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True, pass_fds=fds,
     )  # fmt: skip
     try:
         output, _ = process.communicate(timeout=COMMAND_TIMEOUT_S)
@@ -231,6 +235,34 @@ def _resident_env(command: str, folder: Path) -> dict[str, str]:
     # Not for the commands that show variables, nor where what users install is looked at.
     is_run = str(PYTHON) == sys.executable and not re.search(r"rankwise (env|doctor)", command)
     return make_resident_env() if is_run else {}
+
+
+def _fork_python(command: str, folder: Path, env: dict[str, str]) -> list[int]:
+    """Have the `python` of a command that needs torch forked off one that has it; return what the command inherits for that.
+
+    The import takes such a script longer than all else, and there are dozens. `make smoke` runs the README with the Python itself.
+    """
+    names = re.findall(r"(?<![\w./-])python ([\w./-]+\.py)\b", command)
+    texts = [path.read_text(encoding="utf-8") for name in names if (path := folder / name).is_file()]
+    needs_torch = any(_NEEDS_TORCH.search(text) for text in texts) or "rankwise checkpoint import" in command
+    if str(PYTHON) != sys.executable or not needs_torch or "PYTHON_EXEC" in command:
+        return []
+    sock = python_forks.find_socket(python_forks.TRAINING)
+    if sock is None:
+        return []
+    shims = folder.parent / "shims"
+    shims.mkdir(exist_ok=True)
+    rankwise = PYTHON.with_name("rankwise")
+    shim = f"exec {PYTHON} -IS {python_forks.SHIM}"
+    for name, lines in {
+        "python": [f'case "$1" in *.py) {shim} "$@";; esac', f'exec {PYTHON} "$@"'],
+        "rankwise": [f'case "$2" in import) {shim} {rankwise} "$@";; esac', f'exec {rankwise} "$@"'],
+    }.items():
+        (shims / name).write_text("\n".join(["#!/bin/sh", *lines, ""]))
+        (shims / name).chmod(0o755)
+    env["PATH"] = f"{shims}{os.pathsep}{env['PATH']}"
+    env["TESTS_PYTHON_FD"] = str(sock.fileno())
+    return [sock.fileno()]
 
 
 def neutral(output: str, folder: Path) -> str:

@@ -5,6 +5,7 @@ What a fork runs it takes from its order: by then it is a process as a started o
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -47,10 +48,14 @@ def _serve(told: dict[str, Any]) -> None:
     sock.send(b"ready" if line.can_change else b"cold")
     ends: dict[int, tuple[int, int]] = {}
     while True:
-        for fd in [fd for fd, _ in _wait(sock.fileno(), ends)]:
+        ready = {fd for fd, _ in _wait(sock.fileno(), ends)}
+        for pidfd, (_, end) in ends.items():
+            if end in ready and pidfd not in ready:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)  # who has asked for it is gone
+        for fd in [fd for fd in (*ends, sock.fileno()) if fd in ready]:
             if fd in ends:
                 pid, end = ends.pop(fd)
-                os.write(end, str(os.waitpid(pid, 0)[1]).encode())
+                _answer(end, os.waitpid(pid, 0)[1])
                 os.close(fd)
                 os.close(end)
                 continue
@@ -80,13 +85,21 @@ def _serve(told: dict[str, Any]) -> None:
             for one in fds:
                 os.close(one)
             ends[os.pidfd_open(pid)] = (pid, end)
-            sock.send(str(pid).encode())
+            _answer(end, pid)
+
+
+def _answer(end: int, number: int) -> None:
+    """Tell whoever has asked for a fork, if it is still there."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(end, b"%-16d" % number)
 
 
 def _wait(first: int, others: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
     poll = select.poll()
     for fd in (first, *others):
         poll.register(fd, select.POLLIN)
+    for _, end in others.values():
+        poll.register(end, 0)  # tells that nobody reads it
     return poll.poll()
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import python_forks
+from rankwise.cli import plan
 from rankwise.cli.main import main
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -60,8 +64,14 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(capfd: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
-    """Run the command; return exit code, output and errors, the child's too."""
-    code = main(["plan", *map(str, argv)])
+    """Run the command; return exit code, output and errors, the child's too.
+
+    The child is forked off a Python that has torch: the import takes it longer than all else. One test below starts it as users do.
+    """
+    run = functools.partial(python_forks.run_code, modules=python_forks.TRAINING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE))  # fmt: skip
+        code = main(["plan", *map(str, argv)])
     said = capfd.readouterr()
     return code, said.out, said.err
 

@@ -111,7 +111,10 @@ def test_the_next_run_forks_from_the_server_that_the_first_one_left(
 
 
 def test_a_run_gets_the_limits_of_its_own_launcher(residence: Residence, tmp_path: Path) -> None:
-    """Umask, niceness, limits, ignored signals and the terminal's folder are those of each command, from one server."""
+    """Umask, niceness, limits, ignored signals and the terminal's folder are those of each command, from one server.
+
+    A server that is nicer to others than a run is to be can't serve that, and does not end the one that can.
+    """
     script = """
         import os, resource, signal, sys, torch
         umask = os.umask(0)
@@ -121,8 +124,6 @@ def test_a_run_gets_the_limits_of_its_own_launcher(residence: Residence, tmp_pat
         sys.stdout.write(f"{umask:o} {os.getpriority(os.PRIO_PROCESS, 0)} {limit} {core} {ignored}")
         """
     write_script(tmp_path, script)
-    first = residence.run(tmp_path).out
-    servers = residence.pids()
 
     def restrict() -> None:
         os.umask(0o027)
@@ -133,10 +134,14 @@ def test_a_run_gets_the_limits_of_its_own_launcher(residence: Residence, tmp_pat
 
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     command = [*RANKWISE, "--resident", "train.py"]
-    result = Running(command, tmp_path, env=residence.env, preexec_fn=restrict).finish()
-    assert (result.out, result.err) == (f"27 {nice + 3} 300 (0, 0) True", "")
-    assert residence.run(tmp_path).out == first
-    assert residence.pids() == servers
+    seen = []
+    for _ in range(2):
+        result = Running(command, tmp_path, env=residence.env, preexec_fn=restrict).finish()
+        assert (result.out, result.err) == (f"27 {nice + 3} 300 (0, 0) True", "")
+        seen.append((residence.run(tmp_path).out, sorted(residence.pids())))
+    assert seen[0] == seen[1]
+    assert seen[0][0].split()[1] == str(nice)
+    assert len(seen[0][1]) == 2
 
 
 def test_what_has_changed_on_disk_is_never_served(residence: Residence, tmp_path: Path) -> None:
@@ -340,17 +345,45 @@ def test_what_a_job_leaves_behind_on_purpose_stays(residence: Residence, tmp_pat
     os.kill(uploader, signal.SIGKILL)
 
 
-def test_a_server_ends_that_nobody_uses(residence: Residence, tmp_path: Path) -> None:
-    """After the time that RANKWISE_RESIDENT_IDLE names; a run that lasts longer does not count as idle."""
+def test_a_server_ends_that_nobody_uses(
+    residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time that RANKWISE_RESIDENT_IDLE names; a run that lasts longer does not count as idle.
+
+    Whoever has connected before that time is answered after it.
+    """
     write_script(tmp_path, "import time, torch; time.sleep(2)")
     result = residence.run(tmp_path, env={"RANKWISE_RESIDENT_IDLE": "1"})
     assert (result.code, result.err) == (0, "")
+    wait_until(lambda: not residence.pids(), 10)
+    assert any(_ask_late(residence, tmp_path, monkeypatch) for _ in range(5))
     wait_until(lambda: not residence.pids(), 10)
     wrong = residence.run(tmp_path, env={"RANKWISE_RESIDENT_IDLE": "soon"})
     assert (wrong.code, "RANKWISE_RESIDENT_IDLE='soon' is no number of seconds above 0" in wrong.err) == (
         2,
         True,
     )
+
+
+def _ask_late(residence: Residence, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Connect to a server that is soon idle for too long, and ask it then; False where this host is too busy for that."""
+    write_script(folder, "import torch")
+    residence.run(folder, env={"RANKWISE_RESIDENT_IDLE": "2"})
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock,
+        contextlib.suppress(ConnectionRefusedError),
+    ):
+        for path in residence.folder.glob("*.sock"):
+            monkeypatch.chdir(path.parent)  # a path of a socket has 107 bytes at most
+            sock.connect(path.name)
+            begin_s = time.monotonic()
+            time.sleep(2.5)
+            sock.send(b'{"info": 1}')
+            answer = sock.recv(10_000)
+            if time.monotonic() - begin_s < 4.5:  # who says nothing for 5 s is sent away
+                assert b'"served": 1' in answer
+                return True
+    return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

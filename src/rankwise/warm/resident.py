@@ -130,7 +130,8 @@ class Resident:
                 sock.close()
             if has_ended or done:
                 idle_since = now
-            if not self._runs and self._find_end(now - idle_since, login):
+            # Who is connected, as a launcher on a busy host may be for a while, is still to say what it wants.
+            if not self._runs and not waiting and self._find_end(now - idle_since, login):
                 self._leave()
 
     def _wait(self, listener: socket.socket, *fds: int) -> set[int]:
@@ -308,7 +309,7 @@ class Resident:
         return _find_shortage() or self._loaded.find_changed()
 
     def _find_elder(self) -> bool:
-        """Tell whether there is another server for the same runs, which has the lower number: one of the two is enough."""
+        """Tell whether there is another server for all of our runs, which has the lower number: one of the two is enough."""
         start, end = f"{self._orders['key']}-", ".sock"
         try:
             names = os.listdir(self._orders["folder"])
@@ -318,7 +319,7 @@ class Resident:
             name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end)
         ]
         return any(
-            pid.isdigit() and int(pid) < os.getpid() and os.path.exists(f"/proc/{pid}") for pid in pids
+            pid.isdigit() and int(pid) < os.getpid() and _can_give_what_we_can(int(pid)) for pid in pids
         )
 
     def _note_loaded(self) -> None:
@@ -355,10 +356,28 @@ def _find_limit(request: dict[str, Any]) -> str:
     if request["nice"] < os.getpriority(os.PRIO_PROCESS, 0):
         return "the resident server is nicer to others than this run is to be"
     for name, (_, hard) in request["limits"].items():
-        own = resource.getrlimit(getattr(resource, name))[1]
-        if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
+        if _is_lower(resource.getrlimit(getattr(resource, name))[1], hard):
             return f"the resident server has a lower {name}"
     return ""
+
+
+def _can_give_what_we_can(pid: int) -> bool:
+    """Tell whether another server lives that may give its forks the limits and the niceness that we may."""
+    import resource
+
+    numbers = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
+    try:
+        return os.getpriority(os.PRIO_PROCESS, pid) <= os.getpriority(os.PRIO_PROCESS, 0) and not any(
+            _is_lower(resource.prlimit(pid, number)[1], resource.getrlimit(number)[1]) for number in numbers
+        )
+    except OSError:
+        return False  # it is gone
+
+
+def _is_lower(limit: int, other: int) -> bool:
+    import resource
+
+    return limit != resource.RLIM_INFINITY and (other == resource.RLIM_INFINITY or limit < other)
 
 
 def _wake(_number: int, _frame: object) -> None:
