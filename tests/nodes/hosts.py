@@ -27,14 +27,15 @@ class Host:
         number: From 0: its address is ``10.77.0.(number + 1)``, its interface ``cable``.
         hosts_file: What its /etc/hosts says.
         folder: Where to keep that.
+        lifetime_s: It ends by itself after so long.
     """
 
-    def __init__(self, number: int, hosts_file: str, folder: Path) -> None:
+    def __init__(self, number: int, hosts_file: str, folder: Path, lifetime_s: int = 300) -> None:
         self.name, self.address = f"host{number}", f"{NETWORK}.{number + 1}"
         self._hosts = folder / f"hosts{number}"
         self._hosts.write_text(hosts_file)
         self._first = subprocess.Popen(
-            ["unshare", "--net", "--uts", "--mount", "sleep", "300"], env=make_env()
+            ["unshare", "--net", "--uts", "--mount", "sleep", str(lifetime_s)], env=make_env()
         )
         self.pid = self._first.pid
         ours = Path("/proc/self/ns/net").readlink()
@@ -74,12 +75,13 @@ class Host:
 
 
 @contextlib.contextmanager
-def open_hosts(hosts_files: Sequence[str], folder: Path) -> Iterator[list[Host]]:
+def open_hosts(hosts_files: Sequence[str], folder: Path, lifetime_s: int = 300) -> Iterator[list[Host]]:
     """Make hosts: two are joined by a cable, more by a switch; skip the test where that is not allowed.
 
     Args:
         hosts_files: What the /etc/hosts of each says.
         folder: Where to keep those.
+        lifetime_s: They end by themselves after so long.
     """
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter")):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
@@ -88,7 +90,7 @@ def open_hosts(hosts_files: Sequence[str], folder: Path) -> Iterator[list[Host]]
     hosts: list[Host] = []
     switch: subprocess.Popen[bytes] | None = None
     try:
-        hosts += [Host(number, text, folder) for number, text in enumerate(hosts_files)]
+        hosts += [Host(number, text, folder, lifetime_s) for number, text in enumerate(hosts_files)]
         if len(hosts) == 2:
             pids = [str(host.pid) for host in hosts]
             cable = ["ip", "link", "add", "cable", "netns", pids[0], "type", "veth", "peer", "name", "cable"]

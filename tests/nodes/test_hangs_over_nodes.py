@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import pytest
 
 from nodes.hosts import open_hosts
 from rankwise.cli.main import main
-from support import RANKWISE, TORCHRUN, line_of, write_script
+from support import RANKWISE, TORCHRUN, free_port, line_of, make_env, write_script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from nodes.hosts import Host
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow]
 
@@ -65,7 +69,31 @@ dist.destroy_process_group()
 Told = tuple[int, str, dict[str, Any]]
 
 
+@final
+class Pair:
+    """Two hosts, for one test after the other: each has a resident server, which imports torch for all of them."""
+
+    def __init__(self, hosts: Sequence[Host], folder: Path) -> None:
+        self.hosts = hosts
+        self.env: dict[str, str | None] = {
+            "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "RANKWISE_RESIDENT": "always",
+            "RANKWISE_RESIDENT_FOLDER": str(folder / "residence"),
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Give the hosts of this module."""
+    folder = tmp_path_factory.mktemp("pair")
+    with open_hosts([HOSTS, HOSTS], folder, lifetime_s=3000) as hosts:
+        pair = Pair(hosts, folder)
+        yield pair
+        command = [sys.executable, "-m", "rankwise", "resident", "stop"]
+        subprocess.run(command, env=make_env(pair.env), stdout=subprocess.DEVNULL, check=True, timeout=60)
+
+
 def run_nodes(
+    pair: Pair,
     folder: Path,
     text: str,
     *args: str,
@@ -75,20 +103,19 @@ def run_nodes(
 ) -> list[Told]:
     """Run a script on two hosts, a third node beside the first one's, and return each node's code, output and report."""
     script = write_script(folder, text)
-    meet = ["--nnodes", str(len(ranks)), "--master-addr", "10.77.0.1", "--master-port", "29500"]
-    with open_hosts([HOSTS, HOSTS], folder) as hosts:
-        agents = []
-        for node, (num, launcher) in enumerate(zip(ranks, launchers, strict=False)):
-            own = ["--node-rank", str(node), "--nproc-per-node", str(num)]
-            mine = ["--report", str(folder / f"report.{node}.json"), *args] if launcher is RANKWISE else []
-            command = [*launcher, *meet, *own, *mine, str(script)]
-            agents.append(hosts[node % 2].start(command, {"GLOO_SOCKET_IFNAME": "cable"}))
-        try:
-            outputs = [agent.communicate(timeout=timeout_s)[0] for agent in agents]
-        finally:
-            for agent in agents:
-                agent.kill()
-                agent.wait()
+    meet = ["--nnodes", str(len(ranks)), "--master-addr", "10.77.0.1", "--master-port", str(free_port())]
+    agents = []
+    for node, (num, launcher) in enumerate(zip(ranks, launchers, strict=False)):
+        own = ["--node-rank", str(node), "--nproc-per-node", str(num)]
+        mine = ["--report", str(folder / f"report.{node}.json"), *args] if launcher is RANKWISE else []
+        command = [*launcher, *meet, *own, *mine, str(script)]
+        agents.append(pair.hosts[node % 2].start(command, pair.env))
+    try:
+        outputs = [agent.communicate(timeout=timeout_s)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
     reports = [folder / f"report.{node}.json" for node in range(len(ranks))]
     bodies = [json.loads(path.read_text()) if path.exists() else {} for path in reports]
     return [
@@ -105,13 +132,13 @@ def assert_same_verdict(told: list[Told]) -> dict[str, Any]:
 
 
 def test_another_collective_on_another_node_is_proved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 2, first of host1, is in barrier, the others in broadcast: proved without a bound, and told alike by both nodes.
 
     The folder of node 0 holds the ranks of both nodes, and gives the same verdict again; so does node 1's, which holds its own.
     """
-    told = run_nodes(tmp_path, HEAD + OTHER, "--log-dir", str(tmp_path / "logs"), ranks=(2, 2))
+    told = run_nodes(pair, tmp_path, HEAD + OTHER, "--log-dir", str(tmp_path / "logs"), ranks=(2, 2))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
     assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("mismatch", [2], "C1")
@@ -128,9 +155,9 @@ def test_another_collective_on_another_node_is_proved(
 
 
 @pytest.mark.parametrize("odd", [0, 2])
-def test_a_rank_of_another_node_that_has_left_is_proved(odd: int, tmp_path: Path) -> None:
+def test_a_rank_of_another_node_that_has_left_is_proved(odd: int, pair: Pair, tmp_path: Path) -> None:
     """A node whose ranks have all ended well learns that the others wait for one of them: three nodes, one verdict."""
-    told = run_nodes(tmp_path, ABSENT.format(odd=odd), ranks=(1, 1, 1))
+    told = run_nodes(pair, tmp_path, ABSENT.format(odd=odd), ranks=(1, 1, 1))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1, 1], told
     assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("hang", [odd], "I1")
@@ -138,9 +165,9 @@ def test_a_rank_of_another_node_that_has_left_is_proved(odd: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("odd", [0, 2])
-def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, tmp_path: Path) -> None:
+def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, pair: Pair, tmp_path: Path) -> None:
     """It ends with 0, and its peers lose their connection: none of them failed, and both nodes, also one whose ranks all ended well, name it."""
-    told = run_nodes(tmp_path, HEAD + LEFT.format(odd=odd), ranks=(1, 2))
+    told = run_nodes(pair, tmp_path, HEAD + LEFT.format(odd=odd), ranks=(1, 2))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
     assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("failure", [odd], "R6")
@@ -151,10 +178,10 @@ def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, tmp_path: Pat
     )
 
 
-def test_a_stopped_rank_of_another_node_is_named(tmp_path: Path) -> None:
+def test_a_stopped_rank_of_another_node_is_named(pair: Pair, tmp_path: Path) -> None:
     """Rank 1 is stopped: it is said at once on node 0, with its host; somebody may wake it, so only the bound ends the job."""
     text = HEAD + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ndist.all_reduce(one)\n"
-    told = run_nodes(tmp_path, text, "--hang-timeout", "6")
+    told = run_nodes(pair, tmp_path, text, "--hang-timeout", "6")
     verdict = assert_same_verdict(told)
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [1])
     assert "rank 1 (host host1, local rank 0) is stopped by a signal" in verdict["message"]
@@ -163,9 +190,9 @@ def test_a_stopped_rank_of_another_node_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_one_rank_that_works_for_long_ends_nothing(tmp_path: Path) -> None:
+def test_one_rank_that_works_for_long_ends_nothing(pair: Pair, tmp_path: Path) -> None:
     """Rank 0 evaluates alone for 9 s: one node notes what it does, as slow, and the job goes on to its end."""
-    told = run_nodes(tmp_path, HEAD + SLOW.format(slow=0, long_s=9))
+    told = run_nodes(pair, tmp_path, HEAD + SLOW.format(slow=0, long_s=9))
     assert [code for code, _, _ in told] == [0, 0], told
     assert all(output.count("well\n") == 1 for _, output, _ in told)
     notes = [line for _, output, _ in told for line in output.splitlines() if "rankwise: rank" in line]
@@ -174,9 +201,11 @@ def test_one_rank_that_works_for_long_ends_nothing(tmp_path: Path) -> None:
     assert "host host0" in notes[0]
 
 
-def test_the_users_bound_ends_all_nodes_alike(tmp_path: Path) -> None:
+def test_the_users_bound_ends_all_nodes_alike(pair: Pair, tmp_path: Path) -> None:
     """Rank 2 sleeps for ever: at the bound both nodes end, with the line where it sleeps."""
-    told = run_nodes(tmp_path, HEAD + SLOW.format(slow=2, long_s=600), "--hang-timeout", "5", ranks=(2, 1))
+    told = run_nodes(
+        pair, tmp_path, HEAD + SLOW.format(slow=2, long_s=600), "--hang-timeout", "5", ranks=(2, 1)
+    )
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [2])
@@ -185,19 +214,19 @@ def test_the_users_bound_ends_all_nodes_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ours", [0, 1])
-def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(ours: int, tmp_path: Path) -> None:
+def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(ours: int, pair: Pair, tmp_path: Path) -> None:
     """One node is torchrun's, and its rank keeps ours waiting for 8 s: nothing is said of what can't be seen, and the job ends well."""
     launchers = (RANKWISE, TORCHRUN) if ours == 0 else (TORCHRUN, RANKWISE)
-    told = run_nodes(tmp_path, HEAD + SLOW.format(slow=1 - ours, long_s=8), launchers=launchers)
+    told = run_nodes(pair, tmp_path, HEAD + SLOW.format(slow=1 - ours, long_s=8), launchers=launchers)
     assert [code for code, _, _ in told] == [0, 0], told
     output = told[ours][1]
     assert "well\n" in output
     assert not any(word in output for word in ("hung", "answered", "reached", "may be right")), output
 
 
-def test_a_hang_uses_a_restart_of_all_nodes(tmp_path: Path) -> None:
+def test_a_hang_uses_a_restart_of_all_nodes(pair: Pair, tmp_path: Path) -> None:
     """Attempt 1 hangs by a barrier on one node; both nodes start again, once, and the second attempt goes through."""
-    told = run_nodes(tmp_path, HEAD + AGAIN, "--max-restarts", "1")
+    told = run_nodes(pair, tmp_path, HEAD + AGAIN, "--max-restarts", "1")
     assert [code for code, _, _ in told] == [0, 0], told
     for _, output, report in told:
         assert report["attempts"] == 2
@@ -205,9 +234,9 @@ def test_a_hang_uses_a_restart_of_all_nodes(tmp_path: Path) -> None:
         assert "well, attempt 1\n" in output
 
 
-def test_what_was_paired_wrongly_between_nodes_is_told_at_the_end(tmp_path: Path) -> None:
+def test_what_was_paired_wrongly_between_nodes_is_told_at_the_end(pair: Pair, tmp_path: Path) -> None:
     """int32 on host0 is added to float32 on host1 and goes through: with --strict both nodes end with 1, and say the same."""
-    told = run_nodes(tmp_path, HEAD + SILENT, "--strict")
+    told = run_nodes(pair, tmp_path, HEAD + SILENT, "--strict")
     verdict = assert_same_verdict(told)
     assert all("through\n" in output for _, output, _ in told)
     assert [code for code, _, _ in told] == [1, 1], told

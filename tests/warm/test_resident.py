@@ -85,15 +85,18 @@ def _is_alive(pid: int) -> bool:
 def test_the_next_run_forks_from_the_server_that_the_first_one_left(
     residence: Residence, tmp_path: Path
 ) -> None:
-    """Another script, other arguments and folder, a module: one server for each way to run; all of it is listed, and ended."""
+    """Another script, other arguments and folder, a module: one server for each way to run; all of it is listed, and ended.
+
+    The first run stands in the root folder, where an absolute path has one slash more than elsewhere.
+    """
     write_script(tmp_path, _TELL)
     write_script(tmp_path / "sub", _TELL, "other.py")
-    first = residence.run(tmp_path)
+    first = residence.run(Path("/"), str((tmp_path / "train.py").relative_to("/")))
     (server,) = residence.pids()
     second = residence.run(tmp_path / "sub", "other.py", "--lr", "a b", env={"EXTRA": "1"})
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
     word = first.out.split()[-1]
-    assert first.out == f"[] {tmp_path} {word}\n"
+    assert first.out == f"[] / {word}\n"
     assert (
         second.out == f"['--lr', 'a b'] {tmp_path / 'sub'} {word}\n"
     )  # one string hash seed: that of the server

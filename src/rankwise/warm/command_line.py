@@ -48,7 +48,7 @@ class CommandLine:
         ]
 
     def _find(self, memory: _Memory, start: int) -> None:
-        wanted = NAME if self._how else os.path.join(os.getcwd(), NAME)
+        wanted = NAME if self._how else _make_absolute(NAME)
         for number, word in enumerate(memory.read_words(start, _NUM_WORDS)):
             if memory.holds(word, wanted):
                 self._texts.append(start + number * _WORD)
@@ -68,7 +68,7 @@ class CommandLine:
         own = len(sys.orig_argv) - sys.orig_argv.index(NAME)
         sys.orig_argv[-own:] = [program, *args]
         sys.argv[:] = [sys.argv[0], program, *args] if self._how == "-c" else [self._how or program, *args]
-        path = program if self._how else os.path.join(os.getcwd(), program)
+        path = program if self._how else _make_absolute(program)
         for place in self._texts:
             ctypes.c_void_p.from_address(place).value = _make_text(path)
         for place in self._first:
@@ -101,6 +101,11 @@ class _Memory:
         """Whether a text stands at an address, as C holds it."""
         wanted = _encode(text)
         return bool(address) and self._read(address, len(wanted)) == wanted
+
+
+def _make_absolute(path: str) -> str:
+    """Return a script's path as CPython makes it absolute: in the root folder it begins with two slashes."""
+    return path if os.path.isabs(path) else f"{os.getcwd()}{os.sep}{path}"
 
 
 def _encode(text: str) -> bytes:
