@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed.pipelining
 from torch import Tensor, nn
+from torch.distributed.tensor._ops._view_ops import view_groups
 from torch.nn.functional import cross_entropy
 
 import rankwise
@@ -84,9 +86,11 @@ def train_by_each(cases: Sequence[tuple[str, int]]) -> list[Any]:
     return [train_staged(*case) for case in cases]
 
 
+#: torch 2.8 does not have it.
+HAS_DUAL = hasattr(torch.distributed.pipelining, "ScheduleDualPipeV")
 CASES = {
-    2: [("gpipe", 3), ("1f1b", 4), ("interleaved_1f1b", 4), ("looped_bfs", 3), ("interleaved_zero_bubble", 4), ("zbv", 4), ("zbv", 3), ("dualpipev", 4)],
-    4: [("gpipe", 4), ("1f1b", 5), ("interleaved_1f1b", 4), ("looped_bfs", 4), ("interleaved_zero_bubble", 8), ("zbv", 8), ("dualpipev", 8)],
+    2: [("gpipe", 3), ("1f1b", 4), ("interleaved_1f1b", 4), ("looped_bfs", 3), ("interleaved_zero_bubble", 4), ("zbv", 4), ("zbv", 3), *[("dualpipev", 4)] * HAS_DUAL],
+    4: [("gpipe", 4), ("1f1b", 5), ("interleaved_1f1b", 4), ("looped_bfs", 4), ("interleaved_zero_bubble", 8), ("zbv", 8), *[("dualpipev", 8)] * HAS_DUAL],
 }  # fmt: skip
 
 
@@ -171,17 +175,17 @@ def language_loss(model: nn.Module, tokens: Tensor) -> Any:
     return losses, (tokens[:, 1:] != 0).sum()
 
 
-def take_tokens(number: int) -> Tensor:
+def take_tokens(number: int, fewer: int = 3) -> Tensor:
     # The second batch has 5 samples: shares of 3 and 2, cut into micro-batches of 1, one of which has none.
-    return torch.randint(5, (8 - 3 * (number % 2), 6), generator=torch.Generator().manual_seed(number))
+    return torch.randint(5, (8 - fewer * (number % 2), 6), generator=torch.Generator().manual_seed(number))
 
 
-def step_by_hand(model: Any, max_norm: float = 0.5) -> tuple[list[float], dict[str, Tensor]]:
+def step_by_hand(model: Any, fewer: int = 3, max_norm: float = 0.5) -> tuple[list[float], dict[str, Tensor]]:
     torch.set_num_threads(1)
     is_staged, told = isinstance(model, rankwise.Pipeline), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number in range(3):
-        tokens = take_tokens(number)
+        tokens = take_tokens(number, fewer)
         if is_staged:
             ctx = rankwise.current()
             loss = model.step(tokens.tensor_split(ctx.data_size)[ctx.data_rank], language_loss)
@@ -201,7 +205,16 @@ def step_by_hand(model: Any, max_norm: float = 0.5) -> tuple[list[float], dict[s
 
 def step_composed(mesh: dict[str, int], how: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
     with rankwise.init(device="cpu"):
-        return step_by_hand(cut(build_gpt(), mesh, **how))
+        return step_by_hand(cut(build_gpt(), mesh, **how), _find_fewer(mesh))
+
+
+def _find_fewer(mesh: dict[str, int]) -> int:
+    """Return how many samples less the second batch has: in torch 2.8 a DTensor without elements can't be seen in another shape."""
+    try:
+        view_groups((0, 6, 8), (0, 8))
+    except IndexError:
+        return 0 if "tensor" in mesh else 3
+    return 3
 
 
 def step_each(cases: Sequence[tuple[dict[str, int], dict[str, Any]]]) -> list[Any]:
@@ -211,10 +224,11 @@ def step_each(cases: Sequence[tuple[dict[str, int], dict[str, Any]]]) -> list[An
 @pytest.mark.parametrize("world_size", COMPOSED)
 def test_what_stands_beside_a_pipeline_changes_nothing(world_size: int) -> None:
     """Copies, FSDP with checkpointing, tensor parallelism, and both: losses, norms and weights of a GPT with tied weights are one process's."""
-    expected, expected_state = step_by_hand(build_gpt())
+    alone = {fewer: step_by_hand(build_gpt(), fewer) for fewer in (0, 3)}
     found = run_ranks(step_each, world_size, COMPOSED[world_size], timeout_s=120)
     for number, case in enumerate(COMPOSED[world_size]):
         held: dict[str, Tensor] = {}
+        expected, expected_state = alone[_find_fewer(case[0])]
         for told, state in (rank[number] for rank in found):
             assert told == pytest.approx(expected, rel=TOLERANCE), case
             held |= state

@@ -145,6 +145,12 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
             _prepare(rest, maker, mesh, ctx)
             for root in stages or [model]:
                 fully_shard(root, reshard_after_forward=reshard_after_forward, **arguments)
+        for module in (
+            one for root in stages or [model] for one in root.modules() if ctx.device.type == "cpu"
+        ):
+            if isinstance(module, FSDPModule):
+                # Gloo in torch 2.8 takes the mean that is asked for, and returns the sum.
+                module.set_force_sum_reduction_for_comms(True)
         if stages:
             model.compute_in(policy.param_dtype)
         if defer_gradients:

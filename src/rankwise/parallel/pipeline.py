@@ -259,7 +259,7 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
         complaint=_find_complaint(model) or maker.find_complaint(model) or _find_bare(model, layout, bounds),
         call="apply_pipeline",
     )
-    shapes = Shapes(model, layout)
+    shapes = Shapes(model, layout, bounds)
     column = mesh.of("pipeline")
     own = [
         number for number in range(num_stages) if kind.place(number, num_ranks) == mesh.position["pipeline"]

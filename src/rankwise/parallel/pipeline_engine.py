@@ -14,7 +14,7 @@ from torch import Tensor
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.base.memory import view_memory
 from rankwise.parallel.pipeline_layout import put_tensors, take_tensors
-from rankwise.parallel.pipeline_schedules import Kind, build_schedule
+from rankwise.parallel.pipeline_schedules import Kind, build_schedule, find_least, run_schedule
 from rankwise.parallel.pipeline_shapes import describe
 from rankwise.runtime.nested import flatten, unflatten
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rankwise.parallel.pipeline_profile import Recorder
-    from rankwise.parallel.pipeline_shapes import Plan, Shapes
+    from rankwise.parallel.pipeline_shapes import Shapes
     from rankwise.parallel.pipeline_stage import Stage
     from rankwise.runtime.context import RankContext
 
@@ -97,6 +97,8 @@ class Engine:
         self.ctx, self.model, self.kind, self.stages, self.shapes = ctx, model, kind, stages, shapes
         self.microbatches, self.group, self.column = microbatches, group, tuple(column)
         self.last = kind.place(stages[0].num_stages - 1, len(self.column))
+        for stage in stages:
+            stage.own = {one.stage_index: one for one in stages}
         self._schedules: dict[int, Any] = {}
         self._form: Any = None
         self._num_runs = 0
@@ -162,9 +164,7 @@ class Engine:
                 self.group
             )  # so that all ranks count from the same moment, whatever their clocks show
             self.recorder.begin()
-        schedule._step_microbatches(
-            [()] * len(chunks), [{}] * len(chunks), chunks, None, return_outputs=False
-        )
+        run_schedule(schedule, chunks)
         schedule._loss_fn = _refuse
         return self._share(_combine(returned, chunks) if self.has_last else None)
 
@@ -216,7 +216,7 @@ class Engine:
         elif problem:
             raise UsageError(problem, rank=self.ctx.rank, hint="a batch is nested tensors whose dim 0 are the samples")  # fmt: skip
         self.num_samples = _count(said)
-        return split(batch, max(1, min(self.microbatches, largest)))
+        return split(batch, max(find_least(self.kind, len(self.column)), min(self.microbatches, largest)))
 
     def _check_batches(self, of_rank: dict[int, str]) -> None:
         failed = {rank: one.partition("\t")[0] for rank, one in of_rank.items() if one.partition("\t")[0]}
@@ -264,21 +264,24 @@ class Engine:
         device, stages = self.ctx.device, sorted(self.stages, key=lambda one: one.stage_index)
         plan = self.shapes.find(*call, training=self.model.training)
         sent: list[tuple[Any, Tensor]] = []
-        flowing: dict[int, Tensor] = {}
+        flowing: dict[int, tuple[Tensor, ...]] = {}
         output: Any = None
         for stage in stages:
             module: Any = stage.submod
-            module.turn.plan, module.inputs = plan, call
+            module.take(plan, call)
             received = flowing.pop(stage.stage_index, None)
-            if received is None and not stage.is_first:
-                form = plan.inputs[module.turn.first]
-                received = torch.empty(form.shape, dtype=form.dtype, device=device)
+            if received is None:
+                forms = plan.enters(stage.stage_index)
+                received = tuple(torch.empty(one.shape, dtype=one.dtype, device=device) for one in forms)
                 source = self.column[self.kind.place(stage.stage_index - 1, len(self.column))]
-                if received.numel():
-                    dist.recv(received, src=source, group=self.group)
-            output = module() if received is None else module(received)
+                for one in received:
+                    if one.numel():
+                        dist.recv(one, src=source, group=self.group)
+            output = module(*received)
             if not stage.is_last:
-                self._hand_on(stage, output, plan, flowing, sent)
+                outputs = output if isinstance(output, tuple) else (output,)
+                stage.check_outputs(outputs, plan)
+                self._hand_on(stage, outputs, flowing, sent)
         for work, _ in sent:
             work.wait()
         tensors = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in plan.output_forms]
@@ -292,19 +295,17 @@ class Engine:
     def _hand_on(
         self,
         stage: Stage,
-        output: Tensor,
-        plan: Plan,
-        flowing: dict[int, Tensor],
+        outputs: tuple[Tensor, ...],
+        flowing: dict[int, tuple[Tensor, ...]],
         sent: list[tuple[Any, Tensor]],
     ) -> None:
         following = stage.stage_index + 1
         target = self.column[self.kind.place(following, len(self.column))]
-        stage.check_output(output, plan)
         if target == self.ctx.rank:
-            flowing[following] = output
-        elif output.numel():
-            output = output.contiguous()
-            sent.append((dist.isend(output, dst=target, group=self.group), output))
+            flowing[following] = outputs
+            return
+        flat = [one.contiguous() for one in outputs if one.numel()]
+        sent += [(dist.isend(one, dst=target, group=self.group), one) for one in flat]
 
 
 def _refuse(*_: Any) -> Tensor:

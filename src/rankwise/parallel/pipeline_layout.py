@@ -264,6 +264,10 @@ class StageModule(nn.Module):  # type: ignore[misc]
         #: What the model has returned, with slots for tensors.
         self.returned: Any = None
 
+    def take(self, plan: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Take the shapes of the micro-batch at hand, and the model's arguments for it."""
+        self.turn.plan, self.inputs = plan, call
+
     def forward(self, *received: Tensor) -> Any:
         """Compute the stage; of the last one return all tensors that the model does."""
         self.turn.received = received[0] if received else None

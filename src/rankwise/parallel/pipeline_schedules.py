@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch.distributed import pipelining
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from rankwise.base.errors import UsageError
 
@@ -135,4 +137,32 @@ def build_schedule(
         kind = KINDS[kind.stand_in]
     made = getattr(pipelining, kind.torch_name)
     held = stages[0] if kind.placement == "single" else list(stages)
-    return made(held, microbatches, loss_fn=loss, scale_grads=False)
+    # torch 2.8 refuses any schedule of one stage a rank for fewer micro-batches than stages; GPipe's order is the same for any number.
+    least = stages[0].num_stages if kind.name == "gpipe" else 1
+    built = made(held, max(microbatches, least), loss_fn=loss, scale_grads=False)
+    built._n_microbatches = microbatches
+    return built
+
+
+def find_least(kind: Kind, num_ranks: int) -> int:
+    """Return how many micro-batches a step must have, some of which may be of no samples.
+
+    Args:
+        kind: The schedule.
+        num_ranks: Of the pipeline.
+    """
+    # In torch 2.8 the ranks of a loop run in step with each other, and of fewer micro-batches one would compute before it has received.
+    is_in_step = not issubclass(getattr(pipelining, kind.torch_name), _PipelineScheduleRuntime)
+    return num_ranks if kind.placement == "loop" and is_in_step else 1
+
+
+def run_schedule(schedule: Any, targets: Sequence[Any]) -> None:
+    """Run one step.
+
+    Args:
+        schedule: Of ``build_schedule``.
+        targets: For each micro-batch what the loss function is given.
+    """
+    run = schedule._step_microbatches
+    options = {"return_outputs": False} if "return_outputs" in inspect.signature(run).parameters else {}
+    run([()] * len(targets), [{}] * len(targets), list(targets), None, **options)

@@ -21,7 +21,7 @@ from rankwise.parallel.pipeline_layout import find_hidden, put_tensors, take_ten
 from rankwise.runtime.nested import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.parallel.pipeline_layout import Layout
 
@@ -33,10 +33,17 @@ _MOST_KEPT = 64
 @final
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tensor without its values."""
+    """A tensor without its values.
+
+    Attributes:
+        shape: Of the tensor.
+        dtype: Of its values.
+        has_grad: Whether a gradient comes back for it.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    has_grad: bool = False
 
 
 @final
@@ -57,6 +64,11 @@ class Plan:
     outside: Mapping[str, tuple[Any, tuple[Form, ...]]]
     output: Any
     output_forms: tuple[Form, ...]
+    bounds: tuple[int, ...]
+
+    def enters(self, stage: int) -> tuple[Form, ...]:
+        """Return what a stage receives."""
+        return (self.inputs[self.bounds[stage]],) if 0 < stage < len(self.bounds) - 1 else ()
 
 
 @final
@@ -68,7 +80,8 @@ class Shapes:
         layout: Where it can be cut.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, bounds: Sequence[int]) -> None:
+        self._bounds = tuple(bounds)
         self._layout, self._mode = layout, FakeTensorMode(allow_non_fake_inputs=True)
         self._model = _copy_as_fake(model, self._mode)
         self._dtype: torch.dtype | None = None
@@ -135,6 +148,7 @@ class Shapes:
             dict(watch.outside),
             output,
             tuple(map(form_of, found)),
+            self._bounds,
         )
 
     def _cast(self, dtype: torch.dtype) -> torch.dtype:
@@ -143,7 +157,7 @@ class Shapes:
 
 def form_of(tensor: Tensor) -> Form:
     """Return a tensor's form."""
-    return Form(tuple(tensor.shape), tensor.dtype)
+    return Form(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
 def describe(tree: Any) -> list[str]:

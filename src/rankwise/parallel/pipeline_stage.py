@@ -1,24 +1,66 @@
-"""torch's pipeline stage, whose micro-batches may have different shapes (torch 2.8 to 2.15)."""
+"""A stage of torch's pipelines that moves its own tensors: micro-batches of any shapes, several tensors from stage to stage.
+
+torch's schedules say when a stage computes, sends and receives; the differentiation is torch's too. What lies between differs from version
+to version (torch 2.8 has no records of tensors, 2.12 has them, 2.14 keeps its outputs elsewhere), and takes the shapes of the first micro-batch
+for all. So the data is here, behind the methods that the schedules of all versions call.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.stage import _RecvInfo
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_shapes import Form, form_of
+from rankwise.parallel.pipeline_shapes import form_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import torch.distributed as dist
+    from torch import Tensor
 
     from rankwise.parallel.pipeline_layout import StageModule
     from rankwise.parallel.pipeline_profile import Recorder
-    from rankwise.parallel.pipeline_shapes import Plan
+    from rankwise.parallel.pipeline_shapes import Form, Plan
+
+
+@final
+@dataclass(slots=True)
+class _Chunk:
+    """A micro-batch on its way through a stage.
+
+    Attributes:
+        received: What the stage before has sent, as leaves of the graph.
+        outputs: What goes on.
+        output_grads: Of each output; None: it has no gradient.
+        input_grads: Of what was received.
+        halved: What the weights' half of a backward needs.
+    """
+
+    received: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    output_grads: tuple[Tensor | None, ...] = ()
+    input_grads: tuple[Tensor | None, ...] = ()
+    halved: tuple[dict[str, Any], Any] | None = None
+
+
+@final
+@dataclass(slots=True)
+class _Rooms:
+    """Buffers into which micro-batches are received, kept from step to step."""
+
+    device: torch.device
+    held: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def find(self, number: int, forms: Sequence[Form]) -> list[Tensor]:
+        """Return room for the tensors of a micro-batch."""
+        found = self.held.get(number)
+        if found is None or [(tuple(one.shape), one.dtype) for one in found] != [(one.shape, one.dtype) for one in forms]:  # fmt: skip
+            found = self.held[number] = [torch.empty(one.shape, dtype=one.dtype, device=self.device) for one in forms]  # fmt: skip
+        return found
 
 
 @final
@@ -46,7 +88,10 @@ class Stage(PipelineStage):  # type: ignore[misc]
         super().__init__(module, index, num_stages, device, input_args=known, output_args=known, group=group)
         self._plans: Sequence[Plan] = ()
         self._calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
-        self._laid_out: object = None
+        self._chunks: list[_Chunk] = []
+        self._ahead, self._back = _Rooms(device), _Rooms(device)
+        #: All stages of this rank, by number: those beside each other hand their tensors over.
+        self.own: dict[int, Stage] = {index: self}
         #: Device and dtype of autocast around the forward; None: there is none.
         self.autocast: tuple[str, torch.dtype] | None = None
         #: Notes what a step takes, while it is profiled.
@@ -59,41 +104,17 @@ class Stage(PipelineStage):  # type: ignore[misc]
             plans: The shapes of each micro-batch.
             calls: The model's arguments for each.
         """
-        self._plans, self._calls = plans, calls
-        wanted = [(self._received(plan), self._sent(plan)) for plan in plans]
-        if wanted != self._laid_out:
-            self._laid_out = wanted
-            self._lay_out()
+        self._plans, self._calls, self.chunks = plans, calls, len(plans)
+        self.args_recv_info = dict.fromkeys(
+            range(len(plans)), ()
+        )  # newer schedules look for stages that aren't neighbours
         self.clear_runtime_states()
 
-    def _received(self, plan: Plan) -> Form | None:
-        return None if self.is_first else plan.inputs[self.submod.turn.first]
+    def clear_runtime_states(self) -> None:
+        """Forget the micro-batches of the step before."""
+        self._chunks = [_Chunk() for _ in self._plans]
 
-    def _sent(self, plan: Plan) -> Form | None:
-        return None if self.is_last else plan.inputs[self.submod.turn.end]
-
-    def _lay_out(self) -> None:
-        """Make room for what each micro-batch receives."""
-        self.chunks = len(self._plans)
-        self.act_send_info = {0: [] if self.is_last else [self.stage_index + 1]}
-        self.args_recv_info, self.grad_recv_info, self.grad_send_info = {}, {}, None
-        for number, plan in enumerate(self._plans):
-            received, sent = self._received(plan), self._sent(plan)
-            self.args_recv_info[number] = () if received is None else (self._make_room(received, self.stage_index - 1),)  # fmt: skip
-            self.grad_recv_info[number] = (
-                () if sent is None else (self._make_room(sent, self.stage_index + 1),)
-            )
-        if hasattr(self, "_stage_meta"):
-            self._stage_meta.inputs = tuple(one.tensor_meta for one in self.args_recv_info[0])
-
-    def _make_room(self, form: Form, source: int) -> _RecvInfo:
-        buffer = torch.empty(form.shape, dtype=form.dtype, device=self.device)
-        like = torch.empty(
-            form.shape, dtype=form.dtype, device="meta", requires_grad=form.dtype.is_floating_point
-        )
-        return _RecvInfo(f"stage {source}", source, buffer, _describe(like))
-
-    # torch asks for these when a schedule begins; all is known.
+    # torch asks for these when a schedule begins, or when one has failed; all is known.
 
     def _prepare_forward_infra(self, *_: Any, **__: Any) -> Any:
         return ()
@@ -101,47 +122,119 @@ class Stage(PipelineStage):  # type: ignore[misc]
     def _prepare_backward_infra(self, *_: Any, **__: Any) -> Any:
         return None
 
-    def _get_grad_send_meta(self, input_idx: int) -> Any:  # noqa: ARG002 - torch's signature
-        return next(iter(self.args_recv_info[0])).tensor_meta
+    def _clear_unlaunched_fwd_recv(self, *_: Any) -> None:
+        return None
 
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
-        """Return what a micro-batch sends on; nothing of no samples."""
-        return [] if self.is_last else _drop_empty(super().get_fwd_send_ops(fwd_chunk_id))
+    def _clear_unlaunched_bwd_recv(self, *_: Any) -> None:
+        return None
+
+    # ---------------------------------------------------------------- messages; nothing of no samples is sent
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Return what a micro-batch receives."""
-        return _drop_empty(super().get_fwd_recv_ops(fwd_chunk_id))
+        beside = self.own.get(self.stage_index - 1)
+        if beside is not None:  # torch 2.8 lets a rank send to itself, which Gloo can't
+            self.set_local_fwd_input(beside._chunks[fwd_chunk_id].outputs, fwd_chunk_id)
+            return []
+        forms = self._plans[fwd_chunk_id].enters(self.stage_index)
+        rooms = self._ahead.find(fwd_chunk_id, forms)
+        self._chunks[fwd_chunk_id].received = _make_leaves(rooms, forms)
+        return self._exchange(dist.irecv, rooms, self.stage_index - 1)
 
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
-        """Return the gradients that it sends back."""
-        return _drop_empty(super().get_bwd_send_ops(bwd_chunk_id))
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """Return what a micro-batch sends on."""
+        outputs = () if self.is_last else self._chunks[fwd_chunk_id].outputs
+        return self._exchange(dist.isend, [one.detach() for one in outputs], self.stage_index + 1)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
         """Return the gradients that it receives."""
-        return _drop_empty(super().get_bwd_recv_ops(bwd_chunk_id))
+        beside = self.own.get(self.stage_index + 1)
+        if beside is not None:
+            self.set_local_bwd_input(beside.get_local_bwd_output(bwd_chunk_id), bwd_chunk_id)
+            return []
+        forms = self._plans[bwd_chunk_id].enters(self.stage_index + 1)
+        rooms = iter(self._back.find(bwd_chunk_id, [one for one in forms if one.has_grad]))
+        chunk = self._chunks[bwd_chunk_id]
+        chunk.output_grads = tuple(next(rooms) if one.has_grad else None for one in forms)
+        return self._exchange(dist.irecv, chunk.output_grads, self.stage_index + 1)
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Return the gradients that it sends back."""
+        gradients = () if self.is_first else self._chunks[bwd_chunk_id].input_grads
+        return self._exchange(dist.isend, gradients, self.stage_index - 1)
+
+    def _exchange(self, way: Callable[..., Any], tensors: Sequence[Tensor | None], stage: int) -> list[Any]:
+        moved = [one for one in tensors if one is not None and one.numel()]
+        if not moved or stage in self.own:
+            return []
+        peer = dist.get_global_rank(self.group, self.stage_index_to_group_rank[stage])
+        return [dist.P2POp(way, one, peer, self.group) for one in moved]
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """Take what the stage before, on this rank, has returned."""
+        outputs = prev_stage_outputs if isinstance(prev_stage_outputs, tuple) else (prev_stage_outputs,)
+        forms = self._plans[mb_index].enters(self.stage_index)
+        self._chunks[mb_index].received = _make_leaves(outputs, forms)
+
+    def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
+        """Return the gradients for the stage before."""
+        return self._chunks[mb_index].input_grads
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
+        """Take the gradients of the next stage."""
+        self._chunks[mb_index].output_grads = tuple(next_stage_bwd_outputs)
+
+    # ---------------------------------------------------------------- arithmetic
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *_: Any, **__: Any) -> Any:
         """Compute a micro-batch; what it returns is looked at before it is sent."""
         module: StageModule = self.submod
-        module.turn.plan, module.inputs = self._plans[fwd_chunk_id], self._calls[fwd_chunk_id]
+        plan, chunk = self._plans[fwd_chunk_id], self._chunks[fwd_chunk_id]
+        module.take(plan, self._calls[fwd_chunk_id])
         start = self.recorder.mark() if self.recorder else None
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        output = self.forward_maybe_with_nosync(*chunk.received)
         if self.recorder:
             self.recorder.add(self.stage_index, "forward", fwd_chunk_id, start)
-        self.check_output(output, self._plans[fwd_chunk_id])
+        chunk.outputs = output if isinstance(output, tuple) else (output,)
+        self.check_outputs(chunk.outputs, plan)
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:  # noqa: FBT001 - torch's signature  # fmt: skip
         """Compute the gradients of a micro-batch; or those of its inputs, the weights' later."""
         start = self.recorder.mark() if self.recorder else None
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        chunk = self._chunks[bwd_chunk_id]
+        inputs = [one for one in chunk.received if one.requires_grad]
+        # Of a tuple without gradients torch's whole backward takes nothing, and its half takes tuples only.
+        given: dict[str, Any] = {"stage_output": loss if full_backward or not inputs else (loss,), "output_grads": None, "input_values": inputs}  # fmt: skip
+        if not self.is_last:
+            pairs = [(one, grad) for one, grad in zip(chunk.outputs, chunk.output_grads, strict=True) if grad is not None]  # fmt: skip
+            given |= {"stage_output": tuple(one for one, _ in pairs), "output_grads": tuple(grad for _, grad in pairs)}  # fmt: skip
+        chunk.outputs = chunk.output_grads = ()
+        found: Sequence[Tensor | None] = ()
+        if full_backward:
+            found, _ = self.backward_maybe_with_nosync("full", given, last_backward=last_backward)
+        elif inputs:
+            found, groups = self.backward_maybe_with_nosync("input", given, last_backward=last_backward)
+            chunk.halved = given, groups
+        else:
+            chunk.halved = given, None
+        gradients = dict(zip(map(id, inputs), found, strict=False))
+        # What a stage passes by without using it has no gradient, and the stage before waits for one.
+        chunk.input_grads = tuple(_fill(gradients.get(id(one)), one) if one.requires_grad else None for one in chunk.received)  # fmt: skip
         if self.recorder:
             self.recorder.add(self.stage_index, "backward" if full_backward else "input gradients", bwd_chunk_id, start)  # fmt: skip
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:  # noqa: FBT001 - torch's signature
         """Compute the gradients of the weights."""
         start = self.recorder.mark() if self.recorder else None
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        chunk = self._chunks[bwd_chunk_id]
+        assert chunk.halved is not None  # noqa: S101 - a schedule begins with the inputs' half
+        (given, groups), chunk.halved = chunk.halved, None
+        if groups is None:
+            self.backward_maybe_with_nosync("full", given, last_backward=last_backward)
+        else:
+            rest = {"stage_output": given["stage_output"], "param_groups": groups}
+            self.backward_maybe_with_nosync("weight", rest, last_backward=last_backward)
         if self.recorder:
             self.recorder.add(self.stage_index, "weight gradients", bwd_chunk_id, start)
 
@@ -151,28 +244,26 @@ class Stage(PipelineStage):  # type: ignore[misc]
         with torch.autocast(kind, dtype, enabled=self.autocast is not None):
             return super().forward_maybe_with_nosync(*args, **kwargs)
 
-    def check_output(self, output: Any, plan: Plan) -> None:
-        """See that what goes to the next stage has the shape for which that has made room: it would be aborted.
+    def check_outputs(self, outputs: Sequence[Tensor], plan: Plan) -> None:
+        """See that what goes to the next stage has the shapes for which that has made room: it would be aborted.
 
         Raises:
             ModelError: It hasn't.
         """
-        expected, found = self._sent(plan), None if self.is_last else form_of(output)
-        if found != expected:
+        if self.is_last:
+            return
+        expected = [(one.shape, one.dtype) for one in plan.enters(self.stage_index + 1)]
+        found = [form_of(one) for one in outputs]
+        if [(one.shape, one.dtype) for one in found] != expected:
             raise ModelError(
-                f"stage {self.stage_index} returned a tensor {found}, where {expected} was expected",
+                f"stage {self.stage_index} returned {found}, where {expected} was expected",
                 hint="what a block returns must follow from the shapes of the model's inputs; with tensor parallelism it must be whole",
             )
 
 
-def _drop_empty(ops: list[Any]) -> list[Any]:
-    return [one for one in ops if one.tensor.numel()]
+def _make_leaves(tensors: Sequence[Tensor], forms: Sequence[Form]) -> tuple[Tensor, ...]:
+    return tuple(one.detach().requires_grad_(form.has_grad) for one, form in zip(tensors, forms, strict=True))
 
 
-def _describe(tensor: torch.Tensor) -> Any:
-    """Return torch's record of a tensor; older versions have none."""
-    try:
-        from torch.distributed.pipelining._utils import extract_tensor_meta  # noqa: PLC0415 - torch 2.12 and later
-    except ImportError:
-        return None
-    return extract_tensor_meta(tensor)
+def _fill(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient.contiguous()

@@ -215,10 +215,13 @@ def _forget_plans() -> None:
     """Forget what DTensor has worked out on this mesh: an equal one, of a job that is joined later, has other groups (torch 2.8 to 2.15)."""
     if "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor import _redistribute, debug  # noqa: PLC0415 - loaded already, or nothing is to be done
+    from torch.distributed.tensor import DTensor, _redistribute, debug  # noqa: PLC0415 - loaded already, or nothing is to be done
 
+    propagated: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+    if propagated is None:  # torch 2.8
+        propagated = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
     clear = getattr(_redistribute, "clear_redistribute_planner_cache", None)
-    for forget in (debug._clear_sharding_prop_cache, clear, _redistribute._gen_transform_infos.cache_clear):
+    for forget in (propagated, clear, _redistribute._gen_transform_infos.cache_clear):
         if forget is not None:
             forget()
 
