@@ -114,6 +114,8 @@ def make_pickler_class() -> Any:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Takes tensors to the CPU: the caller may have no such device, or want nothing there."""
 
+        dispatch_table = make_dispatch_table()
+
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, spread):
                 raise TypeError("a DTensor lies on several ranks: send x.full_tensor(), or x.to_local()")
@@ -124,6 +126,23 @@ def make_pickler_class() -> Any:
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
     return Pickler
+
+
+def make_dispatch_table() -> Any:
+    """Return cloudpickle's reducers, with which code keeps the name of its file.
+
+    Since 3.1.3 it puts "<dynamic-code>" in its place, and a traceback would have neither the file nor its lines.
+    """
+    table: Any = importlib.import_module("cloudpickle").Pickler.dispatch_table
+    reduce = table[types.CodeType]
+
+    def reduce_code(code: types.CodeType) -> tuple[Any, tuple[Any, ...]]:
+        make, values = reduce(code)
+        # Of what a code object is made of, the file is the first string in all versions of Python.
+        place = next(number for number, value in enumerate(values) if isinstance(value, str))
+        return make, (*values[:place], code.co_filename, *values[place + 1 :])
+
+    return table.new_child({types.CodeType: reduce_code})
 
 
 def _write(path: Path, dump: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import inspect
+import io
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from rankwise.base.errors import RankFailedError
+from rankwise.engine.call_process import make_dispatch_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,8 +153,11 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         if by_value and module is not None and module.__name__ in sys.modules:
             cloudpickle.register_pickle_by_value(module)
             stack.callback(cloudpickle.unregister_pickle_by_value, module)
-        pickled: bytes = cloudpickle.dumps((function, args))
-        return pickled
+        file = io.BytesIO()
+        pickler = cloudpickle.Pickler(file)
+        pickler.dispatch_table = make_dispatch_table()
+        pickler.dump((function, args))
+        return file.getvalue()
 
 
 def _build_env(rank: int, world_size: int, port: int) -> dict[str, str | None]:
