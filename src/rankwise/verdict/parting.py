@@ -1,4 +1,4 @@
-"""Where the ranks of a group did not do the same under the same number.
+"""Where the ranks of a group diverged under the same number.
 
 Only what the operation demands to be equal is compared. Different lines of one operation are nothing: ranks may branch.
 """

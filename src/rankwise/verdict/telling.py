@@ -34,7 +34,7 @@ def tell_parting(
     culprits: tuple[int, ...] = (),
     lead: Op | None = None,
 ) -> Sight:
-    """Return the sight of ranks that did not do the same under one number.
+    """Return the sight of ranks that diverged under one number.
 
     Args:
         view: The scene.

@@ -86,7 +86,7 @@ class View:
 
     @cached_property
     def partings(self) -> tuple[Parting, ...]:
-        """Where ranks did not do the same under the same number: the first of each group and kind."""
+        """Where ranks diverged under the same number: the first of each group and kind."""
         found = walk_back(self.lanes, find_partings(self.lanes), self)
         return found if found or self.crossing is None else (self.crossing,)
 
