@@ -137,4 +137,5 @@ def test_without_restarts_left_the_job_ends(tmp_path: Path) -> None:
     assert result.code == 137
     assert report["kind"] == "failure"
     assert "killed by SIGKILL" in report["message"]
+    assert report["message"].startswith(("worker 0 (rank 1): ", "worker 1 (rank 2): "))
     assert "all 1 restarts are used up" in result.err

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import final
+from itertools import groupby
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.requeue import write_note
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: How a launcher tells the ranks how many of each role there are.
 COUNTS = "RANKWISE_ROLE_COUNTS"
@@ -29,7 +34,12 @@ class Role:
     size: int
 
     def __str__(self) -> str:
-        return f"{'server' if self.name == 'ps' else self.name} {self.index}"
+        return f"{self.title} {self.index}"
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return "server" if self.name == "ps" else self.name
 
 
 def read_counts(text: str) -> tuple[tuple[str, int], ...]:
@@ -43,6 +53,46 @@ def read_counts(text: str) -> tuple[tuple[str, int], ...]:
 def list_roles(counts: tuple[tuple[str, int], ...]) -> tuple[Role, ...]:
     """Return each rank's role: roles in the order given, a rank after the other."""
     return tuple(Role(name, index, size) for name, size in counts for index in range(size))
+
+
+#: Ranks in a sentence, whose roles are not told yet: neither ``[rank 1]`` nor ``(rank 1)``.
+_RANKS = re.compile(r"(?<![\w\[(-])rank(s?) (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)(?![-\w]|, \d| \()")
+#: Lines of a report that are the script's own words.
+_QUOTE = "    | "
+
+
+def name_roles(text: str, roles: Sequence[Role]) -> str:
+    """Return sentences that tell of ranks with their roles: ``server 1 (rank 1)``, ``ranks 2-4 (workers 0-2)``.
+
+    Args:
+        text: Lines; those that quote the script stay.
+        roles: Of all ranks; none where ranks have no roles.
+    """
+    if not roles:
+        return text
+    lines = text.split("\n")
+    return "\n".join(
+        line if line.startswith(_QUOTE) else _RANKS.sub(lambda found: _name(found, roles), line)
+        for line in lines
+    )
+
+
+def _name(found: re.Match[str], roles: Sequence[Role]) -> str:
+    ranks: list[int] = []
+    for span in found[2].split(", "):
+        first, _, last = span.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    if any(rank >= len(roles) for rank in ranks):
+        return found[0]
+    if not found[1]:
+        return f"{roles[ranks[0]]} ({found[0]})" if len(ranks) == 1 else found[0]
+    told = []
+    for title, group in groupby((roles[rank] for rank in ranks), key=lambda role: role.title):
+        numbers = [role.index for role in group]
+        is_span = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+        text = f"{numbers[0]}-{numbers[-1]}" if is_span else ", ".join(map(str, numbers))
+        told.append(f"{title}{'s' if len(numbers) > 1 else ''} {text}")
+    return f"{found[0]} ({', '.join(told)})"
 
 
 def note_apart() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import IS_LINUX
-from rankwise.base.roles import is_apart, is_needed
+from rankwise.base.roles import is_apart, is_needed, name_roles
 from rankwise.launcher.policy import GiveUp, decide, to_failure
 from rankwise.verdict.judge import judge
 
@@ -62,6 +62,6 @@ class LoneRestarts:
             return False
         self._job.events.write("rank.restarted", rank=rank.rank, code=rank.code)
         self._job.console.say(
-            f"rankwise: {verdict.message}\nrankwise: it starts again alone, the others go on: restart {len(self._failures)} of {spec.max_restarts}"
+            f"rankwise: {name_roles(verdict.message, spec.roles)}\nrankwise: it starts again alone, the others go on: restart {len(self._failures)} of {spec.max_restarts}"
         )
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, final
 
+from rankwise.base.roles import name_roles
 from rankwise.evidence.joint_scene import NodeScene, count_ops, join, pack
 from rankwise.evidence.source import with_sources
 from rankwise.launcher.all_nodes import AllNodes
@@ -327,7 +328,7 @@ class _Notes:
             "hang.seen", rule=sight.rule, certainty=sight.certainty, culprits=sight.culprits, message=sight.message,
             waited_s=round(waited_s, 1),
         )  # fmt: skip
-        text = f"rankwise: {render_sight(sight, now_s=scene.now_s)}"
+        text = f"rankwise: {name_roles(render_sight(sight, now_s=scene.now_s), self._job.spec.roles)}"
         if sight.is_proof and self._folder is not None:
             try:
                 evidence_folder.save(self._folder, scene=with_sources(scene))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.faults import FaultRecord
 from rankwise.base.files import write_atomic
+from rankwise.base.roles import name_roles
 from rankwise.verdict import evidence_folder
 from rankwise.verdict.report import render
 
@@ -30,7 +32,10 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         reason: Why there is, or is not, another attempt.
         is_final: Whether the job ends with it: then the files are written too.
     """
-    console = job.console
+    console, roles = job.console, job.spec.roles
+    verdict = replace(
+        verdict, message=name_roles(verdict.message, roles), notes=tuple(name_roles(one, roles) for one in verdict.notes)
+    )  # fmt: skip
     job.events.write(
         "attempt.ended",
         attempt=attempt,
@@ -53,6 +58,7 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         text = render(
             verdict, attempt=attempt, allowed=allowed, colour=console.has_colour(), width=console.width()
         )
+        text = name_roles(text, roles)
         # Of a rank that failed by itself the log tells all.
         is_told = evidence is not None and (verdict.kind in {"hang", "mismatch"} or verdict.rule is not None)
         console.say(

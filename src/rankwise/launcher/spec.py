@@ -182,10 +182,14 @@ class LaunchSpec:
     variables: tuple[tuple[str, str | None], ...] = ()
     role_counts: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Each rank's role; empty where all have the same."""
+        return list_roles(self.role_counts)
+
     def find_role(self, rank: int) -> Role | None:
         """Return the role of a global rank; None where all have the same."""
-        roles = list_roles(self.role_counts)
-        return roles[rank] if rank < len(roles) else None
+        return self.roles[rank] if rank < len(self.roles) else None
 
     @property
     def num_ranks(self) -> int | None:

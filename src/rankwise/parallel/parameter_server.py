@@ -150,7 +150,7 @@ def _check(
     """Refuse what makes no sense together."""
     if coordinator and (not rules.is_async or num_workers < 1):
         raise UsageError(f"coordinator=True with mode={rules.mode!r}, and {num_workers} workers", rank=ctx.rank,
-                         hint='scheduled functions come to workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
+                         hint='scheduled functions reach workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
     if not rules.timeout_s > 0:
         raise UsageError(
             f"timeout_s={rules.timeout_s} is no number of seconds above 0",
@@ -255,6 +255,11 @@ class ParameterServer:
     def stats(self) -> list[dict[str, Any]]:
         """Return each server's report, as ``serve()`` does."""
         return self._as_worker("stats").fetch_stats()
+
+    @property
+    def num_lost(self) -> int:
+        """How many gradients of this worker servers took with them when they died; what went to several is counted for each."""
+        return self._as_worker("num_lost").num_lost
 
     # --------------------------------------------------------- coordinating
 

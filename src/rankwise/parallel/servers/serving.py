@@ -172,7 +172,7 @@ class Server:
                 self._part(worker, None, None)
             elif now > until_s:
                 sys.stderr.write(
-                    f"rankwise: [rank {self.rank}] {name_ranks([worker])} did not come to the server in time; going on without\n"
+                    f"rankwise: [rank {self.rank}] {name_ranks([worker])} did not reach the server in time; going on without\n"
                 )
                 self._give_up(worker)
 
