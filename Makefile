@@ -15,6 +15,8 @@ NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus
 
 # Tests that run at once: many wait for processes and clocks more than they compute.
 WORKERS ?= 3
+# Small portions: tests that last for seconds stand beside each other, and one worker would get hundreds of them.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --maxschedchunk 4
 
 .PHONY: help demo test test-fast test-gpu smoke lint bench docs site clean
 
@@ -25,10 +27,10 @@ demo: $(DEMO)  ## train a digit classifier on NPROC ranks (default: one a GPU, o
 	$(BIN)/rankwise run --nproc-per-node $(NPROC) examples/digits/train.py --out digits-model.pt
 
 test: $(DEV)  ## run the tests
-	$(BIN)/pytest -n $(WORKERS)
+	$(PYTEST)
 
 test-fast: $(DEV)  ## run what an edit breaks first, in two minutes: rules, parsers, the doctor, and some launches
-	$(BIN)/pytest -n $(WORKERS) tests/unit tests/lint tests/doctor tests/contracts/test_house.py tests/launch/test_run.py tests/launch/test_kill.py
+	$(PYTEST) tests/unit tests/lint tests/doctor tests/contracts/test_house.py tests/launch/test_run.py tests/launch/test_kill.py
 
 test-gpu:  ## run the tests that need a GPU, by PYTHON (python3) as it is: nothing is installed
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu

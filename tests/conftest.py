@@ -42,6 +42,8 @@ _REAL_PROCESSES = ("gpu", "launch", "nodes", "warm")
 #: Not in tests/warm, which is about the import of torch; nor in tests/nodes, where each host is a namespace of its own, which no
 #: server serves from outside.
 _RESIDENT = ("contracts", "examples", "launch")
+#: Folders whose tests last for seconds each, those that last longest first.
+_DEAR = ("nodes", "warm", "contracts", "launch", "examples", "numerics", "ranks")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -92,8 +94,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     return result
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only Linux can do."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what only Linux can do; with several workers the dear tests go first, so that all of these are busy to the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: next((number for number, name in enumerate(_DEAR) if name in item.path.parts), len(_DEAR)))  # fmt: skip
     for item in items:
         if "linux" in item.keywords and not sys.platform.startswith("linux"):
             item.add_marker(pytest.mark.skip(reason="Linux only"))

@@ -173,7 +173,8 @@ def entry(command: str | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = main(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed, as `>&-` does
+            sys.stdout.flush()
     except BrokenPipeError:
         # Its reader has gone, as `| head` does: nobody is left to be told, and Python would complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
