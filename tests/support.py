@@ -48,7 +48,7 @@ RESIDENT_FOLDER = Path(
     os.environ.setdefault("TESTS_RESIDENT_FOLDER", f"{tempfile.gettempdir()}/rankwise-tests-{os.getpid()}")
 )
 #: As many as there are kinds of launches: other numbers of ranks, with and without the compiler, scripts and modules.
-_FOLDER, _MOST_RESIDENT = "RANKWISE_RESIDENT_FOLDER", "12"
+_FOLDER, _MOST_RESIDENT = "RANKWISE_RESIDENT_FOLDER", "16"
 _is_resident: list[bool] = [False]
 _launches: list[int] = [0]
 

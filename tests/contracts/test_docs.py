@@ -18,6 +18,7 @@ rank beside the failed one "lost its peer" or was "terminated by rankwise" first
 from __future__ import annotations
 
 import ast
+import functools
 import html
 import os
 import re
@@ -54,7 +55,7 @@ _BLOCK = re.compile(
     r"(?P<notes>(?:^<!-- .*? -->\n)*)^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 #: A script that launches ranks leaves it to them.
-_NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b|rankwise\.init\(", re.MULTILINE)
+_NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b|^from rankwise import |rankwise\.init\(", re.MULTILINE)
 _CLASS_ID = re.compile(r"[A-Z]\d{1,2}")
 #: What would change what a command does or prints: an outer launcher's variables, and the test runner's.
 _NOT_PASSED_ON = ("PET_", "RANKWISE_", "TORCHELASTIC_", "MASTER_", "PYTEST_", "LOCAL_", "GROUP_", "ROLE_", "RANK",
@@ -242,7 +243,8 @@ def _fork_python(command: str, folder: Path, env: dict[str, str]) -> list[int]:
 
     The import takes such a script longer than all else, and there are dozens. `make smoke` runs the README with the Python itself.
     """
-    names = re.findall(r"(?<![\w./-])python ([\w./-]+\.py)\b", command)
+    shells = [path.read_text(encoding="utf-8") for name in re.findall(r"\bbash ([\w-]+\.sh)\b", command) if (path := folder / name).is_file()]  # fmt: skip
+    names = re.findall(r"(?<![\w./-])python ([\w./-]+\.py)\b", "\n".join([command, *shells]))
     texts = [path.read_text(encoding="utf-8") for name in names if (path := folder / name).is_file()]
     needs_torch = any(_NEEDS_TORCH.search(text) for text in texts) or "rankwise checkpoint import" in command
     if str(PYTHON) != sys.executable or not needs_torch or "PYTHON_EXEC" in command:
@@ -481,6 +483,7 @@ def exists(room: str) -> bool:
     return (SOURCE / room).is_dir() or (SOURCE / f"{room}.py").is_file()
 
 
+@functools.cache
 def class_ids_in_code() -> set[str]:
     """Return the failure classes that the code can name: every string in it that has their form."""
     return {
