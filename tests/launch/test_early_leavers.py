@@ -53,3 +53,24 @@ def test_a_script_that_only_logs_what_ends_it_is_proved_to_hang(tmp_path: Path) 
         "member_ended",
         [2, 3],
     )
+
+
+_CLOSES = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(6):
+    if rank == 1 and step == 3: continue
+    dist.recv(torch.ones(1), 1) if rank == 0 else dist.isend(torch.ones(1), 0).wait()
+dist.destroy_process_group()
+time.sleep(1000 * rank)
+"""
+
+
+def test_who_destroys_its_group_is_the_cause_though_it_goes_on(tmp_path: Path) -> None:
+    """Rank 0 waits for a message of rank 1, which has destroyed its group and works on: the one that failed is not the cause."""
+    write_script(tmp_path, _CLOSES)
+    result, report = run_reported(["--nproc-per-node", "2", "train.py"], tmp_path, timeout_s=40)
+    assert (result.code, report["culprits"]) == (1, [1]), result.err
+    assert "rank 1 destroyed the process group while rank 0 still needed it at" in result.err
+    assert report["where"].endswith("train.py:6")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -527,3 +528,34 @@ def test_who_had_made_fewer_collectives_left_early() -> None:
     # One that said when it was through, later than the loss, was not the one that was missed.
     through = (_raised(0, _PEER, at=1.0), _end(1, 0, at=30.0, finished_s=29.0))
     assert 1 not in _judge(*through, scene=seen).culprits
+
+
+def test_who_had_destroyed_its_group_is_who_was_missed() -> None:
+    """A rank that goes on after destroy_process_group has left the others all the same, whether it came to its end or was stopped; on several nodes that is no proof."""
+    lost = (_raised(0, _PEER, at=1.0),)
+    seen = scene(
+        ended(0, op(), op(is_over=False), code=1), ended(1, op(), op(at=9), has_left=True, ended_s=30.0)
+    )
+    through = _judge(*lost, _end(1, 0, at=30.0, finished_s=29.0), scene=seen)
+    assert (through.culprits, through.message.split(":")[0]) == (
+        (1,),
+        "rank 1 ended with exit code 0 while others had not",
+    )
+    stopped = _judge(*lost, _stopped(1, at=6.0), scene=seen)
+    assert stopped.culprits == (1,)
+    assert stopped.message.startswith("rank 1 destroyed the process group while rank 0 still needed it")
+    assert _judge(*lost, _stopped(1, at=6.0), scene=replace(seen, ranks=(seen.ranks[0],))).culprits == (0,)
+    assert _judge(*lost, _stopped(1, at=6.0), scene=seen, num_nodes=2).culprits == ()
+
+
+def test_a_wait_for_a_tensor_is_named_by_the_collective_that_fills_it() -> None:
+    """The line that waits is another one than that of the collective: its last record tells which."""
+    frames = (
+        Frame(file="/env/site-packages/torch/distributed/_functional_collectives.py", line=9, function="__torch_dispatch__"),
+        Frame(file="/job/train.py", line=12, function="<module>"),
+    )  # fmt: skip
+    seen = scene(rank_facts(0, op(at=9), op(at=9, is_over=False), at=in_call()), ended(1, op(), code=-9))
+    verdict = _judge(_stopped(0, stack=Stack(frames=frames)), _end(1, -9, at=1.0), scene=seen)
+    assert [(one.rank, one.where, one.op) for one in verdict.waiting] == [
+        (0, "/job/train.py:12", "all_reduce")
+    ]

@@ -99,6 +99,35 @@ def test_the_users_line_is_found_below_the_libraries() -> None:
     assert (stack.where, stack.op) == ("/home/u/train.py:9", "all_reduce")
 
 
+#: A rank that uses what an all-reduce of tensor parallelism has not filled yet.
+FILLING = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/env/site-packages/torch/_ops.py", line 1350 in __call__\n'
+    '  File "/env/site-packages/torch/distributed/_functional_collectives.py", line 143 in wait_tensor\n'
+    '  File "/env/site-packages/torch/utils/_pytree.py", line 1776 in tree_map_only\n'
+    '  File "/env/site-packages/torch/distributed/_functional_collectives.py", line 1280 in __torch_dispatch__\n'
+    '  File "/home/u/train.py", line 12 in <module>\n'
+)
+_STEP_OF_TF = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/env/site-packages/rankwise/runtime/control.py", line 245 in _wait\n'
+    '  File "/env/site-packages/rankwise/runtime/reductions.py", line 102 in all_reduce_\n'
+    '  File "/env/site-packages/rankwise/tf/mirroring.py", line 175 in optimizer_step\n'
+    '  File "/env/site-packages/torch/optim/optimizer.py", line 557 in wrapper\n'
+    '  File "/home/u/train.py", line 12 in <module>\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "op"), [(FILLING, "wait_tensor"), (_STEP_OF_TF, "rankwise.tf.optimizer_step")]
+)
+def test_a_wait_has_a_name_that_users_know(text: str, op: str) -> None:
+    """No hook's and no special method's name: that of what is waited for."""
+    stack = parse_stack(text)
+    assert stack is not None
+    assert (stack.where, stack.op) == ("/home/u/train.py:12", op)
+
+
 def test_a_stack_of_libraries_only_has_a_place_too() -> None:
     """Without a line of the user's the innermost line is the place."""
     stack = parse_stack(f"Current thread 0x1 (most recent call first):\n{_OTHER}")

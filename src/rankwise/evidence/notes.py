@@ -36,7 +36,7 @@ LIBRARY_WAITS: dict[tuple[str, str], LibraryWait] = {
     ("/rankwise/runtime/groups.py", "_make"): "meeting",
 }
 #: The parts of the package that a script calls; a user's folder may be called rankwise, too, and hold an environment.
-_ROOMS = {"base", "runtime", "parallel", "checkpoint", "data", "train"}
+_ROOMS = {"base", "runtime", "parallel", "checkpoint", "data", "train", "tf"}
 #: A decorator of its functions.
 _EAGER = "/rankwise/runtime/eager.py"
 #: Where ``Work.wait`` has its frame while it is recorded.
@@ -99,6 +99,9 @@ class Stack:
         if not any("/torch/distributed/" in frame.file or frame.function in _BACKWARD for frame in inside):
             return None
         named = [frame.function for frame in inside if frame.function not in _DECORATORS]
+        if named and named[-1] == "__torch_dispatch__":
+            # Of a tensor that a collective is still filling: any use of it waits.
+            return "wait_tensor"
         return named[-1] if named else inside[-1].function
 
     @property
@@ -132,7 +135,7 @@ class Stack:
         room, _, rest = inside[-1].file.rpartition("/rankwise/")[2].partition("/")
         # A stack knows no classes: of a loader's __iter__ its file tells more.
         name = inside[-1].function if not inside[-1].function.startswith("__") else rest.removesuffix(".py")
-        return f"rankwise.{room}.{name}" if room == "checkpoint" else f"rankwise.{name}"
+        return f"rankwise.{room}.{name}" if room in {"checkpoint", "tf"} else f"rankwise.{name}"
 
     @property
     def is_farewell(self) -> bool:

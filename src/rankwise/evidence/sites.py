@@ -22,7 +22,7 @@ _MOST_KEPT = 4096
 _MOST_MODULES = 1024
 _DECORATORS = f"{os.sep}eager.py"
 #: Parts of rankwise whose functions are called by the part's name.
-_ROOMS = {"checkpoint"}
+_ROOMS = {"checkpoint", "tf"}
 
 
 class Sites:

@@ -91,7 +91,7 @@ def noting(strategy: Strategy) -> Iterator[Noted]:
 def _own(noted: Noted, strategy: Strategy) -> None:
     if not _is_listening:
         _is_listening.append(True)
-        register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_pre_hook(optimizer_step)
     for tensor in noted.tensors.values():
         _owners[id(tensor)] = (weakref.ref(tensor, partial(_disown, id(tensor))), weakref.ref(strategy))
 
@@ -150,8 +150,8 @@ def find_owner(tensor: Tensor) -> Strategy | None:
     return found[1]() if found is not None and found[0]() is tensor else None
 
 
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
-    """See that somebody adds the gradients of what is about to move."""
+def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+    """See that somebody adds the gradients of what is about to move; reports call the wait for others by this function's name."""
     parameters = list_parameters(optimizer)
     frame = find_frame()
     running = frame[0] if frame is not None and frame[1] is not None else None

@@ -13,7 +13,7 @@ from rankwise.verdict.clash import find_clash
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
 from rankwise.verdict.leavers import find_leavers_here
 from rankwise.verdict.meanings import find_fix, find_meaning, find_missing
-from rankwise.verdict.quiet_leave import find_quiet_leavers
+from rankwise.verdict.quiet_leave import find_quiet_leavers, has_closed
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
 from rankwise.verdict.sighted import (
     are_at_work_alone,
@@ -358,6 +358,16 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
         )
     if felt is None:
         return _Cause(kind="failure", culprits=(), message="the job ended without a rank that failed first")
+    closed = [end for end in case.ranks if end not in left and has_closed(case, end.rank)]
+    if closed:
+        return _Cause(
+            kind="failure",
+            culprits=tuple(closed),
+            where=place,
+            message=f"{name_ranks([end.rank for end in closed])} destroyed the process group while rank {felt.rank} still needed it"
+            + (f" at {place}" if place else ""),
+            fix="let all ranks make the same number of steps and collectives, with a barrier before destroy_process_group",
+        )
     if (
         felt.fault is not None
         and "connectFullMesh" in felt.fault.message

@@ -1,4 +1,4 @@
-"""Who left with exit code 0 before another rank missed it: by the moment of its end, or by what it had not done."""
+"""Who left with exit code 0 before another rank missed it: by the moment of its end, by what it had not done, or since it had closed its group."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ def find_quiet_leavers(case: Case, felt: RankEnd | None) -> list[RankEnd]:
     silent = [end for end in gone if end.finished_s is None and end not in in_time]
     if felt is None or (in_time and not silent):
         return in_time
-    behind = [end for end in silent if case.scene and _has_done_less(case.scene, end.rank, felt.rank)]
-    return behind or in_time or [end for end in gone if end.ended_s <= limit + _REAPED_S]
+    closed = [end for end in gone if end not in in_time and has_closed(case, end.rank)]
+    late = silent if in_time else [*silent, *closed]
+    behind = [end for end in late if case.scene and _has_done_less(case.scene, end.rank, felt.rank)]
+    return behind or in_time or [end for end in gone if end.ended_s <= limit + _REAPED_S] or closed
+
+
+def has_closed(case: Case, rank: int) -> bool:
+    """Tell whether a rank of a job on one node has destroyed its process group: others miss it from then on, whatever it does afterwards."""
+    facts = case.scene.find(rank) if case.scene is not None and case.num_nodes == 1 else None
+    return facts is not None and facts.evidence is not None and facts.evidence.has_left
 
 
 def _through_s(end: RankEnd) -> float:

@@ -45,6 +45,8 @@ def _name_op(case: Case, rank: int, stack: Stack) -> str | None:
     last = next(
         (op for op in reversed(ops) if op.is_over is False or op.has_raised or op.source == "native"), None
     )
+    if stack.op == "wait_tensor" and last is not None:
+        return name_briefly(last)
     if stack.op is None or last is None or last.site != stack.where:
         return stack.op
     if read_flow(stack.module) is not None:
