@@ -107,14 +107,12 @@ def _dump_value(value: Any, file: Any) -> None:
 
 def make_pickler_class() -> Any:
     """Return cloudpickle's pickler, which takes tensors from a device to the CPU."""
-    cloudpickle: Any = importlib.import_module("cloudpickle")
+    base: Any = make_code_pickler_class()
     torch: Any = sys.modules.get("torch")
     spread: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(base):  # type: ignore[misc]
         """Takes tensors to the CPU: the caller may have no such device, or want nothing there."""
-
-        dispatch_table = make_dispatch_table()
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, spread):
@@ -128,13 +126,13 @@ def make_pickler_class() -> Any:
     return Pickler
 
 
-def make_dispatch_table() -> Any:
-    """Return cloudpickle's reducers, with which code keeps the name of its file.
+def make_code_pickler_class() -> Any:
+    """Return cloudpickle's pickler, with which code keeps the name of its file.
 
     Since 3.1.3 it puts "<dynamic-code>" in its place, and a traceback would have neither the file nor its lines.
     """
-    table: Any = importlib.import_module("cloudpickle").Pickler.dispatch_table
-    reduce = table[types.CodeType]
+    base: Any = importlib.import_module("cloudpickle").Pickler
+    reduce = base.dispatch_table[types.CodeType]
 
     def reduce_code(code: types.CodeType) -> tuple[Any, tuple[Any, ...]]:
         make, values = reduce(code)
@@ -142,7 +140,12 @@ def make_dispatch_table() -> Any:
         place = next(number for number, value in enumerate(values) if isinstance(value, str))
         return make, (*values[:place], code.co_filename, *values[place + 1 :])
 
-    return table.new_child({types.CodeType: reduce_code})
+    class Pickler(base):  # type: ignore[misc]
+        """Read from the class, at the pickler's making."""
+
+        dispatch_table = base.dispatch_table.new_child({types.CodeType: reduce_code})
+
+    return Pickler
 
 
 def _write(path: Path, dump: Any) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from rankwise.base.errors import RankFailedError
-from rankwise.engine.call_process import make_dispatch_table
+from rankwise.engine.call_process import make_code_pickler_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,9 +154,7 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             cloudpickle.register_pickle_by_value(module)
             stack.callback(cloudpickle.unregister_pickle_by_value, module)
         file = io.BytesIO()
-        pickler = cloudpickle.Pickler(file)
-        pickler.dispatch_table = make_dispatch_table()
-        pickler.dump((function, args))
+        make_code_pickler_class()(file).dump((function, args))
         return file.getvalue()
 
 
