@@ -33,6 +33,7 @@ import pytest
 import gloo_words
 import python_forks
 from gloo_words import without_gloo
+from rankwise.lint.running.entry import find_errors
 from support import find_torch, make_resident_env, without_patience
 
 ROOT = Path(__file__).parents[2]
@@ -214,6 +215,7 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
         "LC_ALL": "C.UTF-8",
         "COLUMNS": "120",
         **_resident_env(command, folder),
+        **_check_env(command, folder),
     }
     fds = _fork_python(command, folder, env)
     process = subprocess.Popen(
@@ -236,6 +238,22 @@ def _resident_env(command: str, folder: Path) -> dict[str, str]:
     # Not for the commands that show variables, nor where what users install is looked at.
     is_run = str(PYTHON) == sys.executable and not re.search(r"rankwise (env|doctor)", command)
     return make_resident_env() if is_run else {}
+
+
+def _check_env(command: str, folder: Path) -> dict[str, str]:
+    """Check a command's scripts here, as its launch would in a process of its own; return what leaves that out where there are no errors."""
+    names = re.findall(r"[\w./-]+\.py\b", command)
+    paths = [path for name in names if (path := folder / name).is_file()]
+    is_plain = (
+        str(PYTHON) == sys.executable
+        and "rankwise run" in command
+        and not re.search(r"strict|(?i:check)", command)
+    )
+    return (
+        {"RANKWISE_CHECK": "0"}
+        if is_plain and paths and not any(find_errors(str(path)) for path in paths)
+        else {}
+    )
 
 
 def _fork_python(command: str, folder: Path, env: dict[str, str]) -> list[int]:
