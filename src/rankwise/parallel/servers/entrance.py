@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.errors import RendezvousError
+from rankwise.base.osdoor import IS_LINUX
 from rankwise.parallel.servers.link import Link
 
 if TYPE_CHECKING:
@@ -39,19 +40,27 @@ class Door:
         store: The servers' corner of the store.
         name: Whose door it is.
         rank: Our rank, for errors.
-        host: The address under which others reach us.
+        host: The address under which others reach us; empty if all of them are on this host.
     """
 
     def __init__(self, store: dist.Store, name: str, *, rank: int, host: str) -> None:
         self._store, self._key, self._rank = store, f"door/{name}", rank
         self._secret = secrets.token_bytes(_SECRET_BYTES)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
-        self._address = (host, int(self._listener.getsockname()[1]))
+        if not host and IS_LINUX:
+            # Of the abstract kind: it has no file, and is gone with the process.
+            self._address = [f"\0rankwise-{secrets.token_hex(_SECRET_BYTES)}"]
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(self._address[0])
+            self._listener.listen(socket.SOMAXCONN)
+        else:
+            host = host or "127.0.0.1"
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
+            self._address = [host, str(self._listener.getsockname()[1])]
 
     def open(self) -> None:
         """Say where the door is; whoever comes before ``accept`` is called waits for it."""
-        self._store.set(self._key, json.dumps([*self._address, self._secret.hex()]))
+        self._store.set(self._key, json.dumps([self._address, self._secret.hex()]))
 
     def accept(self, timeout_s: float) -> Link | None:
         """Return a link to the next one that comes; None if nobody does in time, or a stranger."""
@@ -101,13 +110,13 @@ def knock(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: floa
             text = store.get(key).decode()
             if text == _CLOSED:
                 raise ClosedError(f"no link to {peer}: it has ended", rank=rank, hint="look at its output")
-            host, port, secret = json.loads(text)
+            address, secret = json.loads(text)
             try:
-                connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+                connection = _connect(address)
                 connection.sendall(bytes.fromhex(secret))
                 return Link(connection, peer=peer, rank=rank, tells=True)
             except OSError as error:
-                told = f"{host}:{port}: {error.strerror or error}"
+                told = f"{':'.join(address).strip(chr(0))}: {error.strerror or error}"
         if SYSTEM_CLOCK.monotonic() > end:
             raise RendezvousError(
                 f"no link to {peer} within {timeout_s:g} s: {told}", rank=rank,
@@ -116,10 +125,23 @@ def knock(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: floa
         SYSTEM_CLOCK.sleep(_POLL_S)
 
 
+def _connect(address: list[str]) -> socket.socket:
+    if len(address) > 1:
+        return socket.create_connection((address[0], int(address[1])), timeout=_CONNECT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_CONNECT_S)
+    try:
+        connection.connect(address[0])
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def find_host(num_nodes: int) -> str:
-    """Return the address of this host that others of the job reach; the one by which this host reaches the store."""
+    """Return the address of this host that others of the job reach, the one by which this host reaches the store; empty if there is no other."""
     if num_nodes == 1:
-        return "127.0.0.1"
+        return ""
     place = get("MASTER_ADDR") or socket.gethostname()
     family, kind, _, _, address = socket.getaddrinfo(place, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

@@ -339,7 +339,8 @@ class Server:
         if body is None:
             body = torch.empty(0, dtype=torch.uint8)
         if isinstance(held, TableValues):
-            size = note.get("rows", 0) * torch.int64.itemsize
+            row = torch.int64.itemsize + held.weight.shape[1] * held.weight.element_size()
+            size = len(body) // row * torch.int64.itemsize
             rows, body = body[:size].view(torch.int64), body[size:]
         elif note.get("form") and self._compression is not None and isinstance(held, DenseValues):
             body = self._compression.decode(body, note, held.layout, held.layout.allocate())

@@ -117,17 +117,25 @@ class TableValues:
     def update(self, gradients: list[Gradient], total: float, version: int) -> None:  # noqa: ARG002 - as of dense values
         """Make one step with the average of some gradients, whose weights sum up to ``total``."""
         size = self.weight.shape[1]
-        places = [one.rows for one in gradients if one.rows is not None]
-        values = [
-            one.buffer.view(self.weight.dtype).view(-1, size) * (one.weight / total)
+        given = [
+            (one.rows, one.buffer.view(self.weight.dtype).view(-1, size), one.weight / total)
             for one in gradients
             if one.rows is not None
         ]
-        if not places:
-            places, values = [torch.empty(0, dtype=torch.int64)], [self.weight.detach()[:0]]
-        self.weight.grad = torch.sparse_coo_tensor(
-            torch.cat(places)[None], torch.cat(values), self.weight.shape, check_invariants=False
-        ).coalesce()
+        if len(given) == 1:
+            places, values, factor = given[0]
+            values = values if factor == 1 else values * factor
+        else:
+            given = given or [(torch.empty(0, dtype=torch.int64), self.weight.detach()[:0], 1.0)]
+            places, values = (
+                torch.cat([one[0] for one in given]),
+                torch.cat([one[1] * one[2] for one in given]),
+            )
+        # A worker sends each row once, in ascending order.
+        grad = torch.sparse_coo_tensor(
+            places[None], values, self.weight.shape, check_invariants=False, is_coalesced=len(given) == 1
+        )
+        self.weight.grad = grad if len(given) == 1 else grad.coalesce()
         assert self.optimizer is not None  # noqa: S101 - made above
         self.optimizer.step()
         if self.scheduler is not None:

@@ -310,16 +310,28 @@ class Worker:
 
     def _fetch(self, facts: TableFacts, table: int, rows: Tensor) -> Tensor:
         """Return some rows of a table from those servers that have them."""
+        parts = [part for part in self._deal_out(facts, rows) if len(part[2])]
+        whom = [(self._find_shard(table, server), places.view(torch.uint8)) for server, _, places in parts]
+        answers = self._ask(ROWS, whom)
+        got: list[Tensor] = []
+        for one in answers:
+            self._note(one)
+            if one.body is not None:
+                got.append(one.body.view(facts.dtype).view(-1, facts.size))
+        if len(got) == 1:
+            return got[0]  # all are of one server: in order
+        values = torch.empty(len(rows), facts.size, dtype=facts.dtype)
+        for (_, mask, _), some in zip(parts, got, strict=True):
+            values[mask] = some
+        return values
+
+    def _deal_out(self, facts: TableFacts, rows: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """Return for each server its number, which of the rows it has, and their places there."""
+        if self._num_servers == 1:
+            return [(0, torch.ones(len(rows), dtype=torch.bool), rows)]
         owners, places = facts.find_owners(rows, self._num_servers)
         masks = [owners == server for server in range(self._num_servers)]
-        asked = [server for server, mask in enumerate(masks) if bool(mask.any())]
-        whom = [(self._find_shard(table, one), places[masks[one]].view(torch.uint8)) for one in asked]
-        values = torch.empty(len(rows), facts.size, dtype=facts.dtype)
-        for server, answer in zip(asked, self._ask(ROWS, whom), strict=True):
-            self._note(answer)
-            if answer.body is not None:
-                values[masks[server]] = answer.body.view(facts.dtype).view(-1, facts.size)
-        return values
+        return [(server, mask, places[mask]) for server, mask in enumerate(masks)]
 
     def push(self, weight: float) -> None:
         """Send the model's gradients to the servers, and take them out of the model."""
@@ -337,6 +349,8 @@ class Worker:
         factor = self._find_factor([gradient for _, gradient in rows])
         for part in self._parts:
             missing = part.collect(factor)
+            if self._rules.is_async and len(missing) == len(part.layout.pieces):
+                continue  # where all are waited for, those that have nothing must say so
             note: dict[str, Any] = {"missing": missing} if missing else {}
             body = part.gradients
             if self._compression is not None and part.layout.pieces:
@@ -351,14 +365,12 @@ class Worker:
     def _push_rows(
         self, facts: TableFacts, table: int, rows: Tensor, gradient: Tensor, weight: float
     ) -> None:
-        owners, places = facts.find_owners(rows, self._num_servers)
-        for server in range(self._num_servers):
-            mask = owners == server
-            own = places[mask]
+        for server, mask, own in self._deal_out(facts, rows):
             if len(own) == 0 and self._rules.is_async:
                 continue  # where all are waited for, those that have nothing must say so
-            body = torch.cat([own.view(torch.uint8), gradient[mask].reshape(-1).view(torch.uint8)])
-            self._send_gradient(self._find_shard(table, server), weight, {"rows": len(own)}, body)
+            part = gradient if len(own) == len(rows) else gradient[mask]
+            body = torch.cat([own.view(torch.uint8), part.reshape(-1).view(torch.uint8)])
+            self._send_gradient(self._find_shard(table, server), weight, {}, body)
 
     def _send_gradient(self, at: _At, weight: float, note: dict[str, Any], body: Tensor) -> None:
         at.last = Message(PUSH, at.shard, at.clock, float(weight), at.version, note or None, body)
