@@ -1,8 +1,8 @@
 """A link between one worker and one server: messages with a bound on every wait, and the peer's name in every error.
 
-A link is a connection of its own, over TCP, or on one host over a Unix socket. That lets the others go on when a peer is killed, and lets a process that is started
-again take its predecessor's place: agents of torch's RPC serve a whole process, and meet all others when they start; and a message of
-some bytes takes less than half of the time that Gloo needs for it, and a third of RPC's (benchmarks/parameter_server.py).
+A link is a connection of its own, over TCP, or on one host over a Unix socket. That lets the others go on when a peer is killed, and lets
+a process that is started again take its predecessor's place: agents of torch's RPC serve a whole process, and meet all others when they
+start. And a message costs a fraction of what it costs over RPC or Gloo (benchmarks/parameter_server.py).
 """
 
 from __future__ import annotations

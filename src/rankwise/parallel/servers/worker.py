@@ -186,7 +186,7 @@ class Worker:
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
             except LinkLostError:  # it has died in between
                 link.close()
-                if not self._returns or not left_s:
+                if not (self._returns or self._can_recover) or not left_s:
                     raise
                 SYSTEM_CLOCK.sleep(_RETRY_S)
                 continue
