@@ -175,7 +175,7 @@ TF_SIZES = {
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_data_is_dealt_out_as_by_tensorflow(world_size: int) -> None:
     """Parts have the sizes that TensorFlow 2.21 was seen to give; each pass has all samples once, shuffled alike on all replicas."""
-    results = run_ranks(deal, world_size)
+    results = run_ranks(deal, world_size, timeout_s=100.0)  # its loaders start processes that import torch
     for key, wanted in TF_SIZES[world_size].items():
         assert list(zip(*(one["sizes"][key] for one in results), strict=True)) == wanted
     assert [one["context"] for one in results] == [

@@ -218,8 +218,8 @@ def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:
         logs, "event-log-handler", "null", "Accepted as by torchrun: null, console or a registered name."
     )
     logs.add_argument(
-        "--print-completion", "--print_completion", action=_PrintCompletion, choices=["bash", "zsh", "tcsh"],
-        help="Print a completion script for this shell, and do no more (pip install shtab).",
+        "--print-completion", "--print_completion", action=_PrintCompletion, metavar="SHELL",
+        help="Print a completion script for bash, zsh or another shell that shtab knows, and do no more (pip install shtab).",
     )  # fmt: skip
     logs.add_argument(
         "--logs-specs", "--logs_specs", help="Only `default`: torchrun's plug-ins need its own agent."
@@ -234,12 +234,16 @@ class _PrintCompletion(argparse.Action):
         self, parser: argparse.ArgumentParser, _namespace: object, shell: object, flag: str | None = None
     ) -> None:
         try:
-            complete = import_module("shtab").complete
+            shtab = import_module("shtab")
         except ImportError:
             raise UsageError(f"{flag}: shtab is not installed", hint="pip install shtab") from None
+        if shell not in shtab.SUPPORTED_SHELLS:
+            raise UsageError(
+                f"{flag}: shtab knows no shell {shell!r}", hint=", ".join(shtab.SUPPORTED_SHELLS)
+            )
         command = argparse.ArgumentParser(prog="rankwise")
         command.add_subparsers().add_parser("run", help="start a script", parents=[parser], add_help=False)
-        sys.stdout.write(complete(command, shell=str(shell)) + "\n")
+        sys.stdout.write(shtab.complete(command, shell=str(shell)) + "\n")
         parser.exit()
 
 
