@@ -17,9 +17,10 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.layouts import to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
-from rankwise.parallel.pipeline_cut import find_balanced
+from rankwise.parallel.pipeline_cut import find_balanced, find_calls_of
 from rankwise.parallel.pipeline_engine import Engine
-from rankwise.parallel.pipeline_layout import Layout, StageModule, find_layout, list_bounds, prune
+from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds
+from rankwise.parallel.pipeline_module import StageModule, prune
 from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
 from rankwise.parallel.pipeline_shapes import Shapes
@@ -240,10 +241,7 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     misfit = find_misfit(kind, microbatches, num_ranks, per_rank)
     if misfit is not None:
         raise UsageError(f"{misfit[0]}", rank=ctx.rank, hint=misfit[1])
-    layout = find_layout(model, blocks, rank=ctx.rank)
-    bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
-    if cut is None and example is not None:
-        bounds = find_balanced(model, layout, num_stages, example, loss, ctx)
+    layout, shapes, dealt, bounds = _cut(model, ctx, num_stages, blocks=blocks, cut=cut, example=example, loss=loss)  # fmt: skip
     maker = Materialiser(model, ctx.device, init_weights, seed)
     check_same_model(
         model,
@@ -256,34 +254,51 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
         },
         control=ctx.control,
         wait_s=min(_WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
-        complaint=_find_complaint(model) or maker.find_complaint(model) or _find_bare(model, layout, bounds),
+        complaint=_find_complaint(model)
+        or maker.find_complaint(model)
+        or _find_bare(model, dealt, layout.blocks, bounds),
         call="apply_pipeline",
     )
-    shapes = Shapes(model, layout, bounds)
     column = mesh.of("pipeline")
     own = [
         number for number in range(num_stages) if kind.place(number, num_ranks) == mesh.position["pipeline"]
     ]
-    ties = Ties(ctx, mesh, model, layout, bounds, lambda stage: kind.place(stage, num_ranks))
-    modules = {
-        number: StageModule(model, layout, bounds[number], bounds[number + 1], ctx.device) for number in own
-    }
+    ties = Ties(ctx, mesh, model, dealt, lambda stage: kind.place(stage, num_ranks))
     _share_weights(
         model, [mesh.of(axis).get_group() for axis in ("pipeline", *DATA_AXES) if mesh.degrees[axis] > 1], ctx
     )
-    prune(model, layout, list(modules.values()), ctx.device)
+    prune(model, layout, dealt, own)
     maker.fill(model.named_modules())
     _move(model, ctx)
     group = column.get_group()
-    stages = [Stage(modules[number], number, num_stages, ctx.device, group) for number in own]
+    modules = [StageModule(model, shapes.model, layout, dealt, number) for number in own]
+    stages = [Stage(one, one.number, num_stages, ctx.device, group) for one in modules]
     ranks = dist.get_process_group_ranks(group)
-    engine = Engine(ctx, model, kind, stages, shapes, microbatches=microbatches, group=group, column=ranks)
+    engine = Engine(
+        ctx, model, kind, stages, shapes, deal=dealt, microbatches=microbatches, group=group, column=ranks
+    )
     model.__class__ = type(f"Pipelined{type(model).__name__}", (Pipeline, type(model)), {})
     names = [layout.blocks[begin:end] for begin, end in pairwise(bounds)]
     model.__dict__.update(
         {_ENGINE: engine, "_rankwise_ties": ties, "_rankwise_loss": loss, "_rankwise_blocks": names}
     )
     return cast("Pipeline", model)
+
+
+def _cut(
+    model: nn.Module, ctx: RankContext, num_stages: int, *, blocks: Blocks, cut: Any, example: Any, loss: Any
+) -> tuple[Layout, Shapes, Deal, list[int]]:
+    """Find where the stages begin, and what each has."""
+    layout = find_layout(model, blocks, least=num_stages, rank=ctx.rank)
+    shapes = Shapes(model, layout, ctx.device)
+    calls = None
+    if example is not None:
+        calls = find_calls_of(model, shapes, example, loss, ctx)
+        layout = layout.follow(calls)
+    bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
+    if cut is None and example is not None:
+        bounds = find_balanced(model, layout, num_stages, example, loss, ctx)
+    return layout, shapes, deal(model, layout, bounds, calls), bounds
 
 
 def _check(ctx: RankContext, num_ranks: int, microbatches: Any) -> None:
@@ -305,14 +320,12 @@ def _find_complaint(model: nn.Module) -> str | None:
     return find_complaint(model, takes_meta=True, call="apply_pipeline")
 
 
-def _find_bare(model: nn.Module, layout: Layout, bounds: Sequence[int]) -> str | None:
+def _find_bare(model: nn.Module, dealt: Deal, blocks: Sequence[str], bounds: Sequence[int]) -> str | None:
     """Say which stage has no parameters: it has nothing to train, and no optimizer can be built for it."""
-    for number in range(len(bounds) - 1):
-        names = [*layout.blocks[bounds[number] : bounds[number + 1]]]
-        names += layout.before if number == 0 else layout.behind if number == len(bounds) - 2 else ()
-        held = [one for name in names for one in model.get_submodule(name).parameters()]
-        if not any(one.requires_grad for one in held):
-            return f"stage {number} ({', '.join(names[:3])}) has no parameters that are trained: cut elsewhere, cut=[...] names the blocks that begin a stage"
+    trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        if not any(number in holders for name, holders in dealt.holders.items() if name in trained):
+            return f"stage {number} ({', '.join(blocks[begin:end][:3])}) has no parameters that are trained: cut elsewhere, cut=[...] names the blocks that begin a stage"
     return None
 
 

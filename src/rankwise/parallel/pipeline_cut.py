@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.parallel.costs import measure_costs
 from rankwise.parallel.cuts import balance
+from rankwise.parallel.pipeline_engine import ask
+from rankwise.parallel.pipeline_trace import find_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from rankwise.parallel.pipeline_layout import Layout
+    from rankwise.parallel.pipeline_layout import Calls, Layout
+    from rankwise.parallel.pipeline_shapes import Shapes
     from rankwise.runtime.context import RankContext
 
 
@@ -27,7 +30,7 @@ def find_balanced(
 ) -> list[int]:
     """Measure a model's blocks on rank 0; return with which block each stage begins, and at the end their number.
 
-    What stands before the blocks counts for the first stage, what stands behind them for the last.
+    What stands around the blocks counts with the one before it.
 
     Args:
         model: The whole; afterwards as it was.
@@ -42,16 +45,49 @@ def find_balanced(
 
     Collective: every rank.
     """
+    return list(_ask_main(ctx, lambda: _measure(model, layout, num_stages, example, loss), "rank 0 measures the blocks"))  # fmt: skip
+
+
+def find_calls_of(
+    model: nn.Module, shapes: Shapes, example: Any, loss: Callable[[Any, Any], Any] | None, ctx: RankContext
+) -> Calls:
+    """Return what the forward of a model calls, in order: rank 0 follows it.
+
+    Args:
+        model: The whole.
+        shapes: Of the model.
+        example: A micro-batch, as ``loss`` takes it; without a loss what the model is called with.
+        loss: As for ``apply_pipeline``.
+        ctx: The job.
+
+    Raises:
+        UsageError: It can't be followed; the same on every rank.
+
+    Collective: every rank.
+    """
+
+    def follow() -> Calls:
+        if loss is None:
+            args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example) if isinstance(example, dict) else ((example,), {})  # fmt: skip
+        else:
+            (args, kwargs), _ = ask(model, example, loss)
+        return find_calls(shapes.trace(args, kwargs, training=True)[0])
+
+    return [(unit, list(names)) for unit, names in _ask_main(ctx, follow, "rank 0 follows the forward")]
+
+
+def _ask_main(ctx: RankContext, work: Callable[[], Any], what: str) -> Any:
+    """Return what rank 0 has found out, on every rank; or raise its error."""
     word: Any = None
     if ctx.is_main:
         try:
-            word = _measure(model, layout, num_stages, example, loss)
+            word = "found", work()
         except RankwiseError as error:
-            word = (error.message, error.hint)
-    told = ctx.control.exchange(word, what="apply_pipeline (rank 0 measures the blocks)")[0]
-    if isinstance(told, tuple):
+            word = "failed", error.message, error.hint
+    kind, *told = ctx.control.exchange(word, what=f"apply_pipeline ({what})")[0]
+    if kind == "failed":
         raise UsageError(told[0], rank=0, hint=told[1])
-    return list(told)
+    return told[0]
 
 
 def _measure(
@@ -69,6 +105,8 @@ def _measure(
         path = unit.name
         while path and path not in costs:
             path = path.rpartition(".")[0]
-        is_behind = any(f"{unit.name}.".startswith(f"{name}.") for name in layout.behind)
-        costs[path or (blocks[-1] if is_behind else blocks[0])] += unit.time
+        number = next(
+            (number for name, number in layout.around.items() if f"{unit.name}.".startswith(f"{name}.")), 0
+        )
+        costs[path or blocks[max(number, 1) - 1]] += unit.time
     return [*balance(list(costs.values()), num_stages), len(blocks)]

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.base.memory import view_memory
-from rankwise.parallel.pipeline_layout import put_tensors, take_tensors
+from rankwise.parallel.pipeline_forms import describe, put_tensors, take_tensors
 from rankwise.parallel.pipeline_schedules import Kind, build_schedule, find_least, run_schedule
-from rankwise.parallel.pipeline_shapes import describe
 from rankwise.runtime.nested import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from rankwise.parallel.pipeline_layout import Deal
     from rankwise.parallel.pipeline_profile import Recorder
     from rankwise.parallel.pipeline_shapes import Shapes
     from rankwise.parallel.pipeline_stage import Stage
@@ -85,17 +85,18 @@ class Engine:
         kind: The schedule.
         stages: This rank's.
         shapes: Finds out what flows.
+        deal: Which parts each stage has.
         microbatches: Into how many a batch is cut.
         group: The ranks of the pipeline.
         column: Their ranks in the job.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self, ctx: RankContext, model: nn.Module, kind: Kind, stages: Sequence[Stage], shapes: Shapes, *,
-        microbatches: int, group: dist.ProcessGroup, column: Sequence[int],
+        deal: Deal, microbatches: int, group: dist.ProcessGroup, column: Sequence[int],
     ) -> None:  # fmt: skip
         self.ctx, self.model, self.kind, self.stages, self.shapes = ctx, model, kind, stages, shapes
-        self.microbatches, self.group, self.column = microbatches, group, tuple(column)
+        self.deal, self.microbatches, self.group, self.column = deal, microbatches, group, tuple(column)
         self.last = kind.place(stages[0].num_stages - 1, len(self.column))
         for stage in stages:
             stage.own = {one.stage_index: one for one in stages}
@@ -131,7 +132,7 @@ class Engine:
         """
         chunks = self._cut(batch)
         calls, autocast = self._ask(chunks, loss)
-        plans = [self.shapes.find(*call, training=True) for call in calls]
+        plans = [self.shapes.find(*call, self.deal, training=True) for call in calls]
         for stage in self.stages:
             stage.has_backward = True
             stage.prepare(plans, calls)
@@ -181,20 +182,8 @@ class Engine:
 
     def _ask(self, chunks: Sequence[Chunk], loss: Callable[[Any, Any], Any]) -> tuple[list[Call], Any]:
         """Find out what the loss function calls the model with."""
-        calls, autocast = [], None
-        for chunk in chunks:
-            stub = _Stub(self.model, is_asked=True)
-            with suppress(_CalledError):
-                loss(stub, chunk.batch)
-            if stub.call is None:
-                raise UsageError(
-                    "the loss function doesn't call the model that it is given",
-                    rank=self.ctx.rank,
-                    hint="loss(model, batch) calls model(inputs) once, and not a model from elsewhere",
-                )
-            calls.append(stub.call)
-            autocast = stub.autocast
-        return calls, autocast
+        asked = [ask(self.model, chunk.batch, loss) for chunk in chunks]
+        return [call for call, _ in asked], asked[-1][1]
 
     def _cut(self, batch: Any) -> list[Chunk]:
         """Cut a batch into micro-batches: as many on every rank, as even as can be.
@@ -262,7 +251,7 @@ class Engine:
         Collective: every rank of the pipeline.
         """
         device, stages = self.ctx.device, sorted(self.stages, key=lambda one: one.stage_index)
-        plan = self.shapes.find(*call, training=self.model.training)
+        plan = self.shapes.find(*call, self.deal, training=self.model.training)
         sent: list[tuple[Any, Tensor]] = []
         flowing: dict[int, tuple[Tensor, ...]] = {}
         output: Any = None
@@ -306,6 +295,23 @@ class Engine:
             return
         flat = [one.contiguous() for one in outputs if one.numel()]
         sent += [(dist.isend(one, dst=target, group=self.group), one) for one in flat]
+
+
+def ask(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[Call, Any]:
+    """Find out what a loss function calls the model with, and under which autocast.
+
+    Raises:
+        UsageError: It doesn't call it.
+    """
+    stub = _Stub(model, is_asked=True)
+    with suppress(_CalledError):
+        loss(stub, batch)
+    if stub.call is None:
+        raise UsageError(
+            "the loss function doesn't call the model that it is given",
+            hint="loss(model, batch) calls model(inputs) once, and not a model from elsewhere",
+        )
+    return stub.call, stub.autocast
 
 
 def _refuse(*_: Any) -> Tensor:

@@ -15,16 +15,17 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_shapes import form_of
+from rankwise.parallel.pipeline_forms import form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from rankwise.parallel.pipeline_layout import StageModule
+    from rankwise.parallel.pipeline_forms import Form
+    from rankwise.parallel.pipeline_module import StageModule
+    from rankwise.parallel.pipeline_plan import Plan
     from rankwise.parallel.pipeline_profile import Recorder
-    from rankwise.parallel.pipeline_shapes import Form, Plan
 
 
 @final
@@ -160,8 +161,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
         """Return the gradients that it sends back."""
-        gradients = () if self.is_first else self._chunks[bwd_chunk_id].input_grads
-        return self._exchange(dist.isend, gradients, self.stage_index - 1)
+        chunk = self._chunks[bwd_chunk_id]
+        ops = self._exchange(dist.isend, () if self.is_first else chunk.input_grads, self.stage_index - 1)
+        if self.stage_index - 1 not in self.own:
+            chunk.input_grads = ()
+        return ops
 
     def _exchange(self, way: Callable[..., Any], tensors: Sequence[Tensor | None], stage: int) -> list[Any]:
         moved = [one for one in tensors if one is not None and one.numel()]
@@ -221,6 +225,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
         gradients = dict(zip(map(id, inputs), found, strict=False))
         # What a stage passes by without using it has no gradient, and the stage before waits for one.
         chunk.input_grads = tuple(_fill(gradients.get(id(one)), one) if one.requires_grad else None for one in chunk.received)  # fmt: skip
+        chunk.received = ()
         if self.recorder:
             self.recorder.add(self.stage_index, "backward" if full_backward else "input gradients", bwd_chunk_id, start)  # fmt: skip
 

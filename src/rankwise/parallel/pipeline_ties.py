@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from rankwise.parallel.pipeline_layout import Layout
+    from rankwise.parallel.pipeline_layout import Deal
     from rankwise.runtime.context import RankContext
     from rankwise.runtime.mesh import Mesh
 
@@ -46,15 +46,14 @@ class Ties:
         ctx: The job.
         mesh: Its grid.
         model: The whole model, before it is cut.
-        layout: Where it is cut.
-        bounds: With which block each stage begins.
+        deal: Which stages have each parameter.
         place: Which rank of the pipeline has a stage.
 
     Collective: every rank.
     """
 
     def __init__(
-        self, ctx: RankContext, mesh: Mesh, model: nn.Module, layout: Layout, bounds: Sequence[int], place: Callable[[int], int],
+        self, ctx: RankContext, mesh: Mesh, model: nn.Module, deal: Deal, place: Callable[[int], int],
     ) -> None:  # fmt: skip
         self._ctx = ctx
         names: dict[int, list[str]] = {}
@@ -72,9 +71,8 @@ class Ties:
         self._ties: list[Tie] = []
         self._position = mesh.position["pipeline"]
         columns = mesh.device_mesh.mesh.reshape(mesh.degrees["pipeline"], -1).T.tolist()
-        find_stages = _Stages(layout, bounds)
         for of_one in names.values():
-            ranks = tuple(sorted({place(stage) for name in of_one for stage in find_stages(name)}))
+            ranks = tuple(sorted({place(stage) for stage in deal.holders[of_one[0]]}))
             if len(ranks) > 1:
                 self._ties.append(Tie(tuple(of_one), ranks, _make_group(ctx, columns, ranks)))
 
@@ -143,28 +141,6 @@ class Ties:
     def list_copies(self, model: nn.Module) -> set[int]:
         """Return the ids of this rank's parameters that another stage counts."""
         return {id(one) for tie, one in self.list_held(model) if tie.ranks[0] != self._position}
-
-
-@final
-class _Stages:
-    """Which stages have a parameter; those that stand beside the blocks the first and the last."""
-
-    def __init__(self, layout: Layout, bounds: Sequence[int]) -> None:
-        self._of_block = {
-            name: stage
-            for stage in range(len(bounds) - 1)
-            for name in layout.blocks[bounds[stage] : bounds[stage + 1]]
-        }
-        self._last = len(bounds) - 2
-        self._around = dict.fromkeys(layout.before, 0) | dict.fromkeys(layout.behind, self._last)
-
-    def __call__(self, name: str) -> tuple[int, ...]:
-        while name:
-            name = name.rpartition(".")[0]
-            found = self._of_block.get(name, self._around.get(name))
-            if found is not None:
-                return (found,)
-        return (0, self._last)
 
 
 def _make_group(ctx: RankContext, columns: Sequence[Sequence[int]], ranks: Sequence[int]) -> dist.ProcessGroup | None:  # fmt: skip

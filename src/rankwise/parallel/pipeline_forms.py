@@ -1,0 +1,68 @@
+"""Tensors without their values, and nested containers without their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from torch import Tensor
+
+from rankwise.runtime.nested import flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A tensor without its values.
+
+    Attributes:
+        shape: Of the tensor.
+        dtype: Of its values.
+        has_grad: Whether a gradient comes back for it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    has_grad: bool = False
+
+
+def form_of(tensor: Tensor) -> Form:
+    """Return a tensor's form."""
+    return Form(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+
+def describe(tree: Any) -> list[str]:
+    """Return the leaves of a batch as text: tensors by form."""
+    return [f"{path} {tuple(one.shape)} {one.dtype}" if isinstance(one, Tensor) else f"{path} {one!r}" for path, one in flatten(tree)]  # fmt: skip
+
+
+@final
+class Slot:
+    """Where a tensor stands in a tree; no dataclass, which would be taken apart like a container."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"Slot({self.number})"
+
+
+def take_tensors(tree: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    """Return a tree with a slot in the place of each tensor, and the tensors."""
+    leaves = [leaf for _, leaf in flatten(tree)]
+    tensors = [one for one in leaves if isinstance(one, Tensor)]
+    slots = iter(map(Slot, range(len(tensors))))
+    return unflatten(tree, [next(slots) if isinstance(one, Tensor) else one for one in leaves]), tuple(
+        tensors
+    )
+
+
+def put_tensors(tree: Any, tensors: Sequence[Any]) -> Any:
+    """Return a tree with tensors in its slots."""
+    leaves = [leaf for _, leaf in flatten(tree)]
+    return unflatten(tree, [tensors[one.number] if isinstance(one, Slot) else one for one in leaves])
