@@ -1,4 +1,4 @@
-"""How close the automatic cut of a model with uneven layers reaches the best of all cuts, timed.
+"""How close the automatic cut of a model with uneven layers comes to the best of all cuts, timed.
 
 Ten layers of very different widths are cut into three parts. Ours is the cut by the times that `measure_costs` has measured layer by layer,
 in a single pass. The peer tries all 36: each part of each cut is run as a whole, forward and backward, many times in turns, and the

@@ -1,4 +1,4 @@
-"""What a step of a pipeline costs with `apply_pipeline` and by hand, and how near its bubble reaches the schedule's own.
+"""What a step of a pipeline costs with `apply_pipeline` and by hand, and how near its bubble comes to the schedule's own.
 
 - `step`: forward and backward of a batch over the stages of `--ranks` ranks by 1F1B, GPipe and the interleaved schedule: ours
   beside torch's `PipelineStage` and schedule with the same cut, loss and number of micro-batches, in the same ranks, in turns. Ours also

@@ -170,7 +170,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _load_torch_part() -> Any:
-    """Return what needs torch. By its name: the other commands of `rankwise` must never reach import torch."""
+    """Return what needs torch. By its name: the other commands of `rankwise` must never import torch."""
     try:
         return import_module("rankwise.checkpoint.convert")
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ _USAGE = f"""rankwise {__version__}: run any PyTorch training program on many pr
   rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
   rankwise run --help                             all flags
   rankwise resident                               warm servers that `run --resident` has left behind; resident stop
-  rankwise rules                                  all that the check finds; one of them: rankwise rule RW101
+  rankwise rules                                  all that the check finds; any name of a report: rankwise rule D14
   rankwise check train.py                         mistakes of a distributed program, before it runs
   rankwise check --help                           folders, notebooks, shell scripts, commands; --fix, formats
   rankwise plan train.py --gpus 8                 how much memory a model will need, and what fits

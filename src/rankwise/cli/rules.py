@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base import terminal
 from rankwise.base.errors import UsageError
 from rankwise.cli.columns import align
-from rankwise.cli.pages import find_close, find_page
+from rankwise.cli.pages import find_close, find_page, list_names
 from rankwise.cli.prose import page_width, write_page
 from rankwise.lint import registry
 from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
@@ -122,6 +123,13 @@ def _write_table(rules: Sequence[Rule[Any]], *, color: bool) -> Iterator[str]:
         yield from ("", paint(title, "bold", color=color))
         yield from (line for _, line in group)
     yield from ("", "fix: `rankwise check --fix` mends it; `rankwise rule ID` explains a rule")
+    if rules == registry.all_rules():
+        others = ", ".join(name for name in list_names() if not re.fullmatch(r"[A-Z]\d+", name))
+        yield from textwrap.wrap(
+            f"It explains failure classes (I1 … R{{n}}), rules of the hang verdict and probes of the doctor, too: {others}",
+            page_width(),
+            break_on_hyphens=False,
+        )
 
 
 def _write_page(rule: Rule[Any], *, width: int, color: bool) -> Iterator[str]:
