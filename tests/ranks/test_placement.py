@@ -180,13 +180,97 @@ def test_nested_inputs_are_moved_and_masks_only_once() -> None:
     assert num_copies == 4
 
 
-def test_computing_between_devices_is_explained() -> None:
-    """A residual whose two ends lie on two devices: torch's own error has a note that says what to place together."""
+class Chain(nn.Module):
+    """Layers one after the other; what a class below computes between them meets on two devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.follow(self.embed(x)))
+
+    def follow(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Residual(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.embed(x)
+        return self.head(torch.cat([self.follow(first), first], dim=-1)[..., 2:6])
+
+
+class Masked(Chain):
+    def follow(self, x: Tensor) -> Tensor:
+        mask = torch.ones(len(x), 1, device=x.device, dtype=x.dtype)
+        for block in self.blocks:
+            x = block(x) * mask
+        return x.mul_(self.scale)
+
+
+class Tied(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.follow(self.embed(x)), self.embed.weight)
+
+
+class WithLoss(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(super().forward(x), x)
+
+
+class Turning(Chain):
+    """In evaluation it computes over the cut from its second forward on."""
+
+    count = 0
+
+    def follow(self, x: Tensor) -> Tensor:
+        first, self.count = x, self.count + 1
+        x = super().follow(x)
+        return x if self.count == 1 else x + first
+
+
+@pytest.mark.parametrize("kind", [Residual, Masked, Tied, WithLoss])
+def test_what_modules_compute_between_devices_is_moved(kind: type[Chain]) -> None:
+    """A residual over the cut, a mask made first, a buffer of the model, a tied weight, a loss inside: output and gradients are one device's."""
 
     def run() -> Any:
-        where = {"tokens": "cpu", "positions": "cpu", "blocks.0.*": 0, "blocks.1": 0, "norm": 0, "head": 0}
+        torch.manual_seed(0)
+        alone = kind().double()
+        placed = rankwise.place(
+            copy.deepcopy(alone),
+            {"embed": "cpu", "scale": "cpu", "blocks.0": "cpu", "blocks.1-2": 0, "head": 0},
+        )
+        x = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
+        found = []
+        for model in (alone, placed):
+            for _ in range(2):  # the second forward goes by what the first has shown
+                output = model(x)
+            output.square().sum().backward()
+            grads = [one.grad.cpu() for one in model.parameters() if one.grad is not None]
+            found.append([output.detach(), *grads])
+        return found
+
+    alone, placed = on_two_devices(run)
+    assert len(alone) == len(placed) >= 6
+    for one, other in zip(alone, placed, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_another_path_than_the_first_forwards_is_explained() -> None:
+    """A forward that mixes devices where the first did not: torch's own error has a note that says what to do, and the next forward works."""
+
+    def run() -> Any:
+        where = {"embed": "cpu", "scale": "cpu", "blocks.0": "cpu", "blocks.1-2": 0, "head": 0}
+        model = rankwise.place(Turning(), where).eval()
+        x = torch.ones(2, 4)
+        model(x)
         with pytest.raises(RuntimeError, match="tensors on cpu and pretend:0") as caught:
-            rankwise.place(build(), where)(TOKENS)
+            model(x)
+        assert model(x).device == x.device
         return getattr(caught.value, "__notes__", None)
 
     notes = on_two_devices(run)

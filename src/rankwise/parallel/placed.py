@@ -1,6 +1,7 @@
 """A model whose layers lie on several devices: what moves its inputs and outputs, and where everything is.
 
-Only values on their way between modules are moved, by hooks: autograd's own copies bring the gradients back.
+Values on their way into a module are moved by hooks, and those that meet in a function between modules by a mode of torch functions:
+parameters stay where they are, and autograd's own copies bring the gradients back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rankwise.parallel.sizes import show_size
 from rankwise.runtime.nested import flatten, unflatten
@@ -132,10 +134,12 @@ class _Moves:
 
     Attributes:
         depth: How many forwards of the model are under way: copies are kept for no longer.
+        last: The device of the placed module that was called last.
         copies: By tensor and device: the tensor, so that its id stays its own, its version, and the copy.
     """
 
     depth: int = 0
+    last: torch.device | None = None
     copies: dict[tuple[int, torch.device], tuple[Tensor, int, Tensor]] = field(default_factory=dict)
 
     def move(self, tree: Any, device: torch.device) -> Any:
@@ -172,7 +176,46 @@ class _Bring:
     device: torch.device
 
     def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        self.moves.last = self.device
         return self.moves.move((args, kwargs), self.device)
+
+
+@final
+class _Meet(TorchFunctionMode):  # type: ignore[misc]
+    """Lets tensors of several devices meet in a function between modules: a residual over a cut, a mask, a tied weight, a loss.
+
+    torch refuses such a call before it computes anything; it is made again where it belongs: at the parameter among its arguments, at
+    what it writes into, or on the device of the module that was called last.
+
+    Args:
+        moves: Moves them.
+    """
+
+    def __init__(self, moves: _Moves) -> None:
+        super().__init__()
+        self._moves, self.was_needed = moves, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            leaves = [one for _, one in flatten((args, kwargs)) if isinstance(one, Tensor)]
+            if len({one.device for one in leaves if one.dim()}) < 2:
+                raise
+            self.was_needed = True
+            moved_args, moved_kwargs = self._moves.move((args, kwargs), self._find_place(func, leaves))
+            return func(*moved_args, **moved_kwargs)
+
+    def _find_place(self, func: Any, tensors: list[Tensor]) -> torch.device:
+        name = getattr(func, "__name__", "")
+        if (name.endswith("_") and not name.endswith("__")) or (
+            name.startswith("__i") and name != "__invert__"
+        ):
+            return tensors[0].device
+        held = next((one.device for one in tensors if isinstance(one, nn.Parameter)), None)
+        there = {one.device for one in tensors}
+        return held or (self._moves.last if self._moves.last in there else tensors[0].device)
 
 
 @final
@@ -185,27 +228,43 @@ class _Ends:
     placement: Placement
     handles: list[Any] = field(default_factory=list)
     homes: list[torch.device | None] = field(default_factory=list)
+    meet: _Meet | None = None
+    meets_nowhere: set[bool] = field(default_factory=set)
 
-    def begin(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+    def begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Note where the first tensor among the inputs is."""
         found = (one.device for _, one in flatten((args, kwargs)) if isinstance(one, Tensor))
         self.homes.append(next(found, None) if isinstance(self.outputs, str) else self.outputs)
         self.moves.depth += 1
+        # Each function of torch pays for the mode, so a model whose first forward had no use for it goes on without.
+        is_wanted = len(self.placement.needs) > 1 and model.training not in self.meets_nowhere
+        if self.moves.depth == 1 and is_wanted and not torch.compiler.is_compiling():
+            self.meet = _Meet(self.moves)
+            self.meet.__enter__()
 
-    def end(self, _: nn.Module, __: Any, ___: Any, result: Any) -> Any:
+    def end(self, model: nn.Module, _: Any, __: Any, result: Any) -> Any:
         """Bring the outputs there; called after a forward that has raised, too."""
         home = self.homes.pop()
         self.moves.depth -= 1
         if not self.moves.depth:
             self.moves.copies.clear()
-            self._explain(sys.exc_info()[1])
+            error = sys.exc_info()[1]
+            if self.meet is not None:
+                self.meet.__exit__(None, None, None)
+                if error is None and not self.meet.was_needed:
+                    self.meets_nowhere.add(model.training)
+                self.meet = None
+            self._explain(error)
         return result if home is None or self.outputs == "last" else self.moves.move(result, home)
 
     def _explain(self, error: BaseException | None) -> None:
         """Tell whoever meets torch's error about two devices what to do; Python 3.10 has no notes."""
         met = [str(one) for one in self.placement.needs if str(one) in str(error)]
-        if isinstance(error, RuntimeError) and len(met) > 1 and hasattr(error, "add_note"):
+        if not isinstance(error, RuntimeError) or len(met) < 2:
+            return
+        self.meets_nowhere.clear()  # another path through the model than that of its first forward
+        if hasattr(error, "add_note"):
             error.add_note(
                 f"rankwise: inputs of placed modules are moved, and this is computed between modules on {' and '.join(met)}:"
-                " place together what is added up, or the whole module around it"
+                " place together what is added up, or the whole module around it; or call the model again, which now moves these too"
             )
