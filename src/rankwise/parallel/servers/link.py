@@ -80,19 +80,21 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._header = memoryview(bytearray(_HEADER.size))
         self._timeout_s = -1.0
+        self._is_late = False
 
     def send(self, message: Message, *, timeout_s: float) -> None:
         """Send a message; its body may be written again afterwards.
 
         Raises:
             LinkLostError: The peer is gone.
-            CollectiveTimeoutError: It does not take the message in time.
+            CollectiveTimeoutError: It does not take the message in time; the link is closed.
         """
         note = b"" if message.note is None else json.dumps(message.note).encode()
         body = memoryview(b"") if message.body is None else _view(message.body)
         head = _HEADER.pack(
             message.kind, message.shard, len(note), message.number, message.seen, message.weight, len(body)
         )  # fmt: skip
+        self._check_late()
         self._set_timeout(timeout_s)
         try:
             if len(body) <= _JOINED_BYTES or not hasattr(self._socket, "sendmsg"):
@@ -120,7 +122,7 @@ class Link:
 
         Raises:
             LinkLostError: The peer is gone.
-            CollectiveTimeoutError: Nothing came in time.
+            CollectiveTimeoutError: Nothing came in time; the link is closed.
         """
         if self._tells and timeout_s > _NOTICE_S:
             self._receive_header_patiently(timeout_s)
@@ -131,7 +133,11 @@ class Link:
         if note_size:
             text = bytearray(note_size)
             self._receive_into(memoryview(text), timeout_s)
-            note = json.loads(text)
+            try:
+                note = json.loads(text)
+            except ValueError:
+                self.close()
+                raise self._tell_lost("it sends what is no message") from None
         message = Message(kind, shard, number, weight, seen, note)
         if not size:
             return message
@@ -139,6 +145,7 @@ class Link:
         if body is None:
             body = torch.empty(size, dtype=torch.uint8)
         if body.numel() != size:
+            self.close()  # what follows is no message
             raise LinkLostError(
                 f"{self.peer} sends {size} bytes where {body.numel()} are expected", rank=self._rank,
                 hint="the versions of rankwise or the models differ",
@@ -147,28 +154,43 @@ class Link:
         return replace(message, body=body)
 
     def _receive_header_patiently(self, timeout_s: float) -> None:
+        self._check_late()
+        self._set_timeout(_NOTICE_S)
         try:
-            self._receive_into(self._header[:1], _NOTICE_S)
-        except CollectiveTimeoutError:
+            self._receive_some(self._header[:1])
+        except TimeoutError:
             sys.stderr.write(
                 f"rankwise: [rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most\n"
             )
             self._receive_into(self._header[:1], timeout_s - _NOTICE_S)
+        except OSError as error:
+            raise self._tell_lost(error.strerror or str(error)) from None
         self._receive_into(self._header[1:], timeout_s)
 
     def _receive_into(self, buffer: memoryview, timeout_s: float) -> None:
+        self._check_late()
         self._set_timeout(timeout_s)
-        at = 0
         try:
-            while at < len(buffer):
-                size = self._socket.recv_into(buffer[at:] if at else buffer)
-                if not size:
-                    raise self._tell_lost("it has closed the connection")
-                at += size
+            self._receive_some(buffer)
         except TimeoutError:
             raise self._tell_timeout("sends nothing", timeout_s) from None
         except OSError as error:
             raise self._tell_lost(error.strerror or str(error)) from None
+
+    def _receive_some(self, buffer: memoryview) -> None:
+        at = 0
+        while at < len(buffer):
+            size = self._socket.recv_into(buffer[at:] if at else buffer)
+            if not size:
+                raise self._tell_lost("it has closed the connection")
+            at += size
+
+    def _check_late(self) -> None:
+        if self._is_late:
+            raise CollectiveTimeoutError(
+                f"the link to {self.peer} was closed when it was late", rank=self._rank,
+                hint="make the parameter server anew, or let the process end: it can be started again",
+            )  # fmt: skip
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s != self._timeout_s:  # a system call
@@ -180,6 +202,9 @@ class Link:
         return LinkLostError(f"{self.peer} is gone: {text}", rank=self._rank, hint="look at its output")
 
     def _tell_timeout(self, what: str, timeout_s: float) -> CollectiveTimeoutError:
+        # Its answer may still come, or half a message has gone: what came next would be taken for something else.
+        self._is_late = True
+        self.close()
         return CollectiveTimeoutError(
             f"{self.peer} {what} for {timeout_s:g} s", rank=self._rank,
             hint="it is stopped or overloaded: look at its stacks (`rankwise why PID`); or raise timeout_s",

@@ -6,6 +6,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -184,6 +185,8 @@ class Worker:
             try:
                 link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
+                for shard, clock in (answer.note or {})["clocks"].items():
+                    self._take_up(self._at.setdefault(int(shard), _At(int(shard), link, clock)), link, clock)
             except LinkLostError:  # it has died in between
                 link.close()
                 if not (self._returns or self._can_recover) or not left_s:
@@ -191,9 +194,9 @@ class Worker:
                 SYSTEM_CLOCK.sleep(_RETRY_S)
                 continue
             break
+        if (former := self._links.get(number)) is not None:
+            former.close()
         self._links[number] = link
-        for shard, clock in (answer.note or {})["clocks"].items():
-            self._take_up(self._at.setdefault(int(shard), _At(int(shard), link, clock)), link, clock)
 
     def _take_up(self, at: _At, link: Link, clock: int) -> None:
         """Go on with a shard over another link.
@@ -202,17 +205,20 @@ class Worker:
             at: Where we stand with it.
             link: The link.
             clock: Of the gradient that its server expects next: what we have pushed since has not come, or died with it.
+
+        Raises:
+            LinkLostError: This server has died too, and what is sent again with it; nothing is counted yet.
         """
         at.link = link
         num_missing, last = at.clock - clock, at.last
         is_last = last is not None and last.number == at.clock - 1
         can_repeat = is_last and (num_missing == 1 or (num_missing > 1 and self._rules.is_async))
-        if num_missing > 0:
-            at.num_lost += num_missing - can_repeat
         if can_repeat and last is not None:
             link.send(last, timeout_s=self._timeout_s)
         elif not self._rules.is_async:
             at.clock = clock
+        if num_missing > 0:
+            at.num_lost += num_missing - can_repeat
 
     def _list_shards(self) -> range:
         return range(self._num_servers * (len(self._tables) + 1))
@@ -245,7 +251,7 @@ class Worker:
         """Ask some shards, then take the answers of all; where a server has died, ask whoever took over."""
         answers: dict[int, Message] = {}
         while True:
-            # One for each link: Gloo sends what is waited for, and a server that answers does not wait for a second question.
+            # One for each link: a server that answers does not read a second question meanwhile.
             wave: dict[Link, tuple[_At, Tensor | None]] = {}
             for at, body in whom:
                 if at.shard not in answers:
@@ -253,15 +259,11 @@ class Worker:
             if not wave:
                 return [answers[at.shard] for at, _ in whom]
             lost: dict[int, LinkLostError] = {}
-            asked: list[Link] = []
-            for link, (at, body) in wave.items():
-                oldest = at.clock - self._rules.staleness
-                try:
-                    link.send(Message(kind, at.shard, oldest, body=body), timeout_s=self._timeout_s)
-                    asked.append(link)
-                except LinkLostError as error:
-                    lost[self._find_server(link)] = error
-            answers |= {answer.shard: answer for answer in self._gather(asked, place, lost)}
+            questions = {
+                link: Message(kind, at.shard, at.clock - self._rules.staleness, body=body)
+                for link, (at, body) in wave.items()
+            }
+            answers |= {answer.shard: answer for answer in self._exchange(questions, place, lost)}
             for server, why in lost.items():
                 self._replace(server, why)
 
@@ -287,13 +289,13 @@ class Worker:
             try:
                 link.send(Message(ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
+                for shard in orphans:
+                    clock = (answer.note or {})["clocks"][str(shard)]
+                    # Whoever waits for its answer holds it.
+                    self._take_up(self._at.setdefault(shard, _At(shard, link, clock)), link, clock)
             except LinkLostError:
                 self._dead.add(heir)  # its own shards are missed at the next call
                 continue
-            for shard in orphans:
-                clock = (answer.note or {})["clocks"][str(shard)]
-                # Whoever waits for its answer holds it.
-                self._take_up(self._at.setdefault(shard, _At(shard, link, clock)), link, clock)
             self._store.set(f"dead/{server}", "1")
             shut(self._store, str(server))
             return
@@ -404,30 +406,36 @@ class Worker:
     def fetch_stats(self) -> list[dict[str, Any]]:
         """Return each server's report."""
         links = [link for number, link in self._links.items() if number not in self._dead]
-        for link in links:
-            link.send(Message(STATS), timeout_s=self._timeout_s)
-        return [dict(one.note or {}) for one in self._gather(links)]
+        return [dict(one.note or {}) for one in self._exchange({link: Message(STATS) for link in links})]
 
     @property
     def num_lost(self) -> int:
         """How many gradients servers took with them when they died; one that went to several is counted for each."""
         return sum(at.num_lost for at in self._at.values())
 
-    def _gather(
-        self, links: Sequence[Link], place: Any = None, lost: dict[int, LinkLostError] | None = None
+    def _exchange(
+        self,
+        questions: Mapping[Link, Message],
+        place: Any = None,
+        lost: dict[int, LinkLostError] | None = None,
     ) -> list[Message]:
-        """Take one answer over each link, also where one of them failed: else its answer would be taken for the next one's.
+        """Ask, and take one answer over each link, also where another failed: else its answer would be taken for the next one's.
 
         Args:
-            links: Over which something was asked.
+            questions: What is asked over each link.
             place: Where bodies go.
             lost: Given servers that turn out to be gone; None: they are an error.
         """
         answers: list[Message] = []
         trouble: RankwiseError | None = None
-        for link in links:
+        asked: list[Link] = []
+        for is_answer, link in chain(((False, one) for one in questions), ((True, one) for one in asked)):
             try:
-                answers.append(self._check(link.receive(timeout_s=self._timeout_s, place=place)))
+                if is_answer:
+                    answers.append(self._check(link.receive(timeout_s=self._timeout_s, place=place)))
+                else:
+                    link.send(questions[link], timeout_s=self._timeout_s)
+                    asked.append(link)
             except LinkLostError as error:
                 if lost is None:
                     trouble = trouble or error
