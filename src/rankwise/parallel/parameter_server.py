@@ -17,6 +17,7 @@ dies is started again alone: a server from its last copy, for which the workers 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
@@ -34,7 +35,6 @@ from rankwise.runtime.context import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import torch
     from torch import nn
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.serving import Server
     from rankwise.parallel.servers.worker import Worker
     from rankwise.runtime.context import RankContext
-
-
-#: Ranks come when they have imported torch, perhaps beside many others.
-_ARRIVAL_S, _POLL_S = 120.0, 0.02
 
 
 def parameter_server(  # noqa: PLR0913 - most calls give few
@@ -96,8 +92,10 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         num_updates: How many updates were made before: where versions and the schedule begin.
         recovery_folder: Where servers copy what they hold, after each ``save_every`` updates, on a file system that all of them share. When
             one dies, it is started again from its last copy, or, in a job without roles, the first that lives takes over; the updates since
-            are lost, except the last of each worker, which is sent again: with ``save_every=1`` none are. None: where ranks are started
-            again alone, in the host's memory; elsewhere the death of a server ends the training.
+            are lost, except the last of each worker, which is sent again: with ``save_every=1`` none are. A start of the whole job begins
+            with the model's values, not with copies: those of the run before are renamed to ``shard-N.previous.pt``. Two jobs at once
+            need a folder each. None: where ranks are started again alone, in the host's memory; elsewhere the death of a server ends
+            the training.
         save_every: See above.
         timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
 
@@ -109,6 +107,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         ModelError: The model has nothing to train.
         RendezvousError: A worker does not reach a server; names it.
         CollectiveError: A worker's model is another than the servers'.
+        CheckpointError: A server can't write its first copy.
 
     Collective: every rank must call this, with the same arguments; afterwards nobody waits for all.
     """
@@ -129,7 +128,9 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         save_every=save_every,
         recovers=recovery_folder is not None,
     )
-    if recovery_folder is None and ctx.returns and (clip_norm is None or rules.is_async):
+    if recovery_folder is not None:
+        recovery_folder = Path(recovery_folder) / name
+    elif ctx.returns and (clip_norm is None or rules.is_async):
         recovery_folder = find_memory_folder(name)
     sides = Sides(
         ctx, model, rules, dist.PrefixStore(name, ctx.store), layouts=spread(model, num_servers, split_bytes=split_bytes),
@@ -161,9 +162,15 @@ def _check(
     if clips_together and find_tables(model):
         raise UsageError(f"clip_norm={rules.clip_norm} with mode={rules.mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
                          rank=ctx.rank, hint='mode="async" clips on the workers; or leave out clip_norm')  # fmt: skip
-    if save_every < 1 or (recovers and clips_together):
-        raise UsageError(f"recovery_folder with save_every={save_every}, clip_norm={rules.clip_norm}, mode={rules.mode!r}", rank=ctx.rank,
-                         hint="save_every is 1 or more; what was taken over is some updates behind, and the norm of one update is not known then: no clip_norm")  # fmt: skip
+    if save_every < 1:
+        raise UsageError(
+            f"save_every={save_every} is no number of updates",
+            rank=ctx.rank,
+            hint="1 or more: a copy after each so many",
+        )
+    if recovers and clips_together:
+        raise UsageError(f"recovery_folder with clip_norm={rules.clip_norm}, mode={rules.mode!r}", rank=ctx.rank,
+                         hint="what was taken over is some updates behind, and the norm of one update is not known then: leave out one of them")  # fmt: skip
 
 
 @final
@@ -200,6 +207,7 @@ class ParameterServer:
         Raises:
             UsageError: This rank is a worker.
             CollectiveError: All workers are gone, and none had ended.
+            CheckpointError: A copy can't be written.
         """
         if self._server is None:
             raise UsageError(

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -20,6 +20,8 @@ from rankwise.base.osdoor import IS_LINUX
 from rankwise.parallel.servers.link import Link
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch.distributed as dist
 
 _SECRET_BYTES = 16
@@ -30,6 +32,18 @@ _CLOSED = "closed"
 
 class ClosedError(RendezvousError):
     """Whoever served has ended, and will not come back."""
+
+
+@contextmanager
+def naming_store(rank: int | None = None) -> Iterator[None]:
+    """Raise a RendezvousError where the job's store does not answer; for calls of the store alone."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's DistError is one
+        raise RendezvousError(
+            f"the job's store failed: {str(error).splitlines()[0]}", rank=rank,
+            hint="the process that serves it (the launcher, or rank 0) has probably ended: look at its output",
+        ) from error  # fmt: skip
 
 
 @final
@@ -106,8 +120,9 @@ def knock(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: floa
     key, end = f"door/{name}", SYSTEM_CLOCK.monotonic() + timeout_s
     told = "it has not opened its door"
     while True:
-        if store.check([key]):
-            text = store.get(key).decode()
+        with naming_store(rank):
+            text = store.get(key).decode() if store.check([key]) else ""
+        if text:
             if text == _CLOSED:
                 raise ClosedError(f"no link to {peer}: it has ended", rank=rank, hint="look at its output")
             address, secret = json.loads(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import secrets
 import sys
 import threading
 from contextlib import suppress
@@ -14,8 +15,10 @@ import torch.distributed as dist
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
+from rankwise.base.roles import note_needed
 from rankwise.evidence.roll import name_ranks
 from rankwise.parallel.servers.dense import DenseValues
+from rankwise.parallel.servers.entrance import naming_store
 from rankwise.parallel.servers.link import (
     ADOPT,
     ANSWER,
@@ -168,7 +171,9 @@ class Server:
         """Count those out that have ended without us, or do not come."""
         now = self._clock.monotonic()
         for worker, until_s in list(self._awaited.items()):
-            if self._store.check([f"ended/{worker}"]):
+            with naming_store(self.rank):
+                has_ended = self._store.check([f"ended/{worker}"])
+            if has_ended:
                 self._part(worker, None, None)
             elif now > until_s:
                 sys.stderr.write(
@@ -207,20 +212,20 @@ class Server:
     # ------------------------------------------------------------- one worker
 
     def _attend(self, link: Link) -> None:
-        """Answer one worker; what goes wrong with it is its end here, and not ours."""
-        worker = -1
+        """Answer one worker: what goes wrong with it is its end here and not ours, but for the update rule, which serve() raises."""
         try:
-            hello = link.receive(timeout_s=_JOIN_S)
-            note = hello.note or {}
-            worker, life = int(note["worker"]), int(note["life"])
-            link.peer = f"worker {worker}"
-            self._greet(link, worker, life, note["digest"])
-            self._answer_all(link, worker, life)
-        except RankwiseError as error:
-            if worker >= 0:
-                self._part(worker, link, error.message)
-        except Exception as error:  # noqa: BLE001 - of the user's update rule: raised in serve()
-            self._fault = error
+            if (hello := _hear(link)) is not None:
+                worker, life, digest = hello
+                why: str | None = None
+                link.peer = f"worker {worker}"
+                try:
+                    self._greet(link, worker, life, digest)
+                    self._answer_all(link, worker, life)
+                except RankwiseError as error:
+                    why = error.message
+                self._part(worker, link, why)  # which may make an update
+        except Exception as error:  # noqa: BLE001 - raised in serve()
+            self._fault = self._fault or error
         finally:
             link.close()
 
@@ -245,7 +250,6 @@ class Server:
         while True:
             message = link.receive(timeout_s=self._timeout_s, place=self._find_place)
             if message.kind == BYE:
-                self._part(worker, link, None)
                 return
             try:
                 if self._fault is not None:
@@ -255,8 +259,10 @@ class Server:
                 raise
             except CollectiveError as error:
                 refused, answer = error.message, None
-            except Exception as error:  # noqa: BLE001 - the user's: the worker hears of it, and serve() raises it
+            except Exception as error:  # noqa: BLE001 - the worker hears of it, and serve() raises it
                 refused, answer = f"the update rule on server {self.number} raised {error!r}", None
+                if isinstance(error, RankwiseError):  # ours: a copy that can't be written
+                    refused = f"server {self.number} has failed: {error.message}"
                 self._fault = error
             if refused is not None and message.kind != PUSH:
                 answer = Message(REFUSED, note={"error": refused})
@@ -278,7 +284,8 @@ class Server:
             return Message(ANSWER, note=self.report())
         if message.kind == ADOPT:
             return self._adopt((message.note or {})["shards"], worker, life)
-        shard = self.shards[message.shard]
+        if (shard := self.shards.get(message.shard)) is None:
+            raise CollectiveError(f"server {self.number} does not hold shard {message.shard}")
         held = shard.held
         if message.kind == STATE:
             version, body = shard.read(message.number, lambda: _pack(shard))
@@ -313,19 +320,32 @@ class Server:
 
         Raises:
             CollectiveError: There is no copy of it, or it can't be read.
+            CheckpointError: No copy can be written.
+            RendezvousError: The store is gone.
         """
-        for number in self.shards if self._store.check([f"copied/{self.number}"]) else ():
-            if self.recovery is None:
-                raise CollectiveError(f"server {self.number} has died, and with it what it held", rank=self.rank,
-                                      hint="give parameter_server a recovery_folder, and start the job again from a checkpoint")  # fmt: skip
-            shard = self.shards[number] = self.recovery.load(number, workers)
-            sys.stderr.write(
-                f"rankwise: [rank {self.rank}] server {self.number} goes on with shard {number} at version {shard.version}\n"
-            )
+        if self.recovery is None:
+            note_needed()  # what it holds is in its memory
+        with naming_store(self.rank):
+            goes_on = self._store.check([f"copied/{self.number}"])
+            run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
+        if self.recovery is None and goes_on:
+            raise CollectiveError(f"server {self.number} has died, and with it what it held", rank=self.rank,
+                                  hint="start the whole job again, from a checkpoint")  # fmt: skip
+        if self.recovery is not None:
+            self.recovery.begin(run)
+            for number in self.shards:
+                if not goes_on:
+                    self.recovery.set_aside(number)
+                    continue
+                shard = self.shards[number] = self.recovery.load(number, workers)
+                sys.stderr.write(
+                    f"rankwise: [rank {self.rank}] server {self.number} goes on with shard {number} at version {shard.version}\n"
+                )
         for number, shard in self.shards.items():
             self.watch(number, shard)
-        self._store.set(f"copied/{self.number}", "1")
-        self._door.open()
+        with naming_store(self.rank):
+            self._store.set(f"copied/{self.number}", "1")
+            self._door.open()
 
     def watch(self, number: int, shard: Shard) -> None:
         """Have a shard copied to the disk now and then, if that was asked for; the first time at once."""
@@ -346,6 +366,15 @@ class Server:
             body = self._compression.decode(body, note, held.layout, held.layout.allocate())
         missing = frozenset(note.get("missing", ()))
         return Gradient(worker, message.number, message.seen, message.weight, body, missing, rows, life)
+
+
+def _hear(link: Link) -> tuple[int, int, str] | None:
+    """Return which worker comes, which of its processes, and what layouts it has; None if it has died since, or is none."""
+    try:
+        note = link.receive(timeout_s=_JOIN_S).note or {}
+        return int(note["worker"]), int(note["life"]), str(note["digest"])
+    except (RankwiseError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _pack(shard: Shard) -> Tensor:
@@ -377,13 +406,14 @@ class NormExchange:
 
         Raises:
             CollectiveError: Some server did not tell its own in time; names the shards.
+            RendezvousError: The store is gone.
         """
         keys = {one: f"norm/{version}/{one}" for one in self._shards}
-        with self._lock:
+        with self._lock, naming_store():
             self._store.set(keys[shard], repr(square))
         end = self._clock.monotonic() + self._timeout_s
         while True:
-            with self._lock:
+            with self._lock, naming_store():
                 absent = [one for one, key in keys.items() if not self._store.check([key])]
                 if not absent:
                     total = sum(float(self._store.get(key)) for key in keys.values())

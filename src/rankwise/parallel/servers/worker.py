@@ -16,7 +16,7 @@ from torch import nn
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.entrance import knock, shut
+from rankwise.parallel.servers.entrance import knock, naming_store, shut
 from rankwise.parallel.servers.gathering import gather_states
 from rankwise.parallel.servers.layout import take_part
 from rankwise.parallel.servers.link import (
@@ -153,7 +153,8 @@ class Worker:
         self._has_pulled = False
         self._store, self._can_recover, self._returns = store, can_recover, returns
         self._digest, self._server_ranks, self._dead = layout_digest, server_ranks, set[int]()
-        self.life = int(store.add(f"lives/worker/{rank}", 1))
+        with naming_store(rank):
+            self.life = int(store.add(f"lives/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
         self._at, self._num_servers = dict[int, _At](), len(server_ranks)
         lost: dict[int, RankwiseError] = {}
