@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise
-from rankwise.parallel.servers.entrance import Door
+from rankwise.parallel.servers import entrance
+from rankwise.parallel.servers.entrance import Door, find_host, knock
 from rankwise.parallel.servers.layout import spread
 from rankwise.parallel.servers.link import ANSWER, HELLO, PULL, PUSH, Link, Message
 from rankwise.parallel.servers.rules import Rules
@@ -121,3 +123,107 @@ def test_a_server_that_dies_while_a_gradient_is_sent_again() -> None:
     thread.join(BOUND_S)
     assert (came, worker.num_lost) == ([0], 0)
     worker.close()
+
+
+def test_a_silent_stranger_holds_up_nobody() -> None:
+    """It has connected and shows nothing; a worker that comes after it is taken in, though what it shows comes in two parts."""
+    store = dist.HashStore()
+    with open_door(store) as door, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(door._address[0])
+        silent = door.accept(BOUND_S)
+        assert silent is not None
+        with socket.socket(socket.AF_UNIX) as slow:
+            slow.connect(door._address[0])
+            nonce = bytes(16)
+            shown = nonce + entrance._prove("worker", door._address, door._nonce, nonce)
+            slow.sendall(shown[:20])
+            link = door.accept(BOUND_S)
+            assert link is not None
+            worker = Link(slow.dup(), peer="the server", rank=1)
+            run_beside(lambda: slow.sendall(shown[20:])).join()
+            worker.send(Message(HELLO), timeout_s=BOUND_S)
+            assert link.receive(timeout_s=BOUND_S).kind == HELLO
+            assert worker.exchange(32, BOUND_S) == entrance._prove(
+                "server", door._address, door._nonce, nonce
+            )
+    for one in (silent, link, worker):
+        one.close()
+
+
+def test_both_sides_prove_that_they_know_the_jobs_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has read the store but not the secret is not let in; a door that somebody else has put into the store is not believed."""
+    store = dist.HashStore()
+    with open_door(store) as door:
+        monkeypatch.setenv("RANKWISE_JOB_SECRET", "guessed")
+        stranger = knock(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        monkeypatch.setenv("RANKWISE_JOB_SECRET", "secret")
+        link = door.accept(BOUND_S)
+        assert link is not None
+        stranger.send(Message(HELLO), timeout_s=BOUND_S)
+        with pytest.raises(rankwise.CollectiveError, match="does not know the job's secret"):
+            link.receive(timeout_s=BOUND_S)
+        link.close()
+        with pytest.raises(rankwise.CollectiveError, match="is gone"):
+            stranger.receive(timeout_s=BOUND_S)
+        stranger.close()
+
+        worker = knock(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        connection, _ = door._listener.accept()
+        connection.sendall(bytes(32) + b"what would be unpickled")
+        with pytest.raises(rankwise.CollectiveError, match="whoever answers for server 0 does not know"):
+            worker.receive(timeout_s=BOUND_S)
+        connection.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_hold_a_link_open() -> None:
+    """The peer hears at once that a rank is gone, whatever the rank's DataLoader has left behind."""
+    ours, theirs = socket.socketpair()
+    link, peer = Link(ours, peer="server 0", rank=1), Link(theirs, peer="worker 1", rank=0)
+    ends, starts = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(starts)
+        os.read(ends, 1)  # until the parent has judged
+        os._exit(0)
+    link.close()
+    with pytest.raises(rankwise.CollectiveError, match="it has closed the connection"):
+        peer.receive(timeout_s=BOUND_S)
+    peer.close()
+    os.close(starts)
+    os.close(ends)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("master", "num_nodes", "ways", "expected"),
+    [
+        ("127.0.0.1", 1, {"127.0.0.1": "127.0.0.1"}, "127.0.0.1"),
+        ("node1", 2, {"node1": "10.0.0.7"}, "10.0.0.7"),
+        ("node1", 1, {"node1": "127.0.1.1", "here": "127.0.1.1", entrance._OUTSIDE: "10.0.0.5"}, "10.0.0.5"),
+        ("localhost", 2, {"here": "10.0.0.6"}, "10.0.0.6"),
+        ("node1", 2, {"node1": "127.0.1.1", "here": "127.0.1.1"}, "others reach"),
+        ("node1", 2, {}, "others reach"),
+    ],
+)
+def test_the_address_that_others_reach(
+    master: str, num_nodes: int, ways: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that stands for loopback on its own host is not published to other hosts; where nothing else is, that is an error."""
+
+    def find_way(place: str) -> str:
+        if place not in ways:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return ways[place]
+
+    monkeypatch.setenv("MASTER_ADDR", master)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(entrance, "_find_way", find_way)
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    if expected[0] != "1":
+        with pytest.raises(rankwise.RendezvousError, match=expected):
+            find_host(dist.HashStore(), num_nodes)
+        return
+    assert find_host(dist.HashStore(), num_nodes) == expected
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert find_host(dist.HashStore(), num_nodes) == "127.0.0.1"

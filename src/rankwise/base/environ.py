@@ -14,6 +14,9 @@ from rankwise.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: What only the ranks of one job know, where its launcher, or whoever starts the job, gives it to them.
+JOB_SECRET = "RANKWISE_JOB_SECRET"
+
 
 def environ() -> dict[str, str]:
     """Return a copy of this process's environment."""

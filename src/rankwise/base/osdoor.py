@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 IS_LINUX = sys.platform.startswith("linux")
 IS_WINDOWS = os.name == "nt"
+_SIOCGIFADDR = 0x8915
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -217,6 +218,20 @@ def open_terminal(like_fd: int) -> tuple[int, int] | None:
         pass
     copy_terminal_size(like_fd, ours)
     return ours, theirs
+
+
+def find_address(interface: str) -> str:
+    """Return the IPv4 address of a network interface; empty if it has none, or this is not Linux."""
+    try:
+        import fcntl
+        import socket
+        import struct
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            told = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    except (ImportError, OSError):
+        return ""
+    return str(socket.inet_ntoa(told[20:24]))
 
 
 def copy_terminal_size(from_fd: int, to_fd: int) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import string
 from typing import TYPE_CHECKING
 
-from rankwise.base.environ import RankEnv, environ
+from rankwise.base.environ import JOB_SECRET, RankEnv, environ
 from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.base.roles import Role
 from rankwise.launcher.workers import Command
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.spec import LaunchSpec, Program
 
+#: Of all jobs of this launcher. On several nodes each launcher would have another one: there the user gives it, or nobody.
+_SECRET = secrets.token_hex(16)
 _RUN_PATH = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -70,6 +73,8 @@ def build_rank_env(
         local_rank_shown=0 if spec.virtual_local_rank else None,
     )
     env = {**build_shared_env(num_threads), **dict(spec.variables), **rank.to_env()}
+    if spec.is_one_node and not environ().get(JOB_SECRET):
+        env.setdefault(JOB_SECRET, _SECRET)
     if spec.virtual_local_rank:
         visible = environ().get("CUDA_VISIBLE_DEVICES")
         env["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible.split(",")[local_rank]

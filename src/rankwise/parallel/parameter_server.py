@@ -17,7 +17,6 @@ dies is started again alone: a server from its last copy, for which the workers 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
@@ -35,6 +34,7 @@ from rankwise.runtime.context import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import torch
     from torch import nn
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.serving import Server
     from rankwise.parallel.servers.worker import Worker
     from rankwise.runtime.context import RankContext
+
+
+#: Ranks come when they have imported torch, perhaps beside many others.
+_ARRIVAL_S, _POLL_S = 120.0, 0.02
 
 
 def parameter_server(  # noqa: PLR0913 - most calls give few
@@ -129,7 +133,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         recovers=recovery_folder is not None,
     )
     if recovery_folder is not None:
-        recovery_folder = Path(recovery_folder) / name
+        recovery_folder = f"{recovery_folder}/{name}"
     elif ctx.returns and (clip_norm is None or rules.is_async):
         recovery_folder = find_memory_folder(name)
     sides = Sides(

@@ -8,12 +8,14 @@ start. And a message costs a fraction of what it costs over RPC or Gloo (benchma
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
+from weakref import WeakSet
 
 import torch
 
@@ -72,10 +74,16 @@ class Link:
         peer: Who is at the other end, for errors.
         rank: Our own rank, for errors.
         tells: Whether to say on standard error for whom a long wait is.
+        opening: Done before the first message is received, given the link and the seconds to wait: finds out who the peer is.
     """
 
-    def __init__(self, connection: socket.socket, *, peer: str, rank: int, tells: bool = False) -> None:
+    def __init__(
+        self, connection: socket.socket, *, peer: str, rank: int, tells: bool = False,
+        opening: Callable[[Link, float], None] | None = None,
+    ) -> None:  # fmt: skip
         self._socket, self.peer, self._rank, self._tells = connection, peer, rank, tells
+        self._opening = opening
+        close_in_children(connection)
         if connection.family in {socket.AF_INET, socket.AF_INET6}:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._header = memoryview(bytearray(_HEADER.size))
@@ -124,8 +132,11 @@ class Link:
             LinkLostError: The peer is gone.
             CollectiveTimeoutError: Nothing came in time; the link is closed.
         """
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            opening(self, timeout_s)
         if self._tells and timeout_s > _NOTICE_S:
-            self._receive_header_patiently(timeout_s)
+            self._receive_patiently(self._header, timeout_s)
         else:
             self._receive_into(self._header, timeout_s)
         kind, shard, note_size, number, seen, weight, size = _HEADER.unpack(self._header)
@@ -153,19 +164,38 @@ class Link:
         self._receive_into(_view(body), timeout_s)
         return replace(message, body=body)
 
-    def _receive_header_patiently(self, timeout_s: float) -> None:
+    def exchange(self, size: int, timeout_s: float, answer: Callable[[bytes], bytes] | None = None) -> bytes:
+        """Receive some bytes that are no message, and send what ``answer`` makes of them.
+
+        Raises:
+            LinkLostError: The peer is gone; or ``answer`` raises it.
+            CollectiveTimeoutError: As for messages.
+        """
+        shown = bytearray(size)
+        if self._tells and timeout_s > _NOTICE_S:
+            self._receive_patiently(memoryview(shown), timeout_s)
+        else:
+            self._receive_into(memoryview(shown), timeout_s)
+        if answer is not None:
+            try:
+                self._socket.sendall(answer(bytes(shown)))
+            except OSError as error:
+                raise self._tell_lost(error.strerror or str(error)) from None
+        return bytes(shown)
+
+    def _receive_patiently(self, buffer: memoryview, timeout_s: float) -> None:
         self._check_late()
         self._set_timeout(_NOTICE_S)
         try:
-            self._receive_some(self._header[:1])
+            self._receive_some(buffer[:1])
         except TimeoutError:
             sys.stderr.write(
                 f"rankwise: [rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most\n"
             )
-            self._receive_into(self._header[:1], timeout_s - _NOTICE_S)
+            self._receive_into(buffer[:1], timeout_s - _NOTICE_S)
         except OSError as error:
             raise self._tell_lost(error.strerror or str(error)) from None
-        self._receive_into(self._header[1:], timeout_s)
+        self._receive_into(buffer[1:], timeout_s)
 
     def _receive_into(self, buffer: memoryview, timeout_s: float) -> None:
         self._check_late()
@@ -213,6 +243,24 @@ class Link:
     def close(self) -> None:
         """Let go of the connection; the peer gets what was sent."""
         self._socket.close()
+
+
+#: Of links and doors: a process forked off this one, a DataLoader's worker say, must not hold them open when we have died.
+_open: WeakSet[socket.socket] = WeakSet()
+
+
+def close_in_children(connection: socket.socket) -> None:
+    """Have a socket closed in processes that are forked off this one; programs that it starts do not get it anyway."""
+    _open.add(connection)
+
+
+def _close_all() -> None:
+    for connection in list(_open):
+        connection.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def _view(body: Tensor) -> memoryview:

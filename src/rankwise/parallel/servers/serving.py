@@ -167,13 +167,12 @@ class Server:
             ]
             return not self._awaited and not active
 
+    @naming_store()
     def _look_up_awaited(self) -> None:
         """Count those out that have ended without us, or do not come."""
         now = self._clock.monotonic()
         for worker, until_s in list(self._awaited.items()):
-            with naming_store(self.rank):
-                has_ended = self._store.check([f"ended/{worker}"])
-            if has_ended:
+            if self._store.check([f"ended/{worker}"]):
                 self._part(worker, None, None)
             elif now > until_s:
                 sys.stderr.write(

@@ -121,7 +121,10 @@ class Sides:
         )
 
     def _make_door(self, name: str) -> Door:
-        return Door(self.store, name, rank=self._ctx.rank, host=find_host(self._ctx.num_nodes))
+        ctx = self._ctx
+        # Ranks with roles have not met: how many hosts there are may be unknown.
+        host = "" if ctx.local_world_size == ctx.world_size else find_host(self.store, ctx.num_nodes)
+        return Door(self.store, name, rank=ctx.rank, host=host)
 
     def _leave(self, why: str) -> NoReturn:
         sys.stderr.write(f"rankwise: [rank {self._ctx.rank}] {why}: nothing is left to do\n")
