@@ -13,7 +13,6 @@ The learning rate was chosen on validation digits, of 0.001, 0.002 and 0.004. Th
 from __future__ import annotations
 
 import argparse
-import math
 import time
 
 import torch
@@ -44,14 +43,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
-
-
-def wait_for_others(ps: rankwise.ParameterServer) -> None:
-    """Wait until the other workers have come to their end; one that is lost comes back within two minutes, or never."""
-    until = math.inf
-    while len((stats := ps.stats()[0])["ended"]) < ps.num_workers - 1 and time.monotonic() < until:
-        until = min(until, time.monotonic() + 120) if stats["lost"] else math.inf
-        time.sleep(0.05)
 
 
 def main() -> None:
@@ -86,7 +77,8 @@ def main() -> None:
             print(f"step {step} of {num_steps}", flush=True)
 
     if ps.worker_index == 0:
-        wait_for_others(ps)
+        while len(ps.stats()[0]["ended"]) < ps.num_workers - 1:
+            time.sleep(0.05)  # the others have not come to their end
         ps.pull()
         print(
             f"accuracy {measure(model, validation):.4f} on validation digits, {measure(model, held_out):.4f} on held-out digits"

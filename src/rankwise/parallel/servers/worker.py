@@ -252,7 +252,7 @@ class Worker:
         """Ask some shards, then take the answers of all; where a server has died, ask whoever took over."""
         answers: dict[int, Message] = {}
         while True:
-            # One for each link: a server that answers does not read a second question meanwhile.
+            # One for each link: a server that sends an answer reads no second question, and both would wait for the other to read.
             wave: dict[Link, tuple[_At, Tensor | None]] = {}
             for at, body in whom:
                 if at.shard not in answers:
