@@ -51,8 +51,8 @@ def welcome(link: Link) -> None:
 
 
 @contextmanager
-def open_door(store: dist.Store) -> Iterator[Door]:
-    door = Door(store, "0", rank=0, host="")
+def open_door(store: dist.Store, host: str = "") -> Iterator[Door]:
+    door = Door(store, "0", rank=0, host=host)
     door.open()
     try:
         yield door
@@ -150,10 +150,11 @@ def test_a_silent_stranger_holds_up_nobody() -> None:
         one.close()
 
 
-def test_both_sides_prove_that_they_know_the_jobs_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_both_sides_prove_that_they_know_the_jobs_secret(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has read the store but not the secret is not let in; a door that somebody else has put into the store is not believed."""
     store = dist.HashStore()
-    with open_door(store) as door:
+    with open_door(store, host) as door:
         monkeypatch.setenv("RANKWISE_JOB_SECRET", "guessed")
         stranger = knock(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
         monkeypatch.setenv("RANKWISE_JOB_SECRET", "secret")
@@ -173,6 +174,20 @@ def test_both_sides_prove_that_they_know_the_jobs_secret(monkeypatch: pytest.Mon
         with pytest.raises(rankwise.CollectiveError, match="whoever answers for server 0 does not know"):
             worker.receive(timeout_s=BOUND_S)
         connection.close()
+
+
+def test_a_store_that_is_gone_is_named() -> None:
+    """Whoever looks for a server at a store that has ended hears of the store, and not in torch's words alone."""
+
+    class GoneStore(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Connection reset by peer\nException raised from ...")
+
+    with pytest.raises(
+        rankwise.RendezvousError, match=r"the job's store failed: Connection reset by peer\n  ->"
+    ) as caught:
+        knock(GoneStore(), "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+    assert caught.value.rank == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
