@@ -139,3 +139,66 @@ def test_without_restarts_left_the_job_ends(tmp_path: Path) -> None:
     assert "killed by SIGKILL" in report["message"]
     assert report["message"].startswith(("worker 0 (rank 1): ", "worker 1 (rank 2): "))
     assert "all 1 restarts are used up" in result.err
+
+
+#: Worker 1 fails at its third step, with its `finally` between; worker 2 fails when it has trained; the server's rule fails once.
+FAIL = """
+    import sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    import rankwise
+
+    def fail_once(name):
+        mark = Path(f"failed-{name}")
+        if not mark.exists():
+            mark.touch()
+            raise ValueError(f"at {name}")
+
+    ctx = rankwise.init(device="cpu")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    class FailingSGD(torch.optim.SGD):
+        num_steps = 0
+        def step(self):
+            super().step()
+            FailingSGD.num_steps += 1
+            if FailingSGD.num_steps == 60:
+                fail_once("rule")
+
+    model = nn.Linear(2, 1)
+    ps = rankwise.parameter_server(model, lambda ones: FailingSGD(ones, lr=0.1), mode="async", save_every=1)
+    if ps.is_server:
+        report = ps.serve()
+        print("ended", report["ended"], "lost", sorted(report["lost"]), flush=True)
+        sys.exit(0)
+    try:
+        while (step := ctx.store.add(f"steps of {ctx.rank}", 1)) <= 30:
+            ps.pull()
+            if step == 3 and ctx.rank == 1:
+                fail_once("step")
+            model(torch.ones(1, 2)).square().sum().backward()
+            ps.push()
+        print(f"worker {ctx.rank} has trained", flush=True)
+    finally:
+        if ctx.rank == 1:
+            ctx.close()
+    if ctx.rank == 2 and not Path("failed-exit").exists():
+        Path("failed-exit").touch()
+        sys.exit(3)  # nothing was closed
+"""
+
+
+def test_who_fails_has_not_ended_and_who_leaves_without_a_word_has(tmp_path: Path) -> None:
+    """A worker that fails with its context closed in a `finally`, one that exits with a code, and a server whose rule raises are made up for.
+
+    And two workers that never close their contexts have ended for the server, which waits for nobody.
+    """
+    write_script(tmp_path, FAIL)
+    result = run_rankwise(["--role-counts", "ps=1,worker=3", "--max-restarts", "9", "train.py"], tmp_path)
+    assert result.code == 0, result.err
+    assert {path.name for path in tmp_path.glob("failed-*")} == {"failed-rule", "failed-step", "failed-exit"}
+    assert "ended [1, 2, 3] lost []" in result.out
+    assert {f"worker {one} has trained" for one in (1, 2, 3)} <= set(result.out.splitlines())
+    assert "did not reach the server" not in result.err

@@ -7,6 +7,7 @@ The writer in the rank is evidence/recorder.py, or torch's own ``@record``; the 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,3 +68,13 @@ def read_fault(path: str | Path) -> FaultRecord | None:
         return parse_fault(Path(path).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
+
+
+def is_failure(error: BaseException | None) -> bool:
+    """Whether a process that ends by this exception has failed: SystemExit without a code is none."""
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
+def find_last_error() -> BaseException | None:
+    """Return the exception that ends the interpreter, for functions of atexit; None if there is none, or it is SystemExit."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

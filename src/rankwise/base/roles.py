@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: How a launcher tells the ranks how many of each role there are.
 COUNTS = "RANKWISE_ROLE_COUNTS"
+#: How it tells a rank that ranks which die are started again alone: the exit code of the process before it, 0 if it is the first.
+RETURNS = "RANKWISE_RETURNS"
 #: Lines in a rank's notes: it has joined without a group of all ranks, so that its death need not end the others; and: it would.
 _APART, _NEEDED = b'{"note": "apart"}\n', b'{"note": "needed"}\n'
 

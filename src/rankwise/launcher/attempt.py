@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, listens_to, make_memory_file
 from rankwise.base.requeue import END_SIGNAL
+from rankwise.base.roles import RETURNS
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import parse_imported, parse_notes
@@ -185,6 +186,7 @@ class Attempt:
             error_file=error_file,
             num_threads=job.num_threads,
         )
+        env[RETURNS] = str(rank.former_code) if self._lone.is_on else None
         argv = (
             *job.prefixes[rank.local_rank],
             *build_argv(job.spec.program, job.python, rank.local_rank),

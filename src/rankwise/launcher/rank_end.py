@@ -53,6 +53,7 @@ class Rank:
     refusal: str = ""
     started_s: float = 0.0
     life: int = 0
+    former_code: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -64,6 +65,8 @@ class Rank:
         self.close()
         self.notes_fd, self.stacks_fd, self.evidence = notes_fd, stacks_fd, evidence
         self.life += 1
+        self.former_code = self.code or 0
+        self.was_noticed = self.was_killed = False
         self.tag = f"{self.tag.partition('+')[0]}+{self.life}"
         self.pid, self.code, self.stack, self.over_s, self.stopped_s, self.refusal = (
             0,

@@ -17,11 +17,13 @@ dies is started again alone: a server from its last copy, for which the workers 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
 from rankwise.base.errors import UsageError
+from rankwise.base.faults import is_failure
 from rankwise.base.host_memory import find_memory_folder
 from rankwise.parallel.servers.compression import Compression
 from rankwise.parallel.servers.coordinator import Coordinator, Handle, PerWorker, work
@@ -42,10 +44,6 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.serving import Server
     from rankwise.parallel.servers.worker import Worker
     from rankwise.runtime.context import RankContext
-
-
-#: Ranks come when they have imported torch, perhaps beside many others.
-_ARRIVAL_S, _POLL_S = 120.0, 0.02
 
 
 def parameter_server(  # noqa: PLR0913 - most calls give few
@@ -356,11 +354,15 @@ class ParameterServer:
         return self._coordinator
 
     def close(self) -> None:
-        """Tell the servers that this worker has ended, and workers that there is nothing more to do; leaving the job does it too."""
+        """Tell the servers that this worker has ended, and workers that there is nothing more to do; leaving the job does it too.
+
+        While an exception is under way (``finally: ps.close()``), the worker has not ended: for the servers it is lost then, and
+        may be started again.
+        """
         if self._coordinator is not None:
             self._coordinator.close()
         if self._worker is not None:
-            self._worker.close()
+            self._worker.close(has_ended=not is_failure(sys.exc_info()[1]))
 
     def _as_worker(self, what: str) -> Worker:
         if self._worker is None:

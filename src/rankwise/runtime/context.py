@@ -15,7 +15,9 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RankwiseError, UsageError
+from rankwise.base.faults import find_last_error, is_failure
 from rankwise.base.requeue import REQUEUE, ask_requeue
+from rankwise.base.roles import RETURNS
 from rankwise.evidence.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.rng import derive_seed, seed_all
@@ -110,8 +112,8 @@ class RankContext:
 
     @property
     def returns(self) -> bool:
-        """Whether a rank that dies is started again alone, while the others go on: in a job with roles, if its launcher may restart."""
-        return self.role is not None and get("TORCHELASTIC_MAX_RESTARTS") not in {"", "0"}
+        """Whether a rank that dies is started again alone, while the others go on: in a job with roles, if its launcher says so."""
+        return self.role is not None and get(RETURNS) != ""
 
     # --------------------------------------------------------------- the mesh
 
@@ -428,12 +430,12 @@ class RankContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(_DESTROY_S if kind is None else _ABANDON_S)
+        self._leave(_DESTROY_S if kind is None else _ABANDON_S, finishes=not is_failure(error))
 
-    def _leave(self, bound_s: float) -> None:
+    def _leave(self, bound_s: float, *, finishes: bool = True) -> None:
         if self not in _open:
             return
-        troubles = self._finish_background() if bound_s > _ABANDON_S else []
+        troubles = self._finish_background() if finishes else []
         _open.remove(self)
         for watch in self._stop:
             watch.close()
@@ -518,10 +520,12 @@ def enter(context: RankContext) -> RankContext:
     return context
 
 
-def leave_all(bound_s: float = _ABANDON_S) -> None:
-    """Leave the job at the end of the process."""
+def leave_all() -> None:
+    """Leave the job at the end of the process; what goes on in the background comes to its end, unless an exception ends the process."""
+    finishes = not is_failure(find_last_error())
     while _open:
-        _open[-1]._leave(bound_s)
+        with suppress(RankwiseError):  # of the background, where it was printed
+            _open[-1]._leave(_ABANDON_S, finishes=finishes)
 
 
 def find_current() -> RankContext | None:

@@ -111,10 +111,11 @@ class Door:
 
         link.exchange(_NONCE_BYTES + _PROOF_BYTES, timeout_s, answer)
 
-    def close(self) -> None:
-        """Take in nobody any more: whoever comes hears that we have ended."""
+    def close(self, *, comes_back: bool = False) -> None:
+        """Take in nobody any more: whoever comes hears that we have ended, or waits for the process that comes in our place."""
         with suppress(RuntimeError):
-            self._store.set(self._key, _CLOSED)
+            if not comes_back:
+                self._store.set(self._key, _CLOSED)
         self._listener.close()
 
 

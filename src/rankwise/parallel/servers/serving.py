@@ -120,6 +120,7 @@ class Server:
         """
         switch_s, look_up_s = sys.getswitchinterval(), self._clock.monotonic()
         self._awaited = dict.fromkeys(self._awaited, look_up_s + (RETURN_S if self._returns else _JOIN_S))
+        comes_back = self._returns
         sys.setswitchinterval(_SWITCH_S)
         try:
             while self._fault is None and not self._is_done():
@@ -130,18 +131,19 @@ class Server:
                 if self._awaited and self._clock.monotonic() >= look_up_s:
                     look_up_s = self._clock.monotonic() + _LOOK_UP_S
                     self._look_up_awaited()
+            if self._fault is not None:
+                raise self._fault
+            if self.lost and not self.ended:
+                told = "; ".join(f"worker {worker}: {why}" for worker, why in sorted(self.lost.items()))
+                raise CollectiveError(
+                    f"all workers are gone, and none said that it had ended: {told}",
+                    rank=self.rank,
+                    hint="look at the output of the first that went",
+                )
+            comes_back = False
         finally:
             sys.setswitchinterval(switch_s)
-            self._door.close()
-        if self._fault is not None:
-            raise self._fault
-        if self.lost and not self.ended:
-            told = "; ".join(f"worker {worker}: {why}" for worker, why in sorted(self.lost.items()))
-            raise CollectiveError(
-                f"all workers are gone, and none said that it had ended: {told}",
-                rank=self.rank,
-                hint="look at the output of the first that went",
-            )
+            self._door.close(comes_back=comes_back)
         return self.report()
 
     def report(self) -> dict[str, Any]:
@@ -172,7 +174,7 @@ class Server:
         """Count those out that have ended without us, or do not come."""
         now = self._clock.monotonic()
         for worker, until_s in list(self._awaited.items()):
-            if self._store.check([f"ended/{worker}"]):
+            if self._store.check([f"ended/{worker}"]) and self._store.get(f"ended/{worker}"):
                 self._part(worker, None, None)
             elif now > until_s:
                 sys.stderr.write(
@@ -239,6 +241,8 @@ class Server:
                 self._here[worker] = link
                 self._awaited.pop(worker, None)
                 self.lost.pop(worker, None)
+                if worker in self.ended:  # it failed after its end, and begins again
+                    self.ended.remove(worker)
         except CollectiveError as error:
             link.send(Message(REFUSED, note={"error": error.message}), timeout_s=self._timeout_s)
             raise

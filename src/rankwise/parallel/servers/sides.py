@@ -6,8 +6,9 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.environ import get
 from rankwise.base.errors import RendezvousError, UsageError
-from rankwise.base.roles import note_needed
+from rankwise.base.roles import RETURNS, note_needed
 from rankwise.evidence.roll import name_ranks
 from rankwise.parallel.servers.coordinator import PLACE, Coordinator
 from rankwise.parallel.servers.dense import DenseValues
@@ -100,16 +101,18 @@ class Sides:
 
     def make_worker(self) -> Worker:
         """Make a worker; if it was started again when there is nothing left to do, the process ends."""
-        returns, rank = self._ctx.returns, self._ctx.rank
-        if self.store.check([f"ended/{rank}"]):
-            self._leave("this worker had ended when it was started again")
+        returns, rank, key = self._ctx.returns, self._ctx.rank, f"ended/{self._ctx.rank}"
+        # It had ended, and failed afterwards: its script starts anew, and so does its part in the training.
+        if had_ended := self.store.check([key]):
+            self.store.set(key, "")
         try:
             return Worker(
                 rank, self._model, self._layouts, layout_digest=self._digest, server_ranks=range(len(self._layouts)), rules=self._rules,
                 compression=self._compression, store=self.store, can_recover=self._recovery_folder is not None and not returns, returns=returns,
             )  # fmt: skip
         except ClosedError as error:
-            if not returns:
+            # Who was killed, or given up by the others, need not fail the job; but what it has still to do after its end is not done.
+            if not returns or (had_ended and int(get(RETURNS)) > 0):
                 raise
             self._leave(error.message)
 

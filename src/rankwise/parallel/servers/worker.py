@@ -448,13 +448,18 @@ class Worker:
             raise trouble
         return answers
 
-    def close(self) -> None:
-        """Tell the servers that this worker has ended, those too that are not there just now."""
-        if self._links:
+    def close(self, *, has_ended: bool = True) -> None:
+        """Let go of the servers.
+
+        Args:
+            has_ended: Tell them, those too that are not there just now, that this worker has ended; else they have lost it.
+        """
+        if self._links and has_ended:
             with suppress(RuntimeError):
                 self._store.set(f"ended/{self._rank}", "1")
         for link in self._links.values():
             with suppress(RankwiseError):
-                link.send(Message(BYE), timeout_s=_BYE_S)
+                if has_ended:
+                    link.send(Message(BYE), timeout_s=_BYE_S)
             link.close()
         self._links.clear()
