@@ -202,3 +202,45 @@ def test_who_fails_has_not_ended_and_who_leaves_without_a_word_has(tmp_path: Pat
     assert "ended [1, 2, 3] lost []" in result.out
     assert {f"worker {one} has trained" for one in (1, 2, 3)} <= set(result.out.splitlines())
     assert "did not reach the server" not in result.err
+
+
+#: The only worker is killed in its second function, when two have come that say nothing, or not who they are.
+SCHEDULE = """
+    import os, signal
+    from pathlib import Path
+    import torch
+    from torch import nn
+    import rankwise
+    from rankwise.parallel.servers.entrance import knock
+    from rankwise.parallel.servers.link import HELLO, Message
+
+    def square(number):
+        if number == 2 and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+    ctx = rankwise.init(device="cpu")
+    torch.set_num_threads(1)
+    ps = rankwise.parameter_server(
+        nn.Linear(2, 1), lambda ones: torch.optim.SGD(ones, lr=0.1), mode="async", coordinator=True
+    )
+    if ps.is_server:
+        ps.serve()
+    elif ps.is_coordinator:
+        strangers = [knock(ps._store, "coordinator", peer="us", rank=ctx.rank, timeout_s=5) for _ in range(2)]
+        strangers[0].send(Message(HELLO), timeout_s=5)
+        handles = [ps.schedule(square, (number,)) for number in range(4)]
+        print([ps.fetch(one) for one in handles], [one.num_runs for one in handles], flush=True)
+    else:
+        ps.work()
+"""
+
+
+def test_a_coordinator_waits_for_its_only_worker_to_return(tmp_path: Path) -> None:
+    """What the killed one had begun is done by its successor, whoever else is at the coordinator's door meanwhile."""
+    write_script(tmp_path, SCHEDULE)
+    result = run_rankwise(["--role-counts", "ps=1,worker=2", "--max-restarts", "1", "train.py"], tmp_path)
+    assert result.code == 0, result.err
+    assert "[0, 1, 4, 9] [1, 1, 2, 1]" in result.out
+    assert "restart 1 of 1" in result.err

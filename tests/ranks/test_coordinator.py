@@ -128,6 +128,35 @@ def fail(number: int) -> int:
     return 1 // (number - 3)
 
 
+class Unreadable:
+    """Fails where it is read, and not where it is sent."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def give_unreadable() -> Any:
+    return Unreadable()
+
+
+def read_unreadable(ps: Any, script: Any) -> Any:
+    told = []
+    ps.schedule(script.give_unreadable)
+    try:
+        ps.join()
+    except rankwise.RankFailedError as error:
+        told.append(str(error))
+    return *told, ps.fetch(ps.schedule(script.fail, (4,)))
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_and_the_rest_goes_on() -> None:
+    """join() raises what went wrong with whose answer, and the worker does what comes next."""
+    functions = {"fail": fail, "give_unreadable": give_unreadable}
+    told, value = run_ranks(play, 3, read_unreadable, functions)[1]
+    assert "scheduled function 0 returned on worker 2 can't be read here: ValueError" in told
+    assert value == 1
+
+
 def collect_errors(ps: Any, script: Any) -> list[str]:
     told = []
     for _ in range(10):

@@ -26,8 +26,9 @@ from rankwise.base.errors import (
     UsageError,
 )
 from rankwise.evidence.roll import name_ranks
-from rankwise.parallel.servers.entrance import knock
+from rankwise.parallel.servers.entrance import ClosedError, knock
 from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, Message
+from rankwise.parallel.servers.serving import RETURN_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,10 +90,15 @@ class Coordinator:
         workers: Ranks of the workers.
         door: Where workers come to, those too that are started again after their death.
         timeout_s: Seconds that one function may take; then its worker is given up.
+        returns: Whether a worker that has died is started again, so that we wait for it when no other is left.
     """
 
-    def __init__(self, rank: int, workers: Sequence[int], *, door: Door, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, workers: Sequence[int], *, door: Door, timeout_s: float, returns: bool = False
+    ) -> None:
         self._rank, self._timeout_s = rank, timeout_s
+        self._join_s, self._return_s = (RETURN_S, RETURN_S) if returns else (_JOIN_S, 0.0)
+        self._lost_s = 0.0  # when the last one was lost
         self._changed = threading.Condition()
         self._waiting: deque[Handle] = deque()
         self._open, self._num_scheduled, self._is_closed = 0, 0, False
@@ -105,12 +111,12 @@ class Coordinator:
         threading.Thread(target=self._accept_late, name="rankwise-coordinator-door", daemon=True).start()
 
     def _accept_all(self, num_workers: int) -> None:
-        end = SYSTEM_CLOCK.monotonic() + _JOIN_S
+        end = SYSTEM_CLOCK.monotonic() + self._join_s
         while len(self._here) + len(self._lost) < num_workers:
-            self._accept(1.0)
+            self._accept(_POLL_S)
             if SYSTEM_CLOCK.monotonic() > end:
                 raise RendezvousError(
-                    f"{len(self._here)} of {num_workers} workers came to the coordinator within {_JOIN_S:g} s: {name_ranks(sorted(self._here))}",
+                    f"{len(self._here)} of {num_workers} workers came to the coordinator within {self._join_s:g} s: {name_ranks(sorted(self._here))}",
                     rank=self._rank, hint="the others must call ps.work()",
                 )  # fmt: skip
 
@@ -123,19 +129,24 @@ class Coordinator:
         link = self._door.accept(timeout_s)
         if link is None:
             return
-        try:
-            worker = int((link.receive(timeout_s=_JOIN_S).note or {})["worker"])
-        except RankwiseError:
-            return  # it has died since
-        link.peer = f"worker {worker}"
-        with self._changed:
-            self._here[worker] = link
-            self._lost.pop(worker, None)
-        thread = threading.Thread(
-            target=self._drive, args=(link, worker), name="rankwise-coordinator", daemon=True
-        )
+        thread = threading.Thread(target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _attend(self, link: Link) -> None:
+        """Hear who has come, and give it what there is to do."""
+        try:
+            worker = int((link.receive(timeout_s=_JOIN_S).note or {})["worker"])
+            link.peer = f"worker {worker}"
+            with self._changed:
+                self._here[worker] = link
+                self._lost.pop(worker, None)
+                self._changed.notify_all()
+            self._drive(link, worker)
+        except (RankwiseError, KeyError, ValueError, TypeError):
+            pass  # it has died since, or is none of ours
+        finally:
+            link.close()
 
     def schedule(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Handle:
         """Have a function called on some worker; returns at once."""
@@ -175,21 +186,22 @@ class Coordinator:
         with self._changed:
             num_done = self._num_scheduled - self._open
             while not is_over() and self._failed is None:
-                if not self._here:
+                left_s = end - SYSTEM_CLOCK.monotonic()
+                alone_s = self._lost_s + self._return_s - SYSTEM_CLOCK.monotonic()
+                if not self._here and alone_s <= 0:
                     told = "; ".join(f"worker {one}: {why}" for one, why in sorted(self._lost.items()))
                     raise CollectiveError(
                         f"no worker is left for {what()}: {told}",
                         rank=self._rank,
                         hint="look at the output of the first that went",
                     )
-                left_s = end - SYSTEM_CLOCK.monotonic()
                 if left_s <= 0:
                     raise CollectiveTimeoutError(
                         f"waited {bound_s:g} s for {what()} on {name_ranks(sorted(self._here))}",
                         rank=self._rank,
                         hint="raise timeout_s, or look at the workers' stacks",
                     )
-                self._changed.wait(left_s)
+                self._changed.wait(left_s if self._here else min(left_s, alone_s))
                 if timeout_s is None and self._num_scheduled - self._open > num_done:
                     num_done, end = self._num_scheduled - self._open, SYSTEM_CLOCK.monotonic() + bound_s
 
@@ -220,7 +232,7 @@ class Coordinator:
             with self._changed:
                 if self._here.get(worker) is link:  # else it has come back already
                     del self._here[worker]
-                    self._lost[worker] = error.message
+                    self._lost[worker], self._lost_s = error.message, SYSTEM_CLOCK.monotonic()
                 if handle is not None:
                     self._waiting.appendleft(handle)  # another does it again, before what came later
                 self._changed.notify_all()
@@ -228,12 +240,18 @@ class Coordinator:
     def _finish(self, handle: Handle, answer: Message, worker: int) -> None:
         value, error = None, None
         if answer.kind == REFUSED:
-            text = (answer.note or {})["error"]
+            text = (answer.note or {}).get("error")
             error = RankFailedError(
                 f"scheduled function {handle.number} raised on worker {worker}:\n{text}", rank=worker
             )
         elif answer.body is not None:
-            value = pickle.loads(answer.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
+            try:
+                value = pickle.loads(answer.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
+            except Exception as problem:  # noqa: BLE001 - any class may have a pickle that fails in its own way
+                error = RankFailedError(
+                    f"what scheduled function {handle.number} returned on worker {worker} can't be read here: {problem!r}",
+                    rank=worker,
+                )
         with self._changed:
             handle._value, handle._error, handle.worker = value, error, worker
             handle._payload = b""
@@ -272,7 +290,10 @@ def work(rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_
     Raises:
         CollectiveError: The coordinator is gone.
     """
-    link = knock(store, PLACE, peer="the coordinator", rank=rank, timeout_s=_JOIN_S)
+    try:
+        link = knock(store, PLACE, peer="the coordinator", rank=rank, timeout_s=_JOIN_S)
+    except ClosedError:
+        return 0  # all is done: we were started again late
     link.send(Message(HELLO, note={"worker": rank}), timeout_s=timeout_s)
     own: dict[int, Any] = {}
     num_called = 0

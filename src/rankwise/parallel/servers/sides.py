@@ -120,8 +120,8 @@ class Sides:
         """Make the coordinator of some workers, and wait until they have come."""
         note_needed()  # what it has scheduled is in its memory
         return Coordinator(
-            self._ctx.rank, workers, door=self._make_door(PLACE), timeout_s=self._rules.timeout_s
-        )
+            self._ctx.rank, workers, door=self._make_door(PLACE), timeout_s=self._rules.timeout_s, returns=self._ctx.returns,
+        )  # fmt: skip
 
     def _make_door(self, name: str) -> Door:
         ctx = self._ctx
