@@ -141,9 +141,11 @@ def test_without_restarts_left_the_job_ends(tmp_path: Path) -> None:
     assert "all 1 restarts are used up" in result.err
 
 
-#: Worker 1 fails at its third step, with its `finally` between; worker 2 fails when it has trained; the server's rule fails once.
+#: Worker 1 fails at its third step, with its `finally` between, and leaves a child; worker 2 fails when it has trained; the server's rule fails once.
 FAIL = """
+    import subprocess
     import sys
+    import time
     from pathlib import Path
     import torch
     from torch import nn
@@ -176,24 +178,31 @@ FAIL = """
     try:
         while (step := ctx.store.add(f"steps of {ctx.rank}", 1)) <= 30:
             ps.pull()
-            if step == 3 and ctx.rank == 1:
+            if step == 3 and ctx.rank == 1 and not Path("child").exists():
+                Path("child").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
                 fail_once("step")
+            if step == 4 and ctx.rank == 1:
+                print("its child lives:", Path("/proc", Path("child").read_text()).exists(), flush=True)
             model(torch.ones(1, 2)).square().sum().backward()
             ps.push()
         print(f"worker {ctx.rank} has trained", flush=True)
+        while ctx.rank == 3 and ctx.store.add("again", 0) == 0:
+            time.sleep(0.05)  # else the servers end
     finally:
         if ctx.rank == 1:
             ctx.close()
     if ctx.rank == 2 and not Path("failed-exit").exists():
         Path("failed-exit").touch()
         sys.exit(3)  # nothing was closed
+    if ctx.rank == 2:
+        ctx.store.add("again", 1)
 """
 
 
 def test_who_fails_has_not_ended_and_who_leaves_without_a_word_has(tmp_path: Path) -> None:
     """A worker that fails with its context closed in a `finally`, one that exits with a code, and a server whose rule raises are made up for.
 
-    And two workers that never close their contexts have ended for the server, which waits for nobody.
+    What the first one had started is gone when its successor runs. And two workers that never close their contexts have ended for the server, which waits for nobody.
     """
     write_script(tmp_path, FAIL)
     result = run_rankwise(["--role-counts", "ps=1,worker=3", "--max-restarts", "9", "train.py"], tmp_path)
@@ -201,6 +210,7 @@ def test_who_fails_has_not_ended_and_who_leaves_without_a_word_has(tmp_path: Pat
     assert {path.name for path in tmp_path.glob("failed-*")} == {"failed-rule", "failed-step", "failed-exit"}
     assert "ended [1, 2, 3] lost []" in result.out
     assert {f"worker {one} has trained" for one in (1, 2, 3)} <= set(result.out.splitlines())
+    assert "its child lives: False" in result.out
     assert "did not reach the server" not in result.err
 
 

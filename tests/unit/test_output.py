@@ -407,3 +407,25 @@ def test_our_lines_do_not_continue_a_ranks() -> None:
         os.close(write)
     with os.fdopen(read, "rb") as file:
         assert file.read() == b"\r 10%|#   \nfirst\nsecond\nwhole\nthird\n"
+
+
+def test_a_process_that_takes_anothers_place_is_judged_by_its_own_words(tmp_path: Path) -> None:
+    """What its predecessor wrote last is no word of its own: neither from a pipe, nor from a file, nor in an error file."""
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    ranks.say(0, b"its predecessor's\n")
+    assert ranks.console.wait_for(b"its predecessor's\n")
+    (tmp_path / "stderr.log").write_bytes(b"its predecessor's\n")
+    (tmp_path / "error.json").write_text("{}")
+    streams = RankStreams(local_rank=5, folder=tmp_path, stdio=(0, 1, 2), is_redirected=True)
+    ranks.pump.begin_again(0)
+    streams.begin_again()
+    assert not streams.error_file.exists()
+    assert (read_last_words(ranks.streams[0], ranks.pump), read_last_words(streams, ranks.pump)) == ("", "")
+    with streams.log.open("ab") as file:
+        file.write(b"its own\n")
+    ranks.say(0, b"its own\n")
+    ranks.finish()
+    for ending in (None, Ending(stderr_bytes=(streams.log.stat().st_size,) * 2)):
+        assert read_last_words(streams, ranks.pump, ending) == "its own"
+    assert read_last_words(ranks.streams[0], ranks.pump) == "its own"

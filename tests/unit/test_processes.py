@@ -146,3 +146,16 @@ def test_nothing_to_end_takes_no_time() -> None:
     found = _below("told = end_descendants((), 5, SYSTEM_CLOCK)")
     assert found["told"] == 0
     assert found["s"] < 1
+
+
+def test_only_one_sessions_are_ended() -> None:
+    """What one dead rank has left behind ends, and the children of others live."""
+    found = _below(
+        """
+        first, second = (shell("sleep 30 & echo; exec sleep 30") for _ in range(2))
+        end_descendants((), 5, SYSTEM_CLOCK, session=first)
+        told = [os.getsid(pid) == second for pid in list_descendants(os.getpid())]
+        end_descendants((), 0, SYSTEM_CLOCK)
+        """
+    )
+    assert (found["told"], found["left"]) == ([True, True], [])

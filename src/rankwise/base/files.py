@@ -74,14 +74,14 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
-def read_tail(path: str | Path, size_bytes: int, *, end: int | None = None) -> bytes:
-    """Return the last ``size_bytes`` of a file, or those before the offset ``end``; nothing if it can't be read."""
+def read_tail(path: str | Path, size_bytes: int, *, begin: int = 0, end: int | None = None) -> bytes:
+    """Return the last ``size_bytes`` of a file between two offsets, to its end by default; nothing if it can't be read."""
     try:
         with Path(path).open("rb") as file:
             length = file.seek(0, os.SEEK_END)
             end = length if end is None else min(end, length)
-            start = file.seek(max(0, end - size_bytes))
-            return file.read(end - start)
+            start = file.seek(max(begin, end - size_bytes))
+            return file.read(max(0, end - start))
     except OSError:
         return b""
 

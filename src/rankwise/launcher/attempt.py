@@ -176,7 +176,7 @@ class Attempt:
 
     def _start_rank(self, rank: Rank) -> None:
         job = self._job
-        error_file = None if job.spec.logs.is_off else rank.streams.folder / "error.json"
+        error_file = None if job.spec.logs.is_off else rank.streams.error_file
         env = build_rank_env(
             job.spec,
             self._part,
@@ -284,6 +284,9 @@ class Attempt:
             if not self._lone.takes(rank, self._ranks, self._to_case([rank])):
                 return
             del self._by_tag[rank.tag]
+            if rank.pid:  # what it has started, and left behind
+                self._workers.sweep(_ORPHAN_GRACE_S, session=rank.pid)
+            self._pump.begin_again(rank.local_rank)
             rank.begin_again(*self._open_evidence(rank.streams.folder))
             self._by_tag[rank.tag] = rank
             self._lookout.renew(rank)

@@ -144,7 +144,13 @@ class Keeper:
             self._signal(order)
         elif order.op == "sweep":
             keep = [*self._tags, *self._list_server()]
-            self._say({"swept": end_descendants(keep, order.grace_s, SYSTEM_CLOCK, hurry=self._is_called)})
+            self._say(
+                {
+                    "swept": end_descendants(
+                        keep, order.grace_s, SYSTEM_CLOCK, hurry=self._is_called, session=order.number
+                    )
+                }
+            )
         elif order.op == "leave":
             # A job that is through: what the script left running on purpose goes to init.
             ours = {*self._tags, *self._list_server()}

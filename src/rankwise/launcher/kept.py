@@ -95,8 +95,8 @@ class KeptWorkers:
     def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
         self._send(Order(op="signal", tag=tag, number=number, tree=tree))
 
-    def sweep(self, grace_s: float) -> None:
-        self._send(Order(op="sweep", grace_s=grace_s))
+    def sweep(self, grace_s: float, *, session: int = 0) -> None:
+        self._send(Order(op="sweep", grace_s=grace_s, number=session))
         self._wait_answer("swept", grace_s + 15)
 
     def leave(self) -> int:

@@ -41,6 +41,7 @@ class RankStreams:
     Attributes:
         stdio: The descriptors that the rank is started with.
         log: The file that holds its standard error, whole or its last megabytes.
+        begin_bytes: Where in that file the words of the process begin that writes to it now.
     """
 
     local_rank: int
@@ -50,6 +51,14 @@ class RankStreams:
     source: int | None = None
     shown: bool = True
     is_redirected: bool = False
+    begin_bytes: int = 0
+
+    def begin_again(self) -> None:
+        """Forget how the process has ended that wrote until now: another one takes its place."""
+        with suppress(OSError):
+            self.error_file.unlink(missing_ok=True)
+            if self.is_redirected:
+                self.begin_bytes = self.log.stat().st_size
 
     def close_rank_end(self) -> None:
         """Let go of what the rank writes to, once nobody will be started with it any more."""
@@ -61,6 +70,11 @@ class RankStreams:
     def log(self) -> Path:
         """Path of the log of standard error."""
         return self.folder / "stderr.log"
+
+    @property
+    def error_file(self) -> Path:
+        """Path of the file in which the rank writes down its exception."""
+        return self.folder / "error.json"
 
     @property
     def end_mark(self) -> bytes | None:
@@ -105,6 +119,11 @@ class Pump:
     def tail(self, local_rank: int) -> StderrTail:
         """Return the last bytes that a rank wrote."""
         return self._tails.get(local_rank) or StderrTail()
+
+    def begin_again(self, local_rank: int) -> None:
+        """Forget what a rank wrote: another process takes its place."""
+        if local_rank in self._tails:
+            self._tails[local_rank] = StderrTail()
 
     def finish(self, timeout_s: float = 2.0) -> list[int]:
         """Move what is still there, then stop.
@@ -267,12 +286,12 @@ def read_last_words(streams: RankStreams, pump: Pump, ending: Ending | None = No
     """
     if ending is None:
         raws = [
-            read_tail(streams.log, TAIL_BYTES)
+            read_tail(streams.log, TAIL_BYTES, begin=streams.begin_bytes)
             if streams.is_redirected
             else pump.tail(streams.local_rank).read()
         ]
     elif streams.is_redirected:
-        ends = [0, *(size or 0 for size in ending.stderr_bytes)]
+        ends = [streams.begin_bytes, *(size or 0 for size in ending.stderr_bytes)]
         raws = [
             read_tail(streams.log, min(TAIL_BYTES, end - begin), end=end)
             for begin, end in itertools.pairwise(ends)

@@ -90,7 +90,7 @@ class PlainWorkers:
         except ProcessLookupError:
             return
 
-    def sweep(self, grace_s: float) -> None:
+    def sweep(self, grace_s: float, *, session: int = 0) -> None:
         """Nothing to do: what is not in a rank's process group can't be found here."""
 
     def leave(self) -> int:

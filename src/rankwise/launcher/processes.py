@@ -43,6 +43,7 @@ def end_descendants(
     *,
     timeout_s: float = 10.0,
     hurry: Callable[[], bool] = lambda: False,
+    session: int = 0,
 ) -> int:
     """End every descendant of this process: SIGTERM, ``grace_s`` seconds, SIGKILL, until none is left.
 
@@ -54,6 +55,7 @@ def end_descendants(
         clock: Where the time comes from.
         timeout_s: When to give up on processes that even SIGKILL does not end (disk sleep).
         hurry: Asked again and again; once it says yes, no more grace is given.
+        session: Only those of this session; 0: all.
 
     Returns:
         How many there were.
@@ -61,7 +63,11 @@ def end_descendants(
     seen: set[int] = set()
     start = clock.monotonic()
     while True:
-        left = [pid for pid in list_descendants(os.getpid()) if pid not in keep and _is_ours(pid)]
+        left = [
+            pid
+            for pid in list_descendants(os.getpid())
+            if pid not in keep and _is_ours(pid) and (not session or _find_session(pid) == session)
+        ]
         passed = clock.monotonic() - start
         if not left or passed > grace_s + timeout_s:
             return len(seen)
@@ -76,6 +82,13 @@ def end_descendants(
         seen.update(left)
         _reap(left)
         clock.sleep(0.005 if passed >= grace_s else 0.02)
+
+
+def _find_session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _is_ours(pid: int) -> bool:

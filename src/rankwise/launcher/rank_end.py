@@ -61,8 +61,9 @@ class Rank:
         return self.code is None
 
     def begin_again(self, notes_fd: int, stacks_fd: int, evidence: EvidencePlace | None) -> None:
-        """Become a rank that has not been started, with other files."""
+        """Become a rank that has not been started, with other files; its streams go on."""
         self.close()
+        self.streams.begin_again()
         self.notes_fd, self.stacks_fd, self.evidence = notes_fd, stacks_fd, evidence
         self.life += 1
         self.former_code = self.code or 0
@@ -152,6 +153,6 @@ def describe_end(
 
 def _read_error_file(rank: Rank) -> FaultRecord | None:
     """Return what the script's own ``@record``, or another writer of error files, has left."""
-    fault = read_fault(rank.streams.folder / "error.json")
+    fault = read_fault(rank.streams.error_file)
     stack = parse_traceback(fault.callstack) if fault else None
     return replace(fault, where=stack.where) if fault and stack else fault

@@ -111,8 +111,8 @@ class Workers(Protocol):
     def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
         """Send a signal to a process, with ``tree`` to its whole process group."""
 
-    def sweep(self, grace_s: float) -> None:
-        """End what dead ranks left behind: SIGTERM, ``grace_s``, SIGKILL; it lasts until all are gone."""
+    def sweep(self, grace_s: float, *, session: int = 0) -> None:
+        """End what dead ranks left behind, or only the one of a session: SIGTERM, ``grace_s``, SIGKILL; it lasts until all are gone."""
 
     def leave(self) -> int:
         """End what is ours, leave alone what the script left running on purpose; return how much that is."""

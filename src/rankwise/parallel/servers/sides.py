@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
-from rankwise.base.errors import RendezvousError, UsageError
+from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
 from rankwise.base.roles import RETURNS, note_needed
 from rankwise.evidence.roll import name_ranks
 from rankwise.parallel.servers.coordinator import PLACE, Coordinator
@@ -111,9 +111,14 @@ class Sides:
                 compression=self._compression, store=self.store, can_recover=self._recovery_folder is not None and not returns, returns=returns,
             )  # fmt: skip
         except ClosedError as error:
-            # Who was killed, or given up by the others, need not fail the job; but what it has still to do after its end is not done.
-            if not returns or (had_ended and int(get(RETURNS)) > 0):
+            if not returns:
                 raise
+            # Who was killed, or given up by the others, need not fail the job; but what it does after its end has failed.
+            if had_ended and (code := int(get(RETURNS))) > 0:
+                raise CollectiveError(
+                    f"this worker had ended, and then its process failed with exit code {code}: the servers are gone", rank=rank,
+                    hint="look at its output; to have it started again, do what may fail before ps.close()",
+                ) from error  # fmt: skip
             self._leave(error.message)
 
     def make_coordinator(self, workers: Sequence[int]) -> Coordinator:
