@@ -23,6 +23,8 @@ from train import build_model, load_digits
 import rankwise
 
 SPLIT_SEED = 1
+#: A process that is started again has to import torch.
+RETURN_S = 120.0
 
 
 def measure(model: nn.Module, samples: Dataset[tuple[Tensor, ...]]) -> float:
@@ -33,6 +35,17 @@ def measure(model: nn.Module, samples: Dataset[tuple[Tensor, ...]]) -> float:
             (model(images).argmax(1) == labels) for images, labels in DataLoader(samples, batch_size=256)
         ]
     return torch.cat(right).double().mean().item()
+
+
+def wait_for_others(ps: rankwise.ParameterServer) -> None:
+    """Wait until the other workers have ended; those that are lost have some time to be started again."""
+    last_s = time.monotonic()  # when some worker was there that had not ended
+    while len((report := ps.stats()[0])["ended"]) < ps.num_workers - 1:
+        if len(report["ended"]) + len(report["lost"]) < ps.num_workers - 1:
+            last_s = time.monotonic()
+        elif time.monotonic() - last_s > RETURN_S:
+            break
+        time.sleep(0.05)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,8 +90,7 @@ def main() -> None:
             print(f"step {step} of {num_steps}", flush=True)
 
     if ps.worker_index == 0:
-        while len(ps.stats()[0]["ended"]) < ps.num_workers - 1:
-            time.sleep(0.05)  # the others have not come to their end
+        wait_for_others(ps)
         ps.pull()
         print(
             f"accuracy {measure(model, validation):.4f} on validation digits, {measure(model, held_out):.4f} on held-out digits"
