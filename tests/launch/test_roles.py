@@ -254,3 +254,30 @@ def test_a_coordinator_waits_for_its_only_worker_to_return(tmp_path: Path) -> No
     assert result.code == 0, result.err
     assert "[0, 1, 4, 9] [1, 1, 2, 1]" in result.out
     assert "restart 1 of 1" in result.err
+
+
+#: The worker has ended with the end of its script, and its process fails all the same.
+END = """
+    import sys
+    import torch
+    import rankwise
+
+    ctx = rankwise.init(device="cpu")
+    ps = rankwise.parameter_server(torch.nn.Linear(2, 1), lambda ones: torch.optim.SGD(ones, lr=0.1), mode="async")
+    if ps.is_server:
+        ps.serve()
+    else:
+        assert ctx.returns
+        ps.pull()
+        sys.exit(3)
+"""
+
+
+def test_what_fails_when_the_servers_have_ended_fails_the_job(tmp_path: Path) -> None:
+    """A worker that exits with a code behind its training is not taken for one that has nothing left to do."""
+    write_script(tmp_path, END)
+    result, report = run_reported(
+        ["--role-counts", "ps=1,worker=1", "--max-restarts", "1", "train.py"], tmp_path
+    )
+    assert result.code == 1
+    assert "had ended, and then its process failed with exit code 3" in report["message"]

@@ -320,7 +320,9 @@ def train_by_role(folder: Path) -> Any:
     """What the ranks are they say themselves; worker 2 writes a checkpoint, which a plain model and optimizer read."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
+    os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"  # torchrun's, which starts all ranks again
     ctx = rankwise.init(device="cpu", role="ps" if rank < 2 else "worker")
+    assert not ctx.returns
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
     ps = rankwise.parameter_server(model, lambda ones: torch.optim.Adam(ones, lr=0.1))
