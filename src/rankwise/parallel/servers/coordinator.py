@@ -129,9 +129,7 @@ class Coordinator:
         link = self._door.accept(timeout_s)
         if link is None:
             return
-        thread = threading.Thread(target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        threading.Thread(target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True).start()
 
     def _attend(self, link: Link) -> None:
         """Hear who has come, and give it what there is to do."""
@@ -141,6 +139,7 @@ class Coordinator:
             with self._changed:
                 self._here[worker] = link
                 self._lost.pop(worker, None)
+                self._threads.append(threading.current_thread())
                 self._changed.notify_all()
             self._drive(link, worker)
         except (RankwiseError, KeyError, ValueError, TypeError):
