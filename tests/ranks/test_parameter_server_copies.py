@@ -130,8 +130,9 @@ def test_a_copy_that_is_larger_than_what_is_free_is_not_begun(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_update_that_fails_when_a_worker_leaves_ends_the_server() -> None:
-    """The last one that was waited for leaves, the rule raises: serve() raises it, and does not wait for ever."""
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_update_that_fails_when_a_worker_leaves_ends_the_server(is_lost: bool) -> None:
+    """The last one that was waited for ends, or is lost, and the rule raises: serve() raises it, and does not wait for ever."""
     store, errors = dist.HashStore(), list[Exception]()
     server = make_server(store, "sync", (1, 2))
     thread = serve(server, errors)
@@ -144,7 +145,9 @@ def test_an_update_that_fails_when_a_worker_leaves_ends_the_server() -> None:
         raise ZeroDivisionError
 
     server.shards[0].held.update = fail  # type: ignore[method-assign, assignment]
-    links[1].send(Message(BYE), timeout_s=BOUND_S)
+    if not is_lost:
+        links[1].send(Message(BYE), timeout_s=BOUND_S)
+    links[1].close()
     thread.join(BOUND_S)
     for link in links:
         link.close()
