@@ -79,7 +79,7 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({"PET_MASTER_PORT": "x"}, "fail", "", ["PET_MASTER_PORT='x'"]),
         ({"TF_CONFIG": "{"}, "fail", "", ["TF_CONFIG can't be read"]),
         ({**_HAND, "TF_CONFIG": "{"}, "warn", "", ["TF_CONFIG can't be read"]),
-        ({"TF_CONFIG": json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "ps", "index": 0}})}, "warn", "", ["'ps'"]),
+        ({"TF_CONFIG": json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "evaluator", "index": 0}})}, "warn", "", ["'evaluator'"]),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "fail", "", ["SM_HOSTS can't be read"]),
         ({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-3"}, "fail", "", ["SM_CURRENT_HOST=algo-3", "algo-1, algo-2"]),
         ({"RANK": "1"}, "fail", "", ["RANK=1 is set, and WORLD_SIZE is not"]),

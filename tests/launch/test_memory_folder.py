@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.base import host_memory
 from rankwise.base.host_memory import name_memory_folder
 from rankwise.base.osdoor import try_lock_file
-from rankwise.checkpoint import memory
 from rankwise.checkpoint.memory import find_memory
 from rankwise.launcher import memory_folder
 from rankwise.launcher.memory_folder import open_memory_folder
@@ -97,7 +97,7 @@ def test_without_such_memory_there_is_no_folder(tmp_path: Path) -> None:
 
 def test_only_the_users_own_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may make a folder of the name in /dev/shm, or a link, before a launcher does: their state is not loaded."""
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(host_memory, "_ROOT", tmp_path)
     name = f"{name_memory_folder(os.getppid())}0"
     own, link = tmp_path / "own", tmp_path / name
     own.mkdir(mode=0o700)
@@ -124,7 +124,7 @@ def test_a_launcher_of_another_container_is_not_ours() -> None:
 
 def test_a_launcher_may_be_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in most containers."""
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(host_memory, "_ROOT", tmp_path)
     monkeypatch.setattr(os, "getppid", lambda: 1)
     (tmp_path / f"{name_memory_folder(1)}0").mkdir(mode=0o700)
     assert find_memory(Path("run")) is not None

@@ -14,7 +14,7 @@ from torch import nn
 import rankwise
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
-from rankwise.checkpoint.memory import VARIABLE
+from rankwise.base.host_memory import VARIABLE
 from rankwise.testing.ranks import run_ranks
 
 

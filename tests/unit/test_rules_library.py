@@ -47,11 +47,12 @@ _OTHER_WAITS = {
         "parallel/servers/coordinator.py",
         "_drive _wait",
     ): "the coordinator's, for its workers, with a bound; names the functions that are not done",
-    ("parallel/servers/link.py", "_wait connect"): "a Work with a bound; names the peer",
-    ("parallel/servers/worker.py", "_wait_accepted"): "a server, with a bound; names it",
+    ("parallel/servers/entrance.py", "knock"): "a server or a coordinator, with a bound; names it",
+    ("parallel/servers/sides.py", "_count_by_role"): "the roles of all ranks, with a bound",
+    ("parallel/servers/worker.py", "_join"): "a server, with a bound; names it",
     (
         "parallel/servers/serving.py",
-        "__call__ serve",
+        "__call__",
     ): "a server's, for its workers, with a bound; names who is silent",
     (
         "parallel/servers/shard.py",
