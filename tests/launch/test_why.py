@@ -95,7 +95,7 @@ def ask(
     if until is None:
         return once()
     found: list[tuple[int, dict[str, Any]]] = []
-    wait_until(lambda: found.append(once()) or found[-1][0] == until, timeout_s=20)
+    wait_until(lambda: found.append(once()) or found[-1][0] == until, timeout_s=60)
     return found[-1]
 
 
@@ -128,7 +128,7 @@ def test_a_rank_at_work_is_slow_and_a_stopped_one_is_told_and_not_woken(
     with running(torchrun(), tmp_path) as job:
         code, verdict = ask(job.process.pid, capsys, until=0)
         assert (code, verdict["kind"]) == (0, "ok")
-        wait_until(lambda: "rank 1 is busy" in ask(job.process.pid, capsys)[1]["message"], timeout_s=20)
+        wait_until(lambda: "rank 1 is busy" in ask(job.process.pid, capsys)[1]["message"], timeout_s=60)
         pid = int(wait_until(lambda: (tmp_path / "pid1").exists() and (tmp_path / "pid1").read_text()))
         os.kill(pid, signal.SIGSTOP)
         _, verdict = ask(job.process.pid, capsys, until=1)
