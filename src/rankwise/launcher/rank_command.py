@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import string
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.spec import LaunchSpec, Program
 
 #: Of all jobs of this launcher. On several nodes each launcher would have another one: there the user gives it, or nobody.
-_SECRET = secrets.token_hex(16)
+_SECRET = os.urandom(16).hex()
 _RUN_PATH = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -73,7 +72,8 @@ def build_rank_env(
         local_rank_shown=0 if spec.virtual_local_rank else None,
     )
     env = {**build_shared_env(num_threads), **dict(spec.variables), **rank.to_env()}
-    if spec.is_one_node and not environ().get(JOB_SECRET):
+    # To a job without roles nothing is added that a script could see.
+    if spec.role_counts and spec.is_one_node and not environ().get(JOB_SECRET):
         env.setdefault(JOB_SECRET, _SECRET)
     if spec.virtual_local_rank:
         visible = environ().get("CUDA_VISIBLE_DEVICES")

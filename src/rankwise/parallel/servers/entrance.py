@@ -4,7 +4,7 @@ A door is a listening socket whose address stands in the job's store. Whoever se
 there, and nobody answers at the old one.
 
 Both sides prove, before either reads a message of the other, that they know the job's secret, this door's nonce, which stands in the
-store, and its address. ``rankwise run`` on one node gives its ranks a secret (RANKWISE_JOB_SECRET); elsewhere the user may. Without it,
+store, and its address. ``rankwise run --role-counts`` gives the ranks of one node a secret (RANKWISE_JOB_SECRET); elsewhere the user may. Without it,
 whoever reads the job's store can come in; whoever writes it, to the workers. What follows is neither encrypted nor signed. On one host
 both ends are also of the same user, by the kernel's word.
 """
