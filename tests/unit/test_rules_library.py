@@ -42,7 +42,7 @@ _OTHER_WAITS = {
         "_read_part _wait_words part_with_others",
     ): "in a thread of its own; names who is silent",
     ("data/workers.py", "_follow"): "a worker's, for its parent",
-    ("parallel/pipeline_engine.py", "infer"): "a Work: recorded",
+    ("parallel/pipeline_engine.py", "infer _pass_on"): "a Work: recorded",
     (
         "parallel/servers/coordinator.py",
         "_drive _wait",

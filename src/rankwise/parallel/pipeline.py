@@ -20,8 +20,9 @@ from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.pipeline_cut import find_balanced, find_calls_of
 from rankwise.parallel.pipeline_engine import Engine
 from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds
-from rankwise.parallel.pipeline_module import StageModule, prune
+from rankwise.parallel.pipeline_module import StageModule
 from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
+from rankwise.parallel.pipeline_prune import prune
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
 from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_stage import Stage
@@ -272,6 +273,8 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     _move(model, ctx)
     group = column.get_group()
     modules = [StageModule(model, shapes.model, layout, dealt, number) for number in own]
+    for one in modules:
+        one.has_halves = kind.has_halves
     stages = [Stage(one, one.number, num_stages, ctx.device, group) for one in modules]
     ranks = dist.get_process_group_ranks(group)
     engine = Engine(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.parallel.costs import measure_costs
 from rankwise.parallel.cuts import balance
-from rankwise.parallel.pipeline_engine import ask
+from rankwise.parallel.pipeline_losses import ask
 from rankwise.parallel.pipeline_trace import find_calls
 
 if TYPE_CHECKING:

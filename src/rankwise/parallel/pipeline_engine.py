@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -12,67 +9,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError, UsageError
-from rankwise.base.memory import view_memory
-from rankwise.parallel.pipeline_forms import describe, put_tensors, take_tensors
+from rankwise.parallel.pipeline_chunks import count_samples, describe_batch, digest, split
+from rankwise.parallel.pipeline_forms import put_tensors, take_tensors
+from rankwise.parallel.pipeline_losses import Stub, ask, combine, detach, has_count, read_loss
 from rankwise.parallel.pipeline_schedules import Kind, build_schedule, find_least, run_schedule
-from rankwise.runtime.nested import flatten, unflatten
+from rankwise.runtime.nested import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
+    from rankwise.parallel.pipeline_chunks import Chunk
     from rankwise.parallel.pipeline_layout import Deal
+    from rankwise.parallel.pipeline_losses import Call
+    from rankwise.parallel.pipeline_plan import Plan
     from rankwise.parallel.pipeline_profile import Recorder
     from rankwise.parallel.pipeline_shapes import Shapes
     from rankwise.parallel.pipeline_stage import Stage
     from rankwise.runtime.context import RankContext
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class _CalledError(BaseException):
-    """Ends a loss function where it calls the model; no Exception, which it might catch."""
-
-
-@final
-class _Stub:
-    """Stands for the model where a loss function is asked what it calls the model with, or is given what the pipeline has computed."""
-
-    def __init__(self, model: nn.Module, output: Any = None, *, is_asked: bool) -> None:
-        self._model, self._output, self._is_asked = model, output, is_asked
-        self.call: Call | None = None
-        self.autocast: tuple[str, torch.dtype] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Note the call."""
-        if self.call is not None:
-            raise UsageError("the loss function calls the model twice", hint="a pipeline computes one forward for each micro-batch")  # fmt: skip
-        self.call = (args, kwargs)
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        self.autocast = (kinds[0], torch.get_autocast_dtype(kinds[0])) if kinds else None
-        if self._is_asked:
-            raise _CalledError
-        return self._output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A micro-batch.
-
-    Attributes:
-        batch: What the loss function is given.
-        share: Which part of the whole batch's samples it has.
-        num_samples: How many.
-    """
-
-    batch: Any
-    share: float
-    num_samples: int
+#: What a rank is about to do when it compares its batch with the others'.
+_STEP = "a step of a pipeline (do all stages have the same batch?)"
 
 
 @final
@@ -130,9 +88,7 @@ class Engine:
 
         Collective: every rank.
         """
-        chunks = self._cut(batch)
-        calls, autocast = self._ask(chunks, loss)
-        plans = [self.shapes.find(*call, self.deal, training=True) for call in calls]
+        chunks, calls, autocast, plans = self._prepare(batch, loss)
         for stage in self.stages:
             stage.has_backward = True
             stage.prepare(plans, calls)
@@ -140,16 +96,16 @@ class Engine:
 
         def compute(output: Any, chunk: Chunk) -> Tensor:
             module: Any = next(one for one in self.stages if one.is_last).submod
-            whole = put_tensors(module.returned, output if isinstance(output, tuple) else (output,))
-            value = loss(_Stub(self.model, whole, is_asked=False), chunk.batch)
-            returned.append(_detach(value))
+            whole = put_tensors(module.turn.returned, output if isinstance(output, tuple) else (output,))
+            value = loss(Stub(self.model, whole, is_asked=False), chunk.batch)
+            returned.append(detach(value))
             if not chunk.num_samples:
                 return sum(
                     one.sum() * 0
                     for _, one in flatten(whole)
                     if isinstance(one, Tensor) and one.requires_grad
                 )
-            own = _read_loss(value, self.ctx.rank)
+            own = read_loss(value, self.ctx.rank)
             scale = factor(value)
             weighed = own * (scale if has_count(value) else scale * chunk.share)
             if self.recorder:
@@ -167,7 +123,7 @@ class Engine:
             self.recorder.begin()
         run_schedule(schedule, chunks)
         schedule._loss_fn = _refuse
-        return self._share(_combine(returned, chunks) if self.has_last else None)
+        return self._share(combine(returned, chunks) if self.has_last else None)
 
     def _find_schedule(self, number: int) -> Any:
         found = self._schedules.get(number)
@@ -180,32 +136,47 @@ class Engine:
             stage.stage_index_to_group_rank = mapping
         return found
 
-    def _ask(self, chunks: Sequence[Chunk], loss: Callable[[Any, Any], Any]) -> tuple[list[Call], Any]:
-        """Find out what the loss function calls the model with."""
-        asked = [ask(self.model, chunk.batch, loss) for chunk in chunks]
-        return [call for call, _ in asked], asked[-1][1]
-
-    def _cut(self, batch: Any) -> list[Chunk]:
-        """Cut a batch into micro-batches: as many on every rank, as even as can be.
+    def _prepare(self, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:  # fmt: skip
+        """Cut a batch into micro-batches, as many on every rank, and find out what each needs.
 
         Raises:
             UsageError: It can't be cut.
             CollectiveError: The stages have different batches.
         """
-        said, problem = _describe_batch(batch)
+        described, problem = describe_batch(batch)
         if self._num_runs < 1 and not problem:
-            said += "\t" + _digest(batch)
+            described += "\t" + digest(batch)
         self._num_runs += 1
-        told = self.ctx.control.compare(f"{problem or ''}\t{said}", what="a step of a pipeline (do all stages have the same batch?)")  # fmt: skip
-        largest = _count(said)
-        if told is not None:
-            of_rank = dict(zip(self.ctx.control.ranks, told, strict=True))
-            self._check_batches(of_rank)
-            largest = max(_count(one.partition("\t")[2]) for one in told)
-        elif problem:
-            raise UsageError(problem, rank=self.ctx.rank, hint="a batch is nested tensors whose dim 0 are the samples")  # fmt: skip
-        self.num_samples = _count(said)
-        return split(batch, max(find_least(self.kind, len(self.column)), min(self.microbatches, largest)))
+        self.num_samples = count_samples(described)
+        compared = f"{problem or ''}\t{described}"
+        # What this rank does for itself takes about as long as the comparison, of which it hides the wait.
+        self.ctx.control.post(compared, what=_STEP)
+        try:
+            prepared = None if problem else self._cut(batch, loss, self.num_samples)
+        finally:
+            largest = self._agree(compared)
+        return prepared if prepared and largest == self.num_samples else self._cut(batch, loss, largest)
+
+    def _cut(self, batch: Any, loss: Callable[[Any, Any], Any], largest: int) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:  # fmt: skip
+        number = max(find_least(self.kind, len(self.column)), min(self.microbatches, largest))
+        chunks = split(batch, number)
+        asked = [ask(self.model, chunk.batch, loss) for chunk in chunks]
+        calls = [call for call, _ in asked]
+        plans = [self.shapes.find(*call, self.deal, training=True) for call in calls]
+        return chunks, calls, asked[-1][1], plans
+
+    def _agree(self, compared: str) -> int:
+        """Return how many samples the largest batch of all ranks has: those of one pipeline have the same batch, others may have more.
+
+        Raises:
+            UsageError: Some rank's batch can't be cut.
+            CollectiveError: The stages have different batches.
+        """
+        of_all = self.ctx.control.compare(compared, what=_STEP)
+        if of_all is None:
+            of_all = [compared] * len(self.ctx.control.ranks)
+        self._check_batches(dict(zip(self.ctx.control.ranks, of_all, strict=True)))
+        return max(count_samples(one.partition("\t")[2]) for one in of_all)
 
     def _check_batches(self, of_rank: dict[int, str]) -> None:
         failed = {rank: one.partition("\t")[0] for rank, one in of_rank.items() if one.partition("\t")[0]}
@@ -226,11 +197,10 @@ class Engine:
     def _share(self, returned: Any) -> Any:
         """Give all stages what the loss function has returned on the last."""
         device = self.ctx.device
-        source = self.column[self.last]
-        tree, values = _open(returned)
+        tree, values = (None, ()) if returned is None else take_tensors(returned)
         if self._form is None:
             box = [[tree, [str(one.dtype).removeprefix("torch.") for one in values]]]
-            dist.broadcast_object_list(box, src=source, group=self.group)
+            dist.broadcast_object_list(box, src=self.column[self.last], group=self.group)
             self._form = box[0]
         elif self.has_last and repr(self._form[0]) != repr(tree):
             raise UsageError(
@@ -240,8 +210,22 @@ class Engine:
             )
         tree, dtypes = self._form
         flat = torch.stack([one.double() for one in values]).to(device) if self.has_last else torch.empty(len(dtypes), dtype=torch.float64, device=device)  # fmt: skip
-        dist.broadcast(flat, src=source, group=self.group)
+        self._pass_on(flat)
         return put_tensors(tree, [one.to(getattr(torch, dtype)) for one, dtype in zip(flat.unbind(), dtypes, strict=True)])  # fmt: skip
+
+    def _pass_on(self, flat: Tensor) -> None:
+        """Give a tensor of the rank with the last stage to all, from neighbour to neighbour.
+
+        Backwards end there first, so that each has it before it has ended its own; a broadcast would wait for all of them.
+        """
+        own = self.column.index(self.ctx.rank)
+        if own != self.last:
+            nearer = own + (1 if own < self.last else -1)
+            dist.recv(flat, src=self.column[nearer], group=self.group)
+        farther = {own - 1} if own < self.last else {own + 1} if own > self.last else {own - 1, own + 1}
+        works = [dist.isend(flat, dst=self.column[one], group=self.group) for one in sorted(farther) if 0 <= one < len(self.column)]  # fmt: skip
+        for work in works:
+            work.wait()
 
     # -------------------------------------------------------------- evaluation
 
@@ -297,114 +281,5 @@ class Engine:
         sent += [(dist.isend(one, dst=target, group=self.group), one) for one in flat]
 
 
-def ask(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[Call, Any]:
-    """Find out what a loss function calls the model with, and under which autocast.
-
-    Raises:
-        UsageError: It doesn't call it.
-    """
-    stub = _Stub(model, is_asked=True)
-    with suppress(_CalledError):
-        loss(stub, batch)
-    if stub.call is None:
-        raise UsageError(
-            "the loss function doesn't call the model that it is given",
-            hint="loss(model, batch) calls model(inputs) once, and not a model from elsewhere",
-        )
-    return stub.call, stub.autocast
-
-
 def _refuse(*_: Any) -> Tensor:
     raise UsageError("a pipeline's schedule was run outside of a step")
-
-
-def split(batch: Any, number: int) -> list[Chunk]:
-    """Cut a batch along dim 0 into so many micro-batches, the first ones larger by a sample at most.
-
-    Args:
-        batch: Nested tensors; those of one element along dim 0, and all that is no tensor, are given to each.
-        number: Of micro-batches; some are of no samples if the batch has fewer.
-    """
-    tree, tensors = take_tensors(batch)
-    total = max((one.shape[0] for one in tensors if one.dim()), default=0)
-    pieces = [
-        one.tensor_split(number) if one.dim() and one.shape[0] == total else [one] * number for one in tensors
-    ]
-    sizes = [total // number + (place < total % number) for place in range(number)]
-    return [
-        Chunk(put_tensors(tree, [one[place] for one in pieces]), size / total if total else 0.0, size)
-        for place, size in enumerate(sizes)
-    ]
-
-
-def _describe_batch(batch: Any) -> tuple[str, str | None]:
-    tensors = [one for _, one in flatten(batch) if isinstance(one, Tensor)]
-    sizes = sorted({one.shape[0] for one in tensors if one.dim()} - {1})
-    said = f"{max(sizes, default=1 if tensors else 0)} samples: {'; '.join(describe(batch))[:2000]}"
-    if not tensors:
-        return said, f"a step of a pipeline was given a {type(batch).__name__} without tensors"
-    if len(sizes) > 1:
-        return said, f"the tensors of a batch have {' and '.join(map(str, sizes))} samples"
-    return said, None
-
-
-def _count(said: str) -> int:
-    return int(said.partition(" ")[0])
-
-
-def _digest(batch: Any) -> str:
-    made = hashlib.blake2b(digest_size=8)
-    for _, one in flatten(batch):
-        if isinstance(one, Tensor):
-            flat = one.detach().cpu().contiguous().reshape(-1)
-            made.update(view_memory(flat.data_ptr(), flat.numel() * flat.element_size()))
-    return made.hexdigest()
-
-
-# ------------------------------------------------- what loss functions return
-
-
-def has_count(value: Any) -> bool:
-    """Whether a loss function returned a sum and its count."""
-    value = value["loss"] if isinstance(value, dict) else value
-    return isinstance(value, (tuple, list))
-
-
-def _read_loss(value: Any, rank: int) -> Tensor:
-    value = value.get("loss") if isinstance(value, dict) else value
-    loss = value[0] if isinstance(value, (tuple, list)) and len(value) == 2 else value
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise UsageError(
-            f"the loss function returned {type(loss).__name__} {tuple(loss.shape) if isinstance(loss, Tensor) else ''} without a gradient, or no scalar",
-            rank=rank,
-            hint='return a scalar tensor (the mean over the batch\'s samples), (sum, count), or a dict of these with the key "loss"',
-        )
-    return loss
-
-
-def _detach(value: Any) -> Any:
-    leaves = [one.detach() if isinstance(one, Tensor) else torch.tensor(float(one), dtype=torch.float64) for _, one in flatten(value)]  # fmt: skip
-    return unflatten(value, leaves)
-
-
-def _combine(returned: Sequence[Any], chunks: Sequence[Chunk]) -> Any:
-    """Return what a loss function would have returned for all micro-batches together: means are weighed, sums and counts added up."""
-    kept = [(value, chunk.share) for value, chunk in zip(returned, chunks, strict=True) if chunk.num_samples]
-    if not kept:
-        kept = [(returned[0], 0.0)]
-    first = kept[0][0]
-    if isinstance(first, dict):
-        return {name: _add([(value[name], share) for value, share in kept]) for name in first}
-    return _add(kept)
-
-
-def _add(parts: Sequence[tuple[Any, float]]) -> Any:
-    if isinstance(parts[0][0], (tuple, list)):
-        return tuple(torch.stack([value[place] for value, _ in parts]).sum() for place in range(2))
-    if len(parts) == 1 and parts[0][1] == 0.0:
-        return parts[0][0].new_zeros(())
-    return torch.stack([value.reshape(()) * share for value, share in parts]).sum()
-
-
-def _open(returned: Any) -> tuple[Any, tuple[Tensor, ...]]:
-    return (None, ()) if returned is None else take_tensors(returned)

@@ -54,6 +54,8 @@ class Slot:
 
 def take_tensors(tree: Any) -> tuple[Any, tuple[Tensor, ...]]:
     """Return a tree with a slot in the place of each tensor, and the tensors."""
+    if isinstance(tree, Tensor):  # what most models return
+        return Slot(0), (tree,)
     leaves = [leaf for _, leaf in flatten(tree)]
     tensors = [one for one in leaves if isinstance(one, Tensor)]
     slots = iter(map(Slot, range(len(tensors))))
@@ -64,5 +66,7 @@ def take_tensors(tree: Any) -> tuple[Any, tuple[Tensor, ...]]:
 
 def put_tensors(tree: Any, tensors: Sequence[Any]) -> Any:
     """Return a tree with tensors in its slots."""
+    if isinstance(tree, Slot):
+        return tensors[tree.number]
     leaves = [leaf for _, leaf in flatten(tree)]
     return unflatten(tree, [tensors[one.number] if isinstance(one, Slot) else one for one in leaves])

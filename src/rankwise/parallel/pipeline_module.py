@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.pipeline_forms import put_tensors, take_tensors
+from rankwise.parallel.pipeline_prune import Kept
 from rankwise.parallel.pipeline_trace import is_getter, is_iterator, is_random, list_tensors
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Turn:
         self._counts: dict[str, int] = {}
         self._position = 0
         self._mode = _Watch(self)
+        #: Arguments of the model, for the micro-batch at hand.
+        self.inputs: Call = ((), {})
+        #: What the model has returned, with slots for tensors.
+        self.returned: Any = None
         #: Whether the forward is under way.
         self.is_running = False
         self._is_on = False
@@ -243,16 +248,14 @@ class StageModule(nn.Module):  # type: ignore[misc]
         #: Parameters of parts that other stages call: registered, so that they are this stage's.
         self.held = nn.ModuleList()
         self.shell = self._clone(model, layout, deal)
-        #: Arguments of the model, for the micro-batch at hand.
-        self.inputs: Call = ((), {})
+        #: Whether the schedule's backward has two halves.
+        self.has_halves = False
         #: To which floating-point inputs are cast: by FSDP, which does not see them.
         self.dtype: torch.dtype | None = None
-        #: What the model has returned, with slots for tensors.
-        self.returned: Any = None
 
     def take(self, plan: Plan, call: Call) -> None:
         """Take the shapes of the micro-batch at hand, and the model's arguments for it."""
-        self.turn.plan, self.inputs = plan, call
+        self.turn.plan, self.turn.inputs = plan, call
 
     def forward(self, *received: Tensor) -> Any:
         """Compute the stage; of the last one return all tensors that the model does."""
@@ -274,13 +277,13 @@ class StageModule(nn.Module):  # type: ignore[misc]
         live, self.turn.live = self.turn.live, {}
         if not self.is_last:
             return self._list_sent(plan, live)
-        self.returned, tensors = take_tensors(returned)
+        self.turn.returned, tensors = take_tensors(returned)
         return tensors[0] if len(tensors) == 1 else tensors
 
     def _read_inputs(self) -> Call:
         if self.dtype is None:
-            return self.inputs
-        tree, tensors = take_tensors(self.inputs)
+            return self.turn.inputs
+        tree, tensors = take_tensors(self.turn.inputs)
         cast = [one.to(self.dtype) if one.is_floating_point() else one for one in tensors]
         return put_tensors(tree, cast)  # type: ignore[no-any-return]
 
@@ -308,8 +311,11 @@ class StageModule(nn.Module):  # type: ignore[misc]
             one = live.get(number)
             if one is None:
                 one = self._find(plan.parameters[number])
+            if not form.has_grad:
+                one = one.detach()
             # In a backward of two halves torch detaches what was sent in place, and a function may have saved it.
-            one = _Own.apply(one) if form.has_grad else one.detach()
+            elif self.has_halves or one.is_leaf:
+                one = _Own.apply(one)
             sent.append(one.contiguous())
         return tuple(sent)
 
@@ -353,50 +359,3 @@ class StageModule(nn.Module):  # type: ignore[misc]
     def _put(self, name: str, module: nn.Module) -> None:
         parent, _, own = name.rpartition(".")
         self._owners[parent]._modules[own] = module
-
-
-class Kept(nn.Module):  # type: ignore[misc]
-    """Stands in a pruned model for a part that other ranks have; holds the parameters of it that this rank needs as well."""
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        """Never called: the stages are."""
-        raise ModelError("a part of the model that another stage has was called", hint="pipe.step(batch), or pipe(inputs) in evaluation")  # fmt: skip
-
-
-def prune(model: nn.Module, layout: Layout, deal: Deal, own: Sequence[int]) -> None:
-    """Drop from a model, in place, what none of this rank's stages has; the names of what stays are kept.
-
-    Args:
-        model: The whole.
-        layout: Its parts.
-        deal: Which of them each stage has.
-        own: This rank's stages.
-    """
-    stages = set(own)
-    kept = {name for name, holders in deal.holders.items() if not stages.isdisjoint(holders)}
-    parts = [model.get_submodule(name) for name in layout.units if not stages.isdisjoint(deal.homes[name])]
-    called = {id(one) for part in parts for one in part.parameters()}
-    for name in layout.owners:
-        module = model.get_submodule(name)
-        module._parameters = {one: held for one, held in module._parameters.items() if f"{name}.{one}".removeprefix(".") in kept or held is None}  # fmt: skip
-    for name in layout.units:
-        if stages.isdisjoint(deal.homes[name]):
-            part = model.get_submodule(name)
-            parent, _, last = name.rpartition(".")
-            made = _keep(name, part, kept, called)
-            model.get_submodule(parent)._modules[last] = made
-
-
-def _keep(name: str, part: nn.Module, kept: set[str], called: set[int]) -> nn.Module:
-    """Return the parameters of a part that are kept, under their names; not those that a part of this rank has as well."""
-    made = Kept()
-    names: Mapping[str, Any] = dict(part.named_parameters(remove_duplicate=False))
-    for own, one in names.items():
-        if f"{name}.{own}" in kept and id(one) not in called:
-            *path, last = own.split(".")
-            module: nn.Module = made
-            for step in path:
-                module._modules.setdefault(step, nn.Module())
-                module = module._modules[step]
-            module.register_parameter(last, one)
-    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch.distributed import pipelining
@@ -28,6 +29,7 @@ class Kind:
             "v", back from the last rank to the first.
         stand_in: A schedule of the same placement that takes any number of micro-batches: for a batch that is too small.
         source: Where it comes from.
+        has_halves: Whether gradients of the weights are computed after those of the inputs.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Kind:
     placement: Literal["single", "loop", "v"]
     stand_in: str
     source: str
+    has_halves: bool = False
 
     def place(self, stage: int, num_ranks: int) -> int:
         """Return which rank of the pipeline has a stage."""
@@ -51,9 +54,9 @@ KINDS = {
         Kind(name="1f1b", torch_name="Schedule1F1B", stages_per_rank=1, placement="single", stand_in="gpipe", source="arXiv:2006.09503"),
         Kind(name="interleaved_1f1b", torch_name="ScheduleInterleaved1F1B", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2104.04473"),
         Kind(name="looped_bfs", torch_name="ScheduleLoopedBFS", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2211.05953"),
-        Kind(name="interleaved_zero_bubble", torch_name="ScheduleInterleavedZeroBubble", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2401.10241"),
-        Kind(name="zbv", torch_name="ScheduleZBVZeroBubble", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2401.10241"),
-        Kind(name="dualpipev", torch_name="ScheduleDualPipeV", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2412.19437"),
+        Kind(name="interleaved_zero_bubble", torch_name="ScheduleInterleavedZeroBubble", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2401.10241", has_halves=True),
+        Kind(name="zbv", torch_name="ScheduleZBVZeroBubble", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2401.10241", has_halves=True),
+        Kind(name="dualpipev", torch_name="ScheduleDualPipeV", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2412.19437", has_halves=True),
     )
 }  # fmt: skip
 
@@ -163,6 +166,11 @@ def run_schedule(schedule: Any, targets: Sequence[Any]) -> None:
         schedule: Of ``build_schedule``.
         targets: For each micro-batch what the loss function is given.
     """
-    run = schedule._step_microbatches
-    options = {"return_outputs": False} if "return_outputs" in inspect.signature(run).parameters else {}
-    run([()] * len(targets), [{}] * len(targets), list(targets), None, **options)
+    options = {"return_outputs": False} if _may_return_outputs(type(schedule).__name__) else {}
+    schedule._step_microbatches([()] * len(targets), [{}] * len(targets), list(targets), None, **options)
+
+
+@cache
+def _may_return_outputs(torch_name: str) -> bool:
+    run = getattr(pipelining, torch_name)._step_microbatches
+    return "return_outputs" in inspect.signature(run).parameters

@@ -245,8 +245,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, in the precision in which the loss function calls the model."""
-        kind, dtype = self.autocast or ("cpu", torch.bfloat16)
-        with torch.autocast(kind, dtype, enabled=self.autocast is not None):
+        if self.autocast is None:  # nor is there one around the step
+            return super().forward_maybe_with_nosync(*args, **kwargs)
+        with torch.autocast(*self.autocast):
             return super().forward_maybe_with_nosync(*args, **kwargs)
 
     def check_outputs(self, outputs: Sequence[Tensor], plan: Plan) -> None:
@@ -257,11 +258,10 @@ class Stage(PipelineStage):  # type: ignore[misc]
         """
         if self.is_last:
             return
-        expected = [(one.shape, one.dtype) for one in plan.enters(self.stage_index + 1)]
-        found = [form_of(one) for one in outputs]
-        if [(one.shape, one.dtype) for one in found] != expected:
+        expected = plan.enters(self.stage_index + 1)
+        if [(one.shape, one.dtype) for one in outputs] != [(one.shape, one.dtype) for one in expected]:
             raise ModelError(
-                f"stage {self.stage_index} returned {found}, where {expected} was expected",
+                f"stage {self.stage_index} returned {list(map(form_of, outputs))}, where {list(expected)} was expected",
                 hint="what a block returns must follow from the shapes of the model's inputs; with tensor parallelism it must be whole",
             )
 

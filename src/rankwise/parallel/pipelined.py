@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rankwise.parallel.layouts import add_up, group_by_layout, scale_to, to_local, total_norm
 from rankwise.parallel.micro_batches import deal
-from rankwise.parallel.pipeline_engine import has_count
+from rankwise.parallel.pipeline_losses import has_count
 from rankwise.parallel.strategy import Strategy, share_values
 
 if TYPE_CHECKING:

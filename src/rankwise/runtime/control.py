@@ -84,6 +84,20 @@ class Control:
         self._num_calls, self._is_closed = 0, False
         self._pending: _Pending | None = None
 
+    def post(self, text: str, *, what: str, kind: str | None = None) -> None:
+        """Begin a comparison, and return at once: ``compare`` with the same arguments must be this rank's next call, and waits.
+
+        Args:
+            text: As for ``compare``.
+            what: As for ``compare``.
+            kind: As for ``compare``.
+
+        Collective: as for ``compare``.
+        """
+        self._check_open()
+        if self._group is not None:
+            self._post(_name(text, what, kind), what, None)
+
     def compare(
         self, text: str, *, what: str, kind: str | None = None, timeout_s: float | None = None
     ) -> list[str] | None:
@@ -111,8 +125,7 @@ class Control:
         if self._group is None:
             return None
         kind = kind or what.partition(" ")[0]
-        compared = f"{kind}\n{text}"
-        seen = self._meet(compared, what, timeout_s)
+        seen = self._meet(_name(text, what, kind), what, timeout_s)
         if int(seen[0]) == -int(seen[1]):
             return None
         told = self.exchange((kind, what, text), what=what, timeout_s=timeout_s)
@@ -122,21 +135,23 @@ class Control:
 
     def _meet(self, compared: str, what: str, timeout_s: float | None) -> torch.Tensor:
         """Reduce a digest over the ranks: equal on all of them exactly if the greatest is the smallest."""
+        pending = self._post(compared, what, timeout_s)
+        assert pending.work is not None  # noqa: S101 - for the type checker
+        self._wait(pending.work, what, timeout_s)
+        return pending.seen
+
+    def _post(self, compared: str, what: str, timeout_s: float | None) -> _Pending:
         pending = self._pending
         if pending is None:
             digest = int.from_bytes(hashlib.blake2b(compared.encode(), digest_size=7).digest(), "big")
             seen = torch.tensor([digest, -digest])
             assert self._group is not None  # noqa: S101 - asked before
             self._num_calls += 1
-            longest_s = max(self.timeout_s, timeout_s or 0.0)
-            pending = self._pending = _Pending(
-                compared, what, seen, self._group.allreduce([seen], _max(longest_s))
-            )
+            work = self._group.allreduce([seen], _max(max(self.timeout_s, timeout_s or 0.0)))
+            pending = self._pending = _Pending(compared, what, seen, work)
         elif pending.work is None or pending.compared != compared:
             raise self._tell_pending(what, pending)
-        assert pending.work is not None  # noqa: S101 - for the type checker
-        self._wait(pending.work, what, timeout_s)
-        return pending.seen
+        return pending
 
     def _tell_kinds(self, told: Sequence[str]) -> CollectiveError:
         groups: dict[str, list[int]] = {}
@@ -306,6 +321,10 @@ class Control:
             rank=self._rank,
             hint="every rank must make this call: look for a branch, an early return or an exception on the ranks named here",
         )
+
+
+def _name(text: str, what: str, kind: str | None) -> str:
+    return f"{kind or what.partition(' ')[0]}\n{text}"
 
 
 def _max(timeout_s: float) -> dist.AllreduceOptions:

@@ -65,12 +65,12 @@ def list_children(node: Any) -> list[tuple[str, Any]] | None:
     """Return what a container holds, each with its step of the path; None for a leaf."""
     if node is None or isinstance(node, Tensor):
         return [] if node is None else None
-    if isinstance(node, Mapping):
-        return [(f"[{key!r}]", node[key]) for key in _sort_keys(node)]
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return [(f".{name}", value) for name, value in zip(node._fields, node, strict=True)]
     if isinstance(node, (list, tuple)):
         return [(f"[{index}]", value) for index, value in enumerate(node)]
+    if isinstance(node, Mapping):  # last, as it takes ten times as long to ask
+        return [(f"[{key!r}]", node[key]) for key in _sort_keys(node)]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(f".{field.name}", getattr(node, field.name)) for field in dataclasses.fields(node)]
     return None
