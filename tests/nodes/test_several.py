@@ -115,7 +115,7 @@ def test_a_failure_on_one_node_ends_both(tmp_path: Path) -> None:
 
 
 def test_a_killed_agent_takes_its_ranks_and_frees_the_other(tmp_path: Path) -> None:
-    """Kill -9 of one agent: its ranks go, the other node's ranks lose their peer and its agent reports that."""
+    """Kill -9 of one agent: its ranks go, the other node's agent names the lost node, and no rank of its own."""
     text = REDUCE.replace("    env = os.environ", "    open('up' + os.environ['LOCAL_RANK'], 'w').close()\n    import time\n    time.sleep(1 if dist.get_rank() < 2 else 60)\n    dist.all_reduce(total)\n    env = os.environ")  # fmt: skip
     write_script(tmp_path, text)
     args = [["--report", "report.json", *words] for words in static_args(free_port())]
@@ -130,3 +130,5 @@ def test_a_killed_agent_takes_its_ranks_and_frees_the_other(tmp_path: Path) -> N
     report = json.loads((tmp_path / "node0" / "report.json").read_text())
     assert report["kind"] == "failure"
     assert report["culprits"] == []
+    assert "node 1 (host " in report["message"]
+    assert "rank 2) is lost: its launcher has ended" in report["message"]

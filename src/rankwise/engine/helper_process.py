@@ -22,6 +22,8 @@ del sys.path[0]  # our own folder: its names must not shadow anybody's
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 _lock = threading.Lock()
+#: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
+_MOVE_S = 3.0
 # A store that is not reached, or that another node has taken away with it, is told in a line of ours, not in a stack of C++.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
@@ -62,53 +64,20 @@ def _take_address(orders: dict[str, Any]) -> str:
     torch asks for the name's addresses to find out which node opens the store, and fails; and the name is what it gives the ranks
     of all nodes for rank 0's address, which they look up until their time-out.
     """
-    host, port = _split(orders["endpoint"])
+    names = _load_beside("node_addresses")
+    host, port = names.split(orders["endpoint"])
     own = socket.gethostname()
-    if not host or _look_up(own):
+    if not host or names.look_up(own):
         return ""
-    found = _look_up(host, port)
+    found = names.look_up(host, port)
     if orders["backend"] == "c10d":
-        orders["conf"].setdefault("is_host", "1" if host == own or any(map(_is_here, found)) else "0")
-    orders["local_addr"] = address = orders["local_addr"] or _find_address_towards(found)
+        orders["conf"].setdefault("is_host", "1" if host == own or any(map(names.is_here, found)) else "0")
+    orders["local_addr"] = address = orders["local_addr"] or names.find_address_towards(found)
     return (
         f"this host's own name {own} has no address; {address} is used, by which it reaches {host}"
         if address
         else ""
     )
-
-
-def _split(endpoint: str) -> tuple[str, str]:
-    """Return a host and its port; ``[fe80::1]:29500`` is one of IPv6, and the port may be left out."""
-    host, separator, port = endpoint.rpartition(":")
-    return (host.strip("[]"), port) if separator and port.isdecimal() else (endpoint.strip("[]"), "")
-
-
-def _look_up(host: str, port: str = "") -> list[Any]:
-    try:
-        return socket.getaddrinfo(host, int(port) if port.isdecimal() else None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return []
-
-
-def _find_address_towards(found: list[Any]) -> str | None:
-    for family, kind, _, _, address in found:
-        with socket.socket(family, kind) as probe:  # connecting sends nothing; it asks the routing table
-            try:
-                probe.connect(address)
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
-    return None
-
-
-def _is_here(found: Any) -> bool:
-    family, kind, _, _, address = found
-    with socket.socket(family, kind) as probe:
-        try:
-            probe.bind((address[0], 0, *address[2:]))
-        except OSError:
-            return False
-    return True
 
 
 def serve_timers(path: str, run_id: str) -> dict[str, Any]:
@@ -138,8 +107,14 @@ class Meeting:
         # Each round gets a store of its own: torch's reuse of one store over restarts leaves the addresses of
         # dead ranks in it, and a node that joins late waits for a key that nobody writes again.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        import logging
+
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
+        # That a heartbeat was not sent, or nobody is there to say good-bye to: the parent is told what matters of it.
+        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(
+            logging.CRITICAL
+        )
         self.orders, self.static = orders, orders["backend"] == "static"
         self.note = "" if self.static else _take_address(orders)
         self.handler = registry.get_rendezvous_handler(
@@ -155,6 +130,7 @@ class Meeting:
         )
         self.store, self.world, self.watching = None, 0, False
         self.exchange: Any = None
+        self.members: Any = None
         self.num_joined = 0
 
     def join(self, restart: int, host: str) -> dict[str, Any]:
@@ -162,7 +138,7 @@ class Meeting:
         self.watching = False
         self._end_exchange()
         self.num_joined += 1
-        info = self.handler.next_rendezvous()
+        info = self._meet()
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
         store, meeting_place = info.store, info.bootstrap_store_info
         served = self.static
@@ -180,6 +156,7 @@ class Meeting:
         base, world, role_base, role_world = self._agree_on_ranks(store, node_rank)
         if self.exchange is not None:
             self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
+            self.members.begin(self.world, (host, base, self.orders["local_world_size"]))
         self.watching = not self.static
         return {
             "node_rank": node_rank,
@@ -196,16 +173,33 @@ class Meeting:
             "judge": None if self.exchange is None else self.exchange.judge,
         }
 
+    def _meet(self) -> Any:
+        """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
+        before, self.members = self.members, None
+        if before is not None and not self.static:
+            handler, self.handler = self.handler, before.leave(self.handler)
+            if handler is not self.handler:
+                self.watch()
+        info = self.handler.next_rendezvous()
+        if before is not None:
+            before.restore()
+        return info
+
     def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
         from torch.distributed import PrefixStore
 
         store = PrefixStore(f"rankwise/watch_{restart}", _open_own(self.store))
         self.exchange = _load_beside("node_exchange").Exchange(store, node_rank, str(self.num_joined), _say)
         self.exchange.announce(host)
+        members = _load_beside("node_members")
+        self.members = members.Members(
+            store, node_rank, str(self.num_joined), self.orders, self.handler, _say
+        )
 
     def _end_exchange(self) -> None:
         if self.exchange is not None:
             self.exchange.end()
+            self.members.end()
         self.exchange = None
 
     def _agree_on_ranks(self, store: Any, node_rank: int) -> list[Any]:
@@ -232,17 +226,22 @@ class Meeting:
         return list(numbers)
 
     def watch(self) -> None:
-        """Tell the parent, for as long as the process lives, when other nodes wait to join."""
+        """Tell the parent, for as long as the rendezvous is this one, when other nodes wait to join."""
+        threading.Thread(target=self._watch, args=(self.handler,), daemon=True).start()
+
+    def _watch(self, handler: Any) -> None:
         told = 0
-        while True:
+        while handler is self.handler:
             time.sleep(0.5)
             if not self.watching:
                 told = 0
                 continue
             try:
-                waiting = self.handler.num_nodes_waiting()
+                waiting = handler.num_nodes_waiting()
             except Exception as error:  # noqa: BLE001 - torch raises many kinds; the parent is told what and decides
-                _say({"lost": f"{type(error).__name__}: {error}"})
+                time.sleep(_MOVE_S)
+                if handler is self.handler and self.watching:
+                    _say({"lost": f"{type(error).__name__}: {error}"})
                 return
             if waiting != told:
                 _say({"waiting": waiting})
@@ -260,14 +259,8 @@ class Meeting:
 
     def close(self) -> dict[str, Any]:
         """Close the meeting for good."""
-        import logging
-
         self.watching = False
         self._end_exchange()
-        # The store has gone with the node that held it, if that ended first: torch would warn of it below a job that is through.
-        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(
-            logging.CRITICAL
-        )
         self.handler.shutdown()
         return {}
 
@@ -278,6 +271,7 @@ def _load_beside(name: str) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(f"no {name}.py beside {__file__}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -307,7 +301,7 @@ class Desk:
 
     def open(self, **orders: Any) -> dict[str, Any]:
         self._meeting = Meeting(orders)
-        threading.Thread(target=self._meeting.watch, daemon=True).start()
+        self._meeting.watch()
         return {"note": self._meeting.note}
 
     def join(self, restart: int, host: str) -> dict[str, Any]:

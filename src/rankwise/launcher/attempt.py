@@ -116,7 +116,7 @@ class Attempt:
         self._interrupted: int | None = None
         self._store_code: int | None = None
         self._keeper_lost = self._regroup = self._hurry = False
-        self._is_told_slow = False
+        self._is_told_slow = self._has_lost_nodes = False
         self._lookout = Lookout(job, part, self._ranks, self._folder)
         self._requeue = RequeueWatch(job.spec.shutdown_timeout_s, job.clock, is_on=job.serial is None)
 
@@ -244,7 +244,7 @@ class Attempt:
         if clean and self._requeue.has_begun and not self._job.spec.is_one_node:
             self._regroup = self._job.rendezvous.nodes_waiting() > 0
         if not clean:
-            if not self._regroup and not self._keeper_lost:
+            if not (self._regroup or self._keeper_lost or self._has_lost_nodes):
                 self._take_evidence()
             # Those that have not followed by now had the time that others get after SIGTERM.
             self._hurry |= self._is_overdue()
@@ -305,6 +305,8 @@ class Attempt:
         """Whether there is no point in going on."""
         if self._interrupted is not None or self._keeper_lost or self._regroup or self._lookout.has_hung:
             return True
+        if self._has_lost_nodes:
+            return True
         alive = any(rank.is_alive for rank in self._ranks)
         if alive and (self._store_code is not None or self._is_overdue()):
             return True
@@ -335,6 +337,10 @@ class Attempt:
         can_regroup = not self._job.spec.is_one_node and self._living() and not self._is_over()
         if can_regroup and not self._requeue.has_begun and self._job.rendezvous.nodes_waiting() > 0:
             self._regroup = True
+        if can_regroup and (link := self._part.link) is not None:
+            self._has_lost_nodes = bool(link.lost_nodes or link.given_up)
+            if note := link.take_note():
+                self._job.console.say(f"rankwise: {note}")
 
     def _note(self, change: Change) -> None:
         match change:
@@ -496,6 +502,7 @@ class Attempt:
         store_failed = self._store_code is not None and any(
             rank.stopped_s is not None for rank in self._ranks
         )
+        link = self._part.link
         return Case(
             ranks=tuple(self._to_end(rank) for rank in ranks),
             world_size=self._part.world_size,
@@ -514,4 +521,6 @@ class Attempt:
             store_code=self._store_code if store_failed else None,
             store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),
             keeper_lost=self._keeper_lost,
+            lost_nodes=link.lost_nodes if link is not None and self._has_lost_nodes else (),
+            given_up=link.given_up if link is not None and self._has_lost_nodes else "",
         )

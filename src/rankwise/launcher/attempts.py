@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LaunchError, RankwiseError
@@ -86,8 +87,9 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             publish(job, verdict, attempt=index)
             _leave(job, outcome, verdict, restarts=len(failures))
             return verdict.exit_code
-        if outcome.regroup:
-            job.console.say("rankwise: another node joins, all ranks start again")
+        if why := _find_regroup(job, part, replace(outcome, case=case), verdict):
+            job.console.say(f"rankwise: {why}")
+            job.events.write("nodes.regroup", attempt=index, message=why)
             continue
         failures.append(to_failure(verdict, lasted_s=outcome.lasted_s))
         decision = _decide(job, case, failures)
@@ -111,6 +113,22 @@ def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
     if case.hung and job.spec.on_hang == "stop":
         return GiveUp(reason="--on-hang stop: no restart after a hang" if job.spec.max_restarts else "")
     return decide(failures, job.spec.max_restarts)
+
+
+def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict) -> str:
+    """Say why all ranks start again without a failure: a node joins, or nodes were lost and enough are left; empty if they don't."""
+    case = outcome.case
+    if outcome.regroup:
+        return "another node joins, all ranks start again"
+    if job.spec.meeting.backend == "static" or case.interrupted is not None or verdict.culprits:
+        return ""
+    if case.given_up:
+        return f"{verdict.message}; its ranks are terminated, and it asks to join again"
+    left = part.num_nodes - len(case.lost_nodes)
+    if not case.lost_nodes or left < job.spec.min_nodes:
+        return ""
+    nodes = "the node that is left" if left == 1 else f"the {left} nodes that are left"
+    return f"{verdict.message}; all ranks start again on {nodes}"
 
 
 def _is_through(verdict: Verdict) -> bool:

@@ -229,9 +229,11 @@ class Lookout:
         Returns:
             The case with what all nodes have come to; as it is if a rank elsewhere has failed, or it is not known.
         """
-        if not self._is_on or self._link is None:
+        if self._link is None:
             return case
-        return self._try(lambda: self._find_leavers(case)) or case
+        if self._is_on and not self._link.lost_nodes:
+            case = self._try(lambda: self._find_leavers(case)) or case
+        return replace(case, lost_nodes=self._link.lost_nodes, given_up=self._link.given_up)
 
     def _find_leavers(self, case: Case) -> Case:
         link = self._link
@@ -239,7 +241,7 @@ class Lookout:
             return case
         everyone = self._all or AllNodes(self._camera, link, self._say, self._clock)
         end, ends = self._clock.monotonic() + _LEAVE_S, everyone.list_ends()
-        while link.decision is None and ends is None:
+        while link.decision is None and ends is None and not link.lost_nodes:
             if self._clock.monotonic() > end or not link.collect():
                 self._ailments_elsewhere = everyone.list_ailments()
                 return case

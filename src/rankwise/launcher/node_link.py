@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast, final
 
 from rankwise.base.errors import LaunchError
 from rankwise.launcher.helper import InterruptedByUser
+from rankwise.verdict.case import LostNode
 
 if TYPE_CHECKING:
     from rankwise.launcher.helper import Helper
@@ -74,7 +75,7 @@ class NodeLink:
         self._helper, self._name = helper, name
         self.node_rank, self.judge, self.host = node_rank, judge, host
         self.questions: dict[int, float] = {}
-        self._num_published = 0
+        self._num_published, self._noted = 0, ""
         self._seen: dict[int, int] = {}
 
     @property
@@ -92,6 +93,32 @@ class NodeLink:
         """Why the others can't be reached any more; None while they can."""
         lost = self._news("lost")
         return None if lost is None else str(lost)
+
+    @property
+    def lost_nodes(self) -> tuple[LostNode, ...]:
+        """The nodes that were lost while their ranks ran."""
+        told = cast("dict[str, dict[str, object]]", self._news("lost_nodes") or {})
+        return tuple(
+            LostNode(
+                node=int(node),
+                host=str(one["host"]),
+                base_rank=int(str(one["base"])),
+                num_ranks=int(str(one["num"])),
+                why=str(one["why"]),
+            )
+            for node, one in sorted(told.items())
+        )
+
+    @property
+    def given_up(self) -> str:
+        """Why the other nodes have gone on without ours; empty if they haven't."""
+        return str(self._news("expelled") or "")
+
+    def take_note(self) -> str:
+        """Return what the helper has to say of the connections between nodes, once."""
+        note = str(self._news("note") or "")
+        told, self._noted = self._noted, note
+        return "" if note == told else note
 
     @property
     def decision(self) -> str | None:

@@ -86,6 +86,29 @@ class RankEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostNode:
+    """A node of the job that was lost while its ranks ran.
+
+    Attributes:
+        node: Its rank among the nodes.
+        host: Its name.
+        base_rank: Its first rank; ``num_ranks``: how many it had.
+        why: How it is known.
+    """
+
+    node: int
+    host: str
+    base_rank: int
+    num_ranks: int
+    why: str
+
+    def describe(self) -> str:
+        """Return it with its ranks, and how its loss is known."""
+        ranks = name_ranks(range(self.base_rank, self.base_rank + self.num_ranks))
+        return f"node {self.node} (host {self.host}, {ranks}) is lost: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One attempt of one job on one host, after its end.
 
@@ -102,6 +125,8 @@ class Case:
         decided: What the nodes of a job of several have agreed on, the cause first: it is the verdict on each of them.
         hung: Whether we stopped the ranks because they hung.
         strict: Whether a silent mismatch makes the job fail.
+        lost_nodes: Nodes of the job that were lost, for which we have ended the ranks, or without which these had failed.
+        given_up: Why the other nodes have gone on without this one; empty if they haven't.
     """
 
     ranks: tuple[RankEnd, ...]
@@ -121,6 +146,8 @@ class Case:
     decided: tuple[Sight, ...] = ()
     hung: bool = False
     strict: bool = False
+    lost_nodes: tuple[LostNode, ...] = ()
+    given_up: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _SILENT_EXIT = "look for an exit that tells nothing (os._exit, sys.exit) behind {at}: an exception in its place would name its line"
 _EXPIRED = "what stands in the timer's `with` took longer than its `after`: see what the rank did there, or give it more time"
+_LOST_NODE = "see what happened to that host; with --nnodes MIN:MAX the job goes on with the nodes that are left, with --max-restarts it waits for another"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ def judge(case: Case) -> Verdict:
         or case.left_behind
         or case.hung
         or case.store_code is not None
+        or bool(case.lost_nodes)
+        or bool(case.given_up)
     )
     if not outside and all(end.code == 0 for end in case.ranks):
         verdict = judge_silent(case) or Verdict(kind="ok", message="all ranks finished")
@@ -108,7 +111,7 @@ def judge(case: Case) -> Verdict:
 
 def _judge_by_sight(case: Case) -> Verdict | None:
     """Return what was seen of the ranks while they ran, where no rank has an error of its own."""
-    if case.interrupted is not None or case.keeper_lost:
+    if case.interrupted is not None or case.keeper_lost or case.lost_nodes or case.given_up:
         return None
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
     if case.hung:
@@ -150,7 +153,7 @@ def _forgive_abort(end: RankEnd) -> RankEnd:
     return replace(end, code=0) if is_abort_at_exit(end) else end
 
 
-def _find_cause(case: Case) -> _Cause:
+def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, the strongest first
     if case.interrupted is not None and not _failed_on_notice(case):
         name = name_signal(case.interrupted)
         return _Cause(kind="failure", culprits=(), message=f"the launcher was told to stop by {name}")
@@ -165,6 +168,8 @@ def _find_cause(case: Case) -> _Cause:
     own = [end for end in left if find_blame(end) in {"own", "mismatch"}]
     if (problem := _judge_problem(case, left, own)) or own:
         return problem or _judge_own(case, own)
+    if case.lost_nodes or case.given_up:
+        return _judge_lost_nodes(case)
     if waited := [end for end in left if find_blame(end) == "timeout"]:
         return _judge_timeout(case, waited)
     if case.store_code is not None:
@@ -175,6 +180,13 @@ def _find_cause(case: Case) -> _Cause:
             reason=f"killed by {name_signal(-case.store_code)}" if case.store_code < 0 else "it exited",
         )
     return _judge_lost(case, left)
+
+
+def _judge_lost_nodes(case: Case) -> _Cause:
+    if case.given_up:
+        return _Cause(kind="failure", culprits=(), message=f"the other nodes have gone on without this one: {case.given_up}")  # fmt: skip
+    message = "; ".join(one.describe() for one in case.lost_nodes)
+    return _Cause(kind="failure", culprits=(), message=message, fix=_LOST_NODE)
 
 
 def _failed_on_notice(case: Case) -> bool:

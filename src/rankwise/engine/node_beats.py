@@ -1,0 +1,401 @@
+"""Whether the launchers of a job's other nodes live: neighbours in a tree hear each other many times a second, and a loss is told to all.
+
+Why not by torch's store: its calls have no bound when the host that serves it freezes, and a node that looks at it once a second learns late.
+Each node has a connection to its parent and to at most ``FAN_OUT`` children. A connection that closes without a good-bye proves that the launcher
+behind it has ended; one over which nothing comes for a while, that it is frozen or can't be reached. Who loses a neighbour tells the others,
+who pass it on. Whatever part of the tree a lost node leaves, a neighbour of it is in that part, so all living nodes learn of it.
+
+Only the standard library is used, and nothing of the package: the helper process loads this file by its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+FAN_OUT = 16
+#: How often a node is heard, and how long it may be silent: at least, at most, and in the first seconds, while all ranks import.
+BEAT_S = 0.1
+_LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 5.0, 15.0
+#: A silence counts when it is so much longer than the longest of late, which is forgotten by this share with each beat.
+_FACTOR, _FORGET = 4.0, 0.005
+#: Who did not get to run for so long forgives the others their silence.
+_STALL_S = 0.4
+#: And what ends so soon after it has ended meanwhile.
+_MEANWHILE_S = 3.0
+_REACH_S, _REACH_TRIES = 0.3, 4
+_CONNECT_S, _AGAIN_S = 15.0, 0.3
+_LONGEST_LINE = 1 << 16
+
+
+def list_neighbours(place: int, number: int) -> tuple[int | None, list[int]]:
+    """Return the parent of a place in the tree, None for the root, and its children.
+
+    Args:
+        place: From 0.
+        number: Of all places.
+    """
+    parent = None if place == 0 else (place - 1) // FAN_OUT
+    first = FAN_OUT * place + 1
+    return parent, list(range(first, min(first + FAN_OUT, number)))
+
+
+class Silence:
+    """How long one peer has been silent, and whether that is too long, judged by its own habits (as phi-accrual detectors do).
+
+    Args:
+        now_s: When it was first heard, monotonic.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.begun_s = self.heard_s = now_s
+        self._longest_s = BEAT_S
+
+    def hear(self, now_s: float) -> None:
+        """Note that something came."""
+        self._longest_s = max(now_s - self.heard_s, self._longest_s * (1 - _FORGET))
+        self.heard_s = now_s
+
+    def forgive(self, stalled_s: float) -> None:
+        """Take from the silence what this process could not have heard."""
+        self.heard_s += stalled_s
+
+    def bound_s(self, now_s: float) -> float:
+        """Return how long a silence is none of its habits."""
+        least = _START_S if now_s - self.begun_s < _FIRST_S else _LEAST_S
+        return min(_MOST_S, max(least, _FACTOR * self._longest_s))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A node that was lost.
+
+    Attributes:
+        node: Its rank among the nodes.
+        about: Its host, first rank and number of ranks.
+        why: How it is known.
+        is_ended: Whether its launcher is known to have ended; else it is silent, and may be alive behind a cut.
+    """
+
+    node: int
+    about: Sequence[Any]
+    why: str
+    is_ended: bool
+
+
+@dataclass
+class _Peer:
+    connection: socket.socket
+    node: int | None = None
+    about: Sequence[Any] = ()
+    at: Sequence[Sequence[Any]] = ()
+    nonce: str = ""
+    silence: Silence | None = None
+    received: bytearray = field(default_factory=bytearray)
+    has_left: bool = False
+
+
+class Beats:
+    """The connections of one node for one round.
+
+    Args:
+        node: Its rank among the nodes.
+        key: Known to the launchers of this job only; who has it not is refused.
+        tell_lost: Called with each node that is lost.
+        tell_expelled: Called when the others have given this one up, with their reason.
+        tell: Says something to the user.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        key: str,
+        *,
+        tell_lost: Callable[[Loss], None],
+        tell_expelled: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._node, self._key = node, key.encode()
+        self._tell_lost, self._tell_expelled, self._tell = tell_lost, tell_expelled, tell
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._peers: list[_Peer] = []
+        self.losses: dict[int, Loss] = {}
+        self._about: Sequence[Any] = ()
+        self._at: Sequence[Sequence[Any]] = ()
+        self._parent: tuple[int, Sequence[Sequence[Any]]] | None = None
+        self._parent_until_s = self._parent_next_s = 0.0
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+        #: Whether the others have given this node up.
+        self.is_expelled = False
+        self._stalled_s, self._stalled_at_s = 0.0, float("-inf")
+
+    @property
+    def port(self) -> int:
+        """Where children connect."""
+        return int(self._listener.getsockname()[1])
+
+    def begin(
+        self,
+        about: Sequence[Any],
+        at: Sequence[Sequence[Any]],
+        parent: tuple[int, Sequence[Sequence[Any]]] | None,
+    ) -> None:
+        """Connect to the parent, and hear.
+
+        Args:
+            about: This node's host, first rank and number of ranks, for the others' reports.
+            at: The addresses at which others may reach this node.
+            parent: Its rank, and the addresses at which it may be; None for the root.
+        """
+        self._about, self._at, self._parent = about, at, parent
+        self._parent_until_s = time.monotonic() + _CONNECT_S
+        self._thread.start()
+
+    def end(self) -> None:
+        """Say good-bye and close; what is lost afterwards is not told."""
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        last_s = next_s = time.monotonic()
+        while not self._over.is_set():
+            events = self._selector.select(max(0.0, min(BEAT_S, next_s - time.monotonic())))
+            now = time.monotonic()
+            self._note_stall(now - last_s, now)
+            last_s = now
+            for key, _ in events:
+                self._receive(key.fileobj, key.data, now)
+            if now >= next_s:
+                next_s = now + BEAT_S
+                for peer in list(self._peers):
+                    self._send(peer, b"\n")
+            self._connect_parent(now)
+            for peer in list(self._peers):
+                self._judge(peer, now)
+        for peer in list(self._peers):
+            self._send(peer, b'{"bye": 1}\n')
+            self._drop(peer)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._selector.close()
+
+    def _note_stall(self, stalled_s: float, now: float) -> None:
+        """Forgive the others what this process could not have heard."""
+        if stalled_s <= _STALL_S:
+            return
+        if stalled_s > _LEAST_S:
+            self._stalled_s, self._stalled_at_s = stalled_s, now
+        for peer in self._peers:
+            if peer.silence is not None:
+                peer.silence.forgive(stalled_s)
+
+    def _judge(self, peer: _Peer, now: float) -> None:
+        silence = peer.silence
+        if silence is None or (silent_s := now - silence.heard_s) <= silence.bound_s(now):
+            return
+        # A beat is a byte, and the last few may still be on their way.
+        is_acknowledged = _count_unacknowledged(peer.connection) < silent_s / BEAT_S / 2
+        state = "its host still answers: the launcher is frozen, or does not get to run" if is_acknowledged else "its host acknowledges nothing: it is down, or cut off"  # fmt: skip
+        self._lose(peer, f"nothing was heard of it for {silent_s:.1f} s; {state}", is_ended=False)
+
+    def _lose(self, peer: _Peer, why: str, *, is_ended: bool) -> None:
+        self._send(peer, _pack({"expelled": why}))
+        self._drop(peer)
+        if peer.node is not None:
+            self._note(Loss(peer.node, peer.about, why, is_ended))
+
+    def _note(self, loss: Loss) -> None:
+        if loss.node in self.losses or self._over.is_set() or self.is_expelled:
+            return
+        self.losses[loss.node] = loss
+        told = _pack({"lost": [loss.node, list(loss.about), loss.why, loss.is_ended]})
+        for peer in list(self._peers):
+            self._send(peer, told)
+        self._tell_lost(loss)
+
+    # ----------------------------------------------------------- connections
+
+    def _connect_parent(self, now: float) -> None:
+        if self._parent is None or now < self._parent_next_s:
+            return
+        node, addresses = self._parent
+        for host, port in addresses:
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((host, port), timeout=_AGAIN_S)
+                self._parent = None
+                self._add(connection)
+                return
+        self._parent_next_s = time.monotonic() + _AGAIN_S
+        if now > self._parent_until_s:
+            self._parent = None
+            shown = " or ".join(f"{host}:{port}" for host, port in addresses)
+            self._tell(f"node {node}'s launcher is not reached at {shown}: if a node freezes, only time-outs will show it")  # fmt: skip
+
+    def _add(self, connection: socket.socket) -> None:
+        connection.settimeout(0)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = _Peer(connection, nonce=secrets.token_hex(16))
+        self._peers.append(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        self._send(peer, _pack({"nonce": peer.nonce}))
+
+    def _drop(self, peer: _Peer) -> None:
+        if peer in self._peers:
+            self._peers.remove(peer)
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
+
+    def _send(self, peer: _Peer, data: bytes) -> None:
+        # A peer that takes nothing for so long that the buffer is full is judged by its silence; one that has closed, when it is read.
+        with contextlib.suppress(OSError):
+            peer.connection.send(data)
+
+    def _receive(self, source: Any, peer: _Peer | None, now: float) -> None:
+        if peer is None:
+            with contextlib.suppress(OSError):
+                self._add(source.accept()[0])
+            return
+        if peer not in self._peers:  # dropped by what came before it
+            return
+        try:
+            data = peer.connection.recv(_LONGEST_LINE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end_of(peer, f"its connection broke ({error.strerror or error})", now)
+            return
+        if not data:
+            self._end_of(peer, "its connection was closed without a good-bye", now)
+            return
+        if peer.silence is not None:
+            peer.silence.hear(now)
+        peer.received += data
+        *lines, rest = peer.received.split(b"\n")
+        peer.received = rest
+        if len(rest) > _LONGEST_LINE:
+            self._drop(peer)
+            return
+        for line in lines:
+            if line and peer in self._peers:
+                self._read(peer, bytes(line), now)
+
+    def _end_of(self, peer: _Peer, why: str, now: float) -> None:
+        """Find out what the end of a connection means: the launcher behind it has ended, or has given this node up."""
+        if peer.node is None or peer.has_left or self.is_expelled:
+            self._drop(peer)
+            return
+        if now - self._stalled_at_s < _MEANWHILE_S:
+            self._drop(peer)
+            self._expel(f"it did not run for {self._stalled_s:.1f} s")
+            return
+        state = _try_to_reach(peer.at)
+        if state == "open":
+            self._drop(peer)
+            self._expel(f"node {peer.node} has closed the connection, and still lives")
+        elif state == "refused":
+            self._lose(peer, f"its launcher has ended: {why}", is_ended=True)
+        else:
+            self._lose(peer, f"{why}, and its host can't be reached any more", is_ended=False)
+
+    def _read(self, peer: _Peer, line: bytes, now: float) -> None:
+        try:
+            told = json.loads(line)
+            if "nonce" in told:
+                proof = self._prove(str(told["nonce"]), self._node)
+                self._send(peer, _pack({"node": self._node, "about": list(self._about), "at": list(self._at), "proof": proof}))  # fmt: skip
+            elif peer.node is None:
+                self._admit(peer, told, now)
+            elif "lost" in told:
+                node, about, why, is_ended = told["lost"]
+                if node == self._node:
+                    self._expel(str(why))
+                else:
+                    self._note(Loss(int(node), about, str(why), bool(is_ended)))
+            elif "expelled" in told:
+                self._expel(str(told["expelled"]))
+            elif "bye" in told:
+                peer.has_left = True
+                self._drop(peer)
+        except (ValueError, KeyError, TypeError):  # no launcher of ours speaks so
+            self._drop(peer)
+
+    def _admit(self, peer: _Peer, told: Mapping[str, Any], now: float) -> None:
+        node = int(told["node"])
+        if not hmac.compare_digest(str(told["proof"]), self._prove(peer.nonce, node)):
+            self._drop(peer)
+            return
+        peer.node, peer.about, peer.at, peer.silence = node, told["about"], told["at"], Silence(now)
+        for loss in self.losses.values():
+            self._send(peer, _pack({"lost": [loss.node, list(loss.about), loss.why, loss.is_ended]}))
+
+    def _prove(self, nonce: str, node: int) -> str:
+        return hmac.new(self._key, f"{nonce} {node}".encode(), hashlib.sha256).hexdigest()
+
+    def _expel(self, why: str) -> None:
+        """Take it that the others go on without this node: what it has lost itself proves nothing."""
+        if not self.is_expelled:
+            self.is_expelled = True
+            self.losses.clear()
+            self._tell_expelled(why)
+
+
+def _pack(told: dict[str, Any]) -> bytes:
+    return json.dumps(told).encode() + b"\n"
+
+
+def _try_to_reach(addresses: Sequence[Sequence[Any]]) -> str:
+    """Return "open" if a launcher answers at one of the addresses, "refused" if the host says that nothing listens there, else "silent"."""
+    state = "silent"
+    for host, port in addresses:
+        for _ in range(_REACH_TRIES):
+            try:
+                with socket.create_connection((host, port), timeout=_REACH_S) as connection:
+                    if connection.recv(1):
+                        return "open"
+            except ConnectionRefusedError:
+                state = "refused"
+                break
+            except ConnectionResetError:
+                pass
+            except OSError:
+                break
+            time.sleep(BEAT_S / 4)  # a process that was killed loses its sockets one after the other
+    return state
+
+
+def _listen() -> socket.socket:
+    """Return a socket that takes connections by IPv4 and, where the host has it, IPv6."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64)
+    return socket.create_server(("", 0), backlog=64)
+
+
+def _count_unacknowledged(connection: socket.socket) -> int:
+    """Return how many bytes that were sent the peer's host has not acknowledged."""
+    try:
+        import fcntl  # not on Windows
+        import termios
+
+        return int(struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0" * 4))[0])
+    except (ImportError, OSError):
+        return 0

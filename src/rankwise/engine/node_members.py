@@ -1,0 +1,251 @@
+"""The nodes of one round, which of them were lost, and how those that are left meet again; the helper process loads this file by its path."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import secrets
+import socket
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: torch waits 30 s for nodes that may still come. Those that are left after a loss come at once, or are lost, too.
+_LAST_CALL = timedelta(seconds=2)
+#: So many nodes have a store in reserve.
+_NUM_RESERVES = 4
+_MOST_TRIES = 20
+#: torch's, where the endpoint names none.
+_DEFAULT_PORT = 29400
+
+
+class LostMajorityError(RuntimeError):
+    """This node is cut off with the smaller part of the job."""
+
+
+class Members:
+    """Who took part in a round, and who is left.
+
+    Args:
+        store: Of the round, a connection of its own.
+        node_rank: Which node we are.
+        name: Of the round, as the parent knows it.
+        orders: How the rendezvous was opened.
+        handler: torch's rendezvous.
+        say: Tells the parent.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        node_rank: int,
+        name: str,
+        orders: dict[str, Any],
+        handler: Any,
+        say: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._store, self._node, self._name, self._say = store, node_rank, name, say
+        self._orders, self._handler = orders, handler
+        self._timeouts: Any = None
+        self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
+        self._members: list[int] = []
+        self._reserves: dict[int, list[Any]] = {}
+        self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
+        store.compare_set("beats/key", "", secrets.token_hex(16))
+        key = store.get("beats/key").decode()
+        self._beats = _load_beside("node_beats").Beats(
+            node_rank, key, tell_lost=self._tell_lost, tell_expelled=self._tell_expelled, tell=self._tell
+        )
+        self._told: dict[str, Any] = {}
+        addresses = _list_addresses(orders)
+        reserve = None if self._reserve is None else self._reserve.port
+        self._at = [[one, self._beats.port] for one in addresses]
+        about = {"at": self._at, "reserve": [addresses, reserve], "serves": _is_served_here(orders)}  # fmt: skip
+        store.set(f"beats/{node_rank}", json.dumps(about))
+
+    @property
+    def _can_move(self) -> bool:
+        return bool(self._orders["backend"] == "c10d")
+
+    def begin(self, num_nodes: int, about: tuple[str, int, int]) -> None:
+        """Hear the others; ``about`` are this node's host, first rank and number of ranks."""
+        keys = [f"beats/{node}" for node in range(num_nodes)]
+        everyone = list(range(num_nodes))
+        # Nodes of torchrun write no such key, and are not watched.
+        self._members = everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]  # fmt: skip
+        place = self._members.index(self._node)
+        beats = _load_beside("node_beats")
+        parent, _ = beats.list_neighbours(place, len(self._members))
+        node = None if parent is None else self._members[parent]
+        for one in self._members[:_NUM_RESERVES]:
+            told = json.loads(self._store.get(keys[one]))
+            self._reserves[one] = [*told["reserve"], told["serves"]]
+        at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
+        self._beats.begin(about, self._at, at)
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._beats.end()
+
+    # ------------------------------------------------------------ what is lost
+
+    def _tell_lost(self, loss: Any) -> None:
+        host, base, num = loss.about
+        self._told[str(loss.node)] = {"host": host, "base": base, "num": num, "why": loss.why, "is_ended": loss.is_ended}  # fmt: skip
+        self._say({f"{self._name}/lost_nodes": dict(self._told)})
+
+    def _tell_expelled(self, why: str) -> None:
+        self._say({f"{self._name}/expelled": why, f"{self._name}/lost_nodes": {}})
+
+    def _tell(self, text: str) -> None:
+        self._say({f"{self._name}/note": text})
+
+    # --------------------------------------------------------- how to go on
+
+    def leave(self, handler: Any) -> Any:
+        """Return the rendezvous at which the nodes that are left meet: the same, without those that were lost, or another if its store was lost.
+
+        Raises:
+            LostMajorityError: This may be the smaller part of a job that was cut in two.
+        """
+        lost = dict(self._beats.losses)
+        serving = [node for node, reserve in self._reserves.items() if reserve[2]]
+        if self._beats.is_expelled and self._node in serving and self._can_move:
+            # The others had to take it that the store went with this node, and have moved.
+            return self._move([node for node in self._members if node != self._node])
+        if not lost:
+            return handler
+        left = [node for node in self._members if node not in lost]
+        silent = [node for node, loss in lost.items() if not loss.is_ended]
+        has_store = not any(node in lost for node in serving)
+        # Those whose end is proved have no vote; those that are silent may go on behind a cut. Of two halves the one with the store goes on.
+        if silent and not (len(left) > len(silent) or (len(left) == len(silent) and has_store)):
+            if not has_store:
+                return handler  # the others may have gone on; if it reaches them again, it joins them like a new node
+            raise LostMajorityError(
+                f"this node has lost {len(silent)} of {len(left) + len(silent)} nodes, which may go on without it: it ends, so that one job does not become two"
+            )
+        if not has_store and self._can_move:
+            return self._move(left)
+        _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
+        self._hurry(handler)
+        return handler
+
+    def restore(self) -> None:
+        """Give latecomers torch's time again."""
+        if self._timeouts is not None:
+            timeout, before = self._timeouts
+            timeout._last_call = before
+            self._timeouts = None
+
+    def _hurry(self, handler: Any) -> None:
+        timeout = getattr(getattr(handler, "_settings", None), "timeout", None)
+        if timeout is not None and hasattr(timeout, "_last_call"):
+            self._timeouts = timeout, timeout._last_call
+            timeout._last_call = min(timeout._last_call, _LAST_CALL)
+
+    def _move(self, left: list[int]) -> Any:
+        """Open the rendezvous at the reserve of the first node that is left."""
+        from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+        found = next(((node, self._reserves[node]) for node in left if node in self._reserves and self._reserves[node][1]), None)  # fmt: skip
+        if found is None:
+            raise ConnectionError("the node that served the rendezvous was lost, and so were all that had a store in reserve")  # fmt: skip
+        node, (addresses, port, _) = found
+        host = next((one for one in addresses if _is_open(one, port)), addresses[0])
+        orders = self._orders
+        orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        orders["serving_node"] = node == self._node
+        orders["kept"] = [*orders.get("kept", []), self._reserve]  # it serves from now on
+        handler = registry.get_rendezvous_handler(
+            RendezvousParameters(
+                backend="c10d",
+                endpoint=orders["endpoint"],
+                run_id=orders["run_id"],
+                min_nodes=orders["min_nodes"],
+                max_nodes=orders["max_nodes"],
+                local_addr=orders["local_addr"],
+                **{**orders["conf"], "is_host": "0"},
+            )
+        )
+        self._hurry(handler)
+        self._tell(f"the node that served the rendezvous is lost; it goes on at {orders['endpoint']}, on node {node}")  # fmt: skip
+        return handler
+
+
+def _list_participants(handler: Any) -> dict[Any, int]:
+    """Return torch's descriptions of the nodes of the round, with their ranks; empty where its rendezvous has none."""
+    holder = getattr(handler, "_state_holder", None)
+    return dict(holder.state.participants) if holder is not None else {}
+
+
+def _take_out(handler: Any, nodes: list[Any]) -> None:
+    """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of them."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    holder, lock = getattr(handler, "_state_holder", None), getattr(handler, "_heartbeat_lock", None)
+    epilogue = getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)
+    if holder is None or lock is None or epilogue is None:
+        return  # another kind of rendezvous, or another torch: its own bound holds
+    for _ in range(_MOST_TRIES):
+        with lock:
+            holder._last_sync_time = -1.0  # what it has read a second ago won't do
+            holder.sync()
+            state = holder.state
+            gone = [one for one in nodes if one in state.participants]
+            if not gone:
+                return
+            for one in gone:
+                del state.participants[one]
+                state.last_heartbeats.pop(one, None)
+            epilogue(state, holder._settings)
+            holder.mark_dirty()
+            if holder.sync():
+                return
+
+
+def _open_reserve() -> Any:
+    from torch.distributed import TCPStore
+
+    with contextlib.suppress(RuntimeError):
+        return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    return None
+
+
+def _is_open(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return True
+    return False
+
+
+def _list_addresses(orders: dict[str, Any]) -> list[str]:
+    """Return the addresses at which other nodes may reach this one: that by which it reaches the endpoint, and its name's."""
+    helper = _load_beside("node_addresses")
+    host, port = helper.split(orders["endpoint"])
+    own = orders["local_addr"] or helper.find_address_towards(helper.look_up(host, port)) if host else orders["local_addr"]  # fmt: skip
+    return list(dict.fromkeys(one for one in (own, socket.gethostname()) if one))
+
+
+def _is_served_here(orders: dict[str, Any]) -> bool:
+    """Tell whether this process serves the store of the rendezvous: of several launchers on one host one does."""
+    if "serving_node" in orders:
+        return bool(orders["serving_node"])
+    helper = _load_beside("node_addresses")
+    _, port = helper.split(orders["endpoint"])
+    return bool(helper.listens_at(int(port) if port else _DEFAULT_PORT))
+
+
+def _load_beside(name: str) -> Any:
+    """Load a file of this folder: the package may not be there for the ranks' Python."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no {name}.py beside {__file__}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,141 @@
+"""A node of a job is lost, frozen or cut off: all others know in a second, and go on with those that are left, whoever it was."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from nodes.hosts import Host, make_hosts_file, open_hosts
+from support import RANKWISE, wait_until, write_script
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.linux, pytest.mark.slow]
+
+#: Each rank writes down after each step how many ranks have taken it, until a file says that it is enough.
+STEP = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    with open(os.environ["OUT"], "a", buffering=1) as out:
+        while not os.path.exists(os.environ["ENOUGH"]):
+            total = torch.ones(2)
+            total[1] = 0.0
+            dist.all_reduce(total)
+            out.write(f"{int(total[0])}\\n")
+            time.sleep(0.05)
+    os._exit(0)
+"""
+
+
+class Job:
+    """A job of one rank on each of three hosts, which goes on with one."""
+
+    def __init__(self, hosts: list[Host], folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        write_script(folder, STEP)
+        self.launchers = [self._start(number) for number in range(len(hosts))]
+
+    def _start(self, number: int) -> subprocess.Popen[str]:
+        env = {"OUT": str(self.folder / f"steps{number}"), "ENOUGH": str(self.folder / "enough"), "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
+        words = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
+        log = (self.folder / f"log{number}").open("w")
+        with log:
+            command = ["sh", "-c", 'exec "$@" > "$0" 2>&1', log.name, *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
+            return self.hosts[number].start(command, env)
+
+    def read(self, number: int) -> str:
+        """Return what a node has said."""
+        return (self.folder / f"log{number}").read_text()
+
+    def wait_world(self, world: int, nodes: list[int]) -> None:
+        """Wait until the ranks of these nodes take steps, so many together."""
+        sizes = {node: self._size(node) for node in nodes}
+
+        def has_all() -> bool:
+            return all(self._has_stepped(node, sizes[node], world) for node in nodes)
+
+        wait_until(has_all, 60, f"steps of {world} on {nodes}")
+
+    def _size(self, node: int) -> int:
+        path = self.folder / f"steps{node}"
+        return path.stat().st_size if path.exists() else 0
+
+    def _has_stepped(self, node: int, behind: int, world: int) -> bool:
+        if self._size(node) <= behind:
+            return False
+        with (self.folder / f"steps{node}").open() as file:
+            file.seek(behind)
+            return f"{world}\n" in file.readlines()
+
+    def list_processes(self, number: int) -> list[psutil.Process]:
+        """Return all processes of a node."""
+        launcher = psutil.Process(self.launchers[number].pid)
+        return [launcher, *launcher.children(recursive=True)]
+
+    def kill(self, number: int) -> None:
+        """End all of a node's processes at once, as a loss of power does."""
+        for process in self.list_processes(number):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.launchers[number].wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts:
+        made = Job(hosts, tmp_path)
+        try:
+            made.wait_world(3, [0, 1, 2])
+            yield made
+        finally:
+            for launcher in made.launchers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for process in psutil.Process(launcher.pid).children(recursive=True):
+                        process.kill()
+                launcher.kill()
+                launcher.wait()
+                if launcher.stdout is not None:
+                    launcher.stdout.close()
+
+
+def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job: Job) -> None:
+    """The node that serves the rendezvous goes first, then the one that has taken that over: the last one trains on, and ends well; nothing is left."""
+    job.kill(0)
+    job.wait_world(2, [1, 2])
+    for number in (1, 2):
+        assert "node 0 (host host0, rank 0) is lost: its launcher has ended" in job.read(number)
+        assert "all ranks start again on the 2 nodes that are left" in job.read(number)
+    job.kill(1)
+    job.wait_world(1, [2])
+    assert "all ranks start again on the node that is left" in job.read(2)
+    (job.folder / "enough").touch()
+    assert job.launchers[2].wait(30) == 0, job.read(2)
+
+
+def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two_jobs_of_one(
+    job: Job,
+) -> None:
+    """Frozen, node 0, which serves the rendezvous, is replaced; awake, it finds that the others went on, and joins them. Then a node is cut off: the others go on, it takes no step alone."""
+    frozen = job.list_processes(0)
+    for process in frozen:
+        process.suspend()
+    job.wait_world(2, [1, 2])
+    assert "the launcher is frozen, or does not get to run" in job.read(1)
+    for process in frozen:
+        process.resume()
+    job.wait_world(3, [0, 1, 2])
+    assert "the other nodes have gone on without this one" in job.read(0)
+    assert "another node joins" in job.read(1)
+    job.hosts[0].call("ip", "link", "set", "cable", "down")
+    before = job._size(0)
+    job.wait_world(2, [1, 2])
+    assert "its host acknowledges nothing: it is down, or cut off" in job.read(1)
+    job.wait_world(2, [1, 2])
+    steps = (job.folder / "steps0").read_text()[before:].split()
+    assert not set(steps) - {"3"}, "the node that was cut off has trained on alone"

@@ -1,0 +1,146 @@
+"""The connections by which launchers of several nodes hear each other: who is lost is known to all, and nobody is lost for less."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from rankwise.engine import node_beats
+from rankwise.engine.node_beats import BEAT_S, Beats, Loss, Silence, list_neighbours
+from support import wait_until
+
+KEY = "a key"
+
+
+@given(st.integers(2, 400), st.data())
+def test_whatever_a_loss_leaves_of_the_tree_hears_of_it(number: int, data: st.DataObject) -> None:
+    """Each part into which lost nodes cut the tree has a node that was connected to a lost one; and parents and children agree."""
+    lost = data.draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=min(number - 1, 40)))
+    near: dict[int, set[int]] = {place: set() for place in range(number)}
+    for place in range(number):
+        parent, children = list_neighbours(place, number)
+        near[place] |= {*children, *([] if parent is None else [parent])}
+    assert all(place in near[other] for place in near for other in near[place])
+    heard = {place for place in near if place not in lost and near[place] & lost}
+    while more := {other for place in heard for other in near[place] if other not in lost} - heard:
+        heard |= more
+    assert heard == set(range(number)) - lost
+
+
+def test_a_silence_counts_by_a_peers_own_habits() -> None:
+    """A second of silence is a loss for one that beats ten times a second, and none for one that often pauses for half a second, or has only just come."""
+    quick, slow, new = Silence(0.0), Silence(0.0), Silence(99.0)
+    for beat in range(990):
+        quick.hear(beat * BEAT_S)
+    for beat in range(100):
+        slow.hear(beat * 1.0 - 0.5 * (beat % 2))
+    now = 100.0
+    assert now - quick.heard_s > quick.bound_s(now)
+    assert now - slow.heard_s <= slow.bound_s(now)
+    assert now - new.heard_s <= new.bound_s(now)
+    assert Silence(0.0).bound_s(1000.0) < 1.0
+    stalled = Silence(0.0)
+    stalled.forgive(5.0)
+    assert 5.5 - stalled.heard_s <= stalled.bound_s(100.0)
+
+
+class _Node:
+    """A launcher's side, as the helper process makes it."""
+
+    def __init__(self, number: int, key: str = KEY) -> None:
+        self.losses: list[Loss] = []
+        self.expelled: list[str] = []
+        self.said: list[str] = []
+        self.beats = Beats(
+            number,
+            key,
+            tell_lost=self.losses.append,
+            tell_expelled=self.expelled.append,
+            tell=self.said.append,
+        )
+        self.at = [["127.0.0.1", self.beats.port]]
+        self.number = number
+
+
+def _begin(nodes: list[_Node]) -> None:
+    for node in nodes:
+        parent, _ = list_neighbours(node.number, len(nodes))
+        at = None if parent is None else (parent, nodes[parent].at)
+        node.beats.begin((f"host{node.number}", node.number, 1), node.at, at)
+    wait_until(lambda: sum(_count_known(node) for node in nodes) == 2 * (len(nodes) - 1), 20)
+
+
+def _count_known(node: _Node) -> int:
+    return sum(peer.node is not None for peer in node.beats._peers)
+
+
+def _die(node: _Node) -> None:
+    """End a node as kill -9 does: without a word."""
+    node.beats._send = lambda *_: None  # type: ignore[method-assign]
+    node.beats._over.set()
+    node.beats._thread.join(5)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(node_beats, "_FIRST_S", 0.0)
+    made = [_Node(number) for number in range(20)]
+    _begin(made)
+    yield made
+    for node in made:
+        node.beats.end()
+
+
+def test_a_launcher_that_ends_is_known_to_all_and_one_that_says_good_bye_is_not_lost(nodes: list[_Node]) -> None:  # fmt: skip
+    """Of 20 nodes an inner one ends without a word: 18 others learn of it with its host and ranks; then one leaves with a good-bye, and nobody tells of that."""
+    dead, leaves, others = nodes[1], nodes[2], [nodes[0], *nodes[3:]]
+    _die(dead)
+    wait_until(lambda: all(node.losses for node in (*others, leaves)), 20)
+    leaves.beats.end()
+    wait_until(lambda: all(_count_known(node) == 14 for node in nodes[:1]), 20)  # 16 children less two
+    for node in others:
+        (loss,) = node.losses
+        assert (loss.node, list(loss.about), loss.is_ended) == (1, ["host1", 1, 1], True)
+        assert not node.expelled
+
+
+def test_a_frozen_launcher_is_given_up_and_finds_that_out_itself(nodes: list[_Node]) -> None:
+    """Its host still acknowledges what is sent: that is told; awake, it hears that the others went on, and counts none of them as lost."""
+    frozen, awake = nodes[3], threading.Event()
+    select = frozen.beats._selector.select
+
+    def sleep(timeout: float | None = None) -> Any:
+        awake.wait(60)
+        return select(timeout)
+
+    frozen.beats._selector.select = sleep  # type: ignore[method-assign]
+    others = [*nodes[:3], *nodes[4:]]
+    wait_until(lambda: all(node.losses for node in others), 30)
+    loss = nodes[-1].losses[0]
+    assert (loss.node, loss.is_ended) == (3, False)
+    assert "its host still answers" in loss.why
+    awake.set()
+    wait_until(lambda: frozen.expelled, 20)
+    assert not frozen.losses
+    assert frozen.beats.is_expelled
+
+
+def test_a_stranger_is_refused() -> None:
+    """Without the job's key nobody is heard, whatever he says; nor does he get an answer that would let him in elsewhere."""
+    node = _Node(0)
+    node.beats.begin(("host0", 0, 1), node.at, None)
+    try:
+        for told in ({"node": 1, "about": ["x", 1, 1], "at": [], "proof": "0" * 64}, {"lost": [0, ["x", 0, 1], "because", True]}, ["nonsense"]):  # fmt: skip
+            with socket.create_connection(("127.0.0.1", node.beats.port), timeout=10) as stranger:
+                stranger.sendall(json.dumps(told).encode() + b"\n")
+                while data := stranger.recv(4096):
+                    assert b"proof" not in data
+    finally:
+        node.beats.end()
+    assert not node.losses
+    assert not node.expelled
