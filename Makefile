@@ -18,7 +18,7 @@ WORKERS ?= 3
 # Small portions: tests that last for seconds stand beside each other, and one worker would get hundreds of them.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --maxschedchunk 4
 
-.PHONY: help demo test test-fast test-gpu smoke lint bench docs site clean
+.PHONY: help demo test test-fast test-gpu smoke lint bench docs site release clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,10 @@ docs: $(DEV)  ## write the reference and draw the pictures anew, and build the s
 	$(BIN)/python docs/draw_commit.py
 	$(BIN)/python docs/pictures.py
 	$(MAKE) site
+
+release: $(DEV)  ## build wheel and sdist of this commit, check them, and run the tour with the wheel in a fresh environment
+	$(INSTALL) twine
+	.ci/release $(PYTHON) $(BIN) $(NPROC) $(WORKERS)
 
 clean:  ## remove what was built, trained or cached; .venv stays
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis digits-model.pt

@@ -10,8 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -242,31 +240,6 @@ def test_modules_open_with_a_docstring(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert docstring
     assert docstring.split("\n\n")[0].rstrip().endswith((".", "!", ":", ")"))
-
-
-def test_the_wheel_holds_what_ranks_need(tmp_path: Path) -> None:
-    """py.typed, the licence, the hook and the programs of engine/ are in the wheel, and no test is."""
-    if find_spec("hatchling") is None or find_spec("build") is None:
-        pytest.skip("hatchling is not installed here, and an isolated build would need the network")
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        str(ROOT),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {"rankwise/py.typed", *(str(path.relative_to(PACKAGE.parent)) for path in SOURCES)}
-    assert wanted <= names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert any(name.endswith("entry_points.txt") for name in names)
-    assert not [name for name in names if not name.startswith("rankwise")]
 
 
 def _tree() -> list[Path]:
