@@ -73,3 +73,29 @@ def test_the_version_is_the_changelogs(dist: Path) -> None:
         f"rankwise-{found[1]}-py3-none-any.whl",
         f"rankwise-{found[1]}.tar.gz",
     ]
+
+
+def test_the_citation_names_this_version() -> None:
+    """CITATION.cff is what `rankwise --version` and the changelog say, in the form of its schema (1.2.0)."""
+    yaml = pytest.importorskip("yaml")
+    told = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{told['version']}] - {told['date-released']}" in changelog
+    assert told["version"] == rankwise.__version__
+    assert {"cff-version", "message", "title", "authors"} <= set(told)
+
+
+def test_forms_for_issues_are_what_github_takes() -> None:
+    """Each form has a name, a description and a body of known fields with names of their own; GitHub shows none that has not."""
+    yaml = pytest.importorskip("yaml")
+    forms = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    assert {path.stem for path in forms} == {"bug", "hang", "feature"}
+    for path in forms:
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert set(form) == {"name", "description", "labels", "body"}, path.name
+        names = [field["id"] for field in form["body"]]
+        assert len(names) == len(set(names)), path.name
+        for field in form["body"]:
+            assert field["type"] in {"textarea", "dropdown"}, (path.name, field)
+            assert field["attributes"]["label"], (path.name, field)
+            assert field["type"] != "dropdown" or field["attributes"]["options"], (path.name, field)
