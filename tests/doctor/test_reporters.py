@@ -249,6 +249,28 @@ def test_a_page_needs_nothing_beside_it() -> None:
         assert word in reader.words, word
 
 
+def test_a_page_shows_code_as_code_and_what_was_looked_at_where_all_is_well() -> None:
+    """What stands between backticks is set as code, in findings and in the list; that list is open only where it is all there is."""
+    why = Reading(
+        verdict="warn",
+        what="`a<b` is odd",
+        why="ranks fail: `no <x>`",
+        fix="",
+        probe="limits",
+        hosts=("node0",),
+    )
+    host = HostCard(name="node0", readings=(ok("`ulimit -n` is 1024").of("limits", "node0"),))
+    bad, well = (
+        page.render(Together(hosts=(host,), readings=readings), made="today") for readings in ((why,), ())
+    )
+    assert "<code>a&lt;b</code> is odd" in bad
+    assert "ranks fail: <code>no &lt;x&gt;</code>" in bad
+    assert "<code>ulimit -n</code> is 1024" in bad
+    assert "`" not in bad
+    assert "<details><summary>" in bad
+    assert "<details open><summary>" in well
+
+
 def test_heat_shows_who_is_worse_than_the_others() -> None:
     """The slow host's row is hot, the others' cells are cool; a blocked pair is red whatever else went well."""
     reached, bandwidth, latency, resent = heat.make_maps(make())

@@ -196,12 +196,35 @@ def test_the_real_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert part in text, part
     assert "#123456" not in text
     assert "evaluation: loss" not in text
-    # Few points are not smoothed; steps are named below the lowest row only, which has the last two of five panels.
+    # Few points are not smoothed; below the loss, steps are named under the lowest panel of each of the three columns.
     assert "smoothed" not in text
-    assert text.count("<!-- step -->") == 3
+    assert text.count("<!-- step -->") == 1 + 3
     assert style_of(matplotlib) == before
     assert had_pyplot or "matplotlib.pyplot" not in sys.modules
     assert [one.name for one in path.parent.iterdir()] == ["curves.svg"]
+
+
+def test_what_a_mark_means_is_said_and_a_constant_looks_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The star of the best evaluation stands in its legend, and the axis of a learning rate that never changes begins at 0."""
+    figures: list[Any] = []
+    monkeypatch.setattr(
+        pytest.importorskip("matplotlib.figure").Figure,
+        "savefig",
+        lambda self, *_, **__: figures.append(self),
+    )
+    course = Course()
+    course.add_report(report(20, *[1.0] * 20, lrs=(0.01,) * 20))
+    for step in (10, 20):
+        course.metrics.setdefault("accuracy", curves.Curve()).add(step, step / 40)
+    course.best = 20
+    drawing.draw(course, tmp_path / "curves.svg")
+    axes = {one.get_title(loc="left"): one for one in figures[0].axes}
+    legend = axes["evaluation: accuracy"].get_legend()
+    assert [one.get_text() for one in legend.get_texts()] == ["best: step 20"]
+    assert axes["learning rate"].get_ylim()[0] == 0
+    assert axes["loss"].get_xlabel() == "step"
 
 
 def test_a_long_training_is_a_small_picture(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -25,25 +26,31 @@ if TYPE_CHECKING:
     from rankwise.doctor.reporters.grouping import Line
 
 _STYLE = """
-:root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #1c2330; }
+:root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; --ink: #1c2330; --pale: #5b6472; --paper: #fff; --box: #f6f7f9; --line: #e3e6eb; --code: #1c2330;
+  --fail: #c62f2f; --warn: #b07c06; --ok: #2f8442; --other: #6b7483; color: var(--ink); background: var(--paper); }
+@media (prefers-color-scheme: dark) { :root { --ink: #e3e8f0; --pale: #a2acba; --paper: #14181f; --box: #1f252f; --line: #333c49; --fail: #d64545; --warn: #b98310; --code: #0b0e13; } }
 body { margin: 2rem auto; max-width: 78rem; padding: 0 1.2rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
-.sub { color: #5b6472; margin: 0 0 1.2rem; }
-.finding { border-left: .3rem solid #9aa3b0; padding: .45rem .8rem; margin: .6rem 0; background: #f6f7f9; border-radius: .2rem; }
-.fail { border-color: #c62f2f; } .warn { border-color: #d89a0e; } .ok { border-color: #3d9a50; }
-.finding b { margin: 0 .5rem 0 .3rem; } .legend span { display: inline-block; padding: .05rem .6rem; margin-right: .15rem; font-size: .78rem; } .why { color: #4a5361; margin: .2rem 0; }
-pre { margin: .35rem 0 .1rem; padding: .45rem .6rem; background: #1c2330; color: #e8edf5; border-radius: .25rem; overflow-x: auto; font-size: .86rem; }
-.tag { font-size: .78rem; font-weight: 600; padding: .05rem .4rem; border-radius: .7rem; color: #fff; background: #6b7483; }
-.tag.fail { background: #c62f2f; } .tag.warn { background: #b07c06; } .tag.ok { background: #2f8442; }
-table { border-collapse: collapse; } td, th { padding: .3rem .6rem; text-align: left; border-bottom: 1px solid #e3e6eb; }
+.sub { color: var(--pale); margin: 0 0 1.2rem; }
+.finding { border-left: .3rem solid var(--other); padding: .45rem .8rem; margin: .6rem 0; background: var(--box); border-radius: .2rem; }
+.fail { border-color: var(--fail); } .warn { border-color: var(--warn); } .ok { border-color: var(--ok); }
+.finding b { margin: 0 .5rem 0 .3rem; } .why { color: var(--pale); margin: .2rem 0; }
+.legend span { display: inline-block; padding: .05rem .6rem; margin-right: .15rem; font-size: .78rem; color: #1c2330; }
+code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .86rem; }
+code { padding: .05rem .25rem; background: var(--line); border-radius: .2rem; }
+pre { margin: .35rem 0 .1rem; padding: .45rem .6rem; background: var(--code); color: #e8edf5; border-radius: .25rem; overflow-x: auto; }
+.tag { font-size: .78rem; font-weight: 600; padding: .05rem .4rem; border-radius: .7rem; color: #fff; background: var(--other); }
+.tag.fail { background: var(--fail); } .tag.warn { background: var(--warn); } .tag.ok { background: var(--ok); }
+table { border-collapse: collapse; } td, th { padding: .3rem .6rem; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
+td:nth-child(2) { white-space: nowrap; }
 .scroll { overflow-x: auto; }
-.heat td, .heat th { border: 1px solid #fff; text-align: center; font-size: .82rem; white-space: nowrap; font-weight: 500; }
-.heat tr > th:first-child { text-align: right; } .heat .self { background: #e6e9ee; } .heat .none { color: #a4acb8; }
+.heat td, .heat th { border: 1px solid var(--paper); text-align: center; font-size: .82rem; white-space: nowrap; font-weight: 500; } .heat td { color: #1c2330; }
+.heat tr > th:first-child { text-align: right; } .heat .self { background: var(--line); } .heat .none { color: var(--pale); }
 .heat.small td { width: .8rem; min-width: .8rem; height: .9rem; padding: 0; font-size: 0; }
 .heat.small th { font-size: .62rem; padding: 0 .25rem; } .heat.small th.top { vertical-align: bottom; padding: .2rem 0; }
 .heat.small th.top span { writing-mode: vertical-rl; transform: rotate(180deg); }
-.tabs > input { position: absolute; opacity: 0; } .tabs > label { display: inline-block; padding: .3rem .8rem; margin-right: .3rem; border-radius: .3rem; background: #e8ebf0; cursor: pointer; }
-.tabs > input:checked + label { background: #1c2330; color: #fff; } .tabs > input:focus-visible + label { outline: 2px solid #3b74d8; }
+.tabs > input { position: absolute; opacity: 0; } .tabs > label { display: inline-block; padding: .3rem .8rem; margin-right: .3rem; border-radius: .3rem; background: var(--line); cursor: pointer; }
+.tabs > input:checked + label { background: var(--ink); color: var(--paper); } .tabs > input:focus-visible + label { outline: 2px solid #3b74d8; }
 .tabs > section { display: none; }
 details summary { cursor: pointer; margin: .5rem 0; }
 """
@@ -72,7 +79,8 @@ def render(together: Together, *, made: str) -> str:
         *_render_maps(together, names),
         *_render_all_reduce(together),
         *(_render_hosts(together) if len(names) > 1 else ()),
-        f"<details><summary>{len(good)} checks passed or skipped</summary>{''.join(_render_rest(good, names))}</details>",
+        # Where nothing is wrong, what was looked at is all that the page has to say.
+        f"<details{'' if bad else ' open'}><summary>{len(good)} checks passed or skipped</summary>{''.join(_render_rest(good, names))}</details>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -80,6 +88,11 @@ def render(together: Together, *, made: str) -> str:
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+
+
+def _write(words: str) -> str:
+    """Return a sentence: what stands between backticks is code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(words))
 
 
 def _render_missing(missing: Sequence[str]) -> Iterator[str]:
@@ -91,12 +104,16 @@ def _render_missing(missing: Sequence[str]) -> Iterator[str]:
 def _render_finding(line: Line, names: Sequence[str]) -> str:
     one = line.reading
     whose = say_hosts(line, names)
-    named = f' <span class="tag">{escape(one.class_id)}</span>' if one.class_id else ""
-    why = f'<div class="why">{escape(one.why)}</div>' if one.why else ""
+    named = (
+        f' <span class="tag" title="rankwise rule {escape(one.class_id)}">{escape(one.class_id)}</span>'
+        if one.class_id
+        else ""
+    )
+    why = f'<div class="why">{_write(one.why)}</div>' if one.why else ""
     fix = f"<pre>{escape(one.fix)}</pre>" if one.fix else ""
     return (
         f'<div class="finding {one.verdict}"><span class="tag {one.verdict}">{_NAMES[one.verdict]}</span> <b>{escape(one.probe)}</b>'
-        f"{escape(whose + one.what)}{named}{why}{fix}</div>"
+        f"{_write(whose + one.what)}{named}{why}{fix}</div>"
     )
 
 
@@ -158,6 +175,6 @@ def _render_rest(lines: Iterable[Line], names: Sequence[str]) -> Iterator[str]:
         why = f" ({one.why})" if one.why else ""
         yield (
             f'<tr><td><span class="tag {one.verdict}">{_NAMES[one.verdict]}</span></td><td>{escape(one.probe)}</td>'
-            f"<td>{escape(whose + one.what + why)}</td></tr>"
+            f"<td>{_write(whose + one.what + why)}</td></tr>"
         )
     yield "</table>"

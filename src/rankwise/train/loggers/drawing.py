@@ -76,16 +76,11 @@ def draw(course: Course, path: Path) -> None:
         grid = figure.add_gridspec(1 + rows, max(1, columns), height_ratios=[1.7] + [1.0] * rows)
         axes = figure.add_subplot(grid[0, :])
         _draw_loss(axes, course)
-        if not small:
-            axes.set_xlabel("step")
+        axes.set_xlabel("step")
         for at, panel in enumerate(small):
             axes = figure.add_subplot(grid[1 + at // columns, at % columns])
-            _draw_small(axes, panel)
+            _draw_small(axes, panel, course)
             axes.set_xlim(0, last)
-            if course.best is not None:
-                for curve in (curve for curve, _, name in panel.curves if name == "evaluation"):
-                    _mark_best(axes, curve, course.best)
-            _mark_resumes(axes, course)
             # Once below each column: the steps are the same in all.
             if at + columns >= len(small):
                 axes.set_xlabel("step")
@@ -137,6 +132,7 @@ def _draw_loss(axes: Any, course: Course) -> None:
             linewidth=1.0,
             label="evaluation",
         )
+        _mark_best(axes, curve, course.best)
     _mark_resumes(axes, course, label="started again")
     gone = [
         step
@@ -161,25 +157,30 @@ def _draw_loss(axes: Any, course: Course) -> None:
     axes.legend(loc="upper right")
 
 
-def _draw_small(axes: Any, panel: _Panel) -> None:
-    top = 0.0
+def _draw_small(axes: Any, panel: _Panel, course: Course) -> None:
+    heights: set[float] = set()
     for curve, colour, name in panel.curves:
         steps, _, means, _ = thin(curve.steps, curve.values)
-        top = max(top, *(value for value in means if math.isfinite(value)), 0.0)
+        heights |= {value for value in means if math.isfinite(value)}
         few = len(steps) <= 40
+        label = name if len(panel.curves) > 1 else None  # its title says it
         axes.plot(
-            steps, means, color=colour, linewidth=1.2, marker="o" if few else None, markersize=3, label=name
+            steps, means, color=colour, linewidth=1.2, marker="o" if few else None, markersize=3, label=label
         )
-    if len(panel.curves) > 1:
+        if name == "evaluation":
+            _mark_best(axes, curve, course.best)
+    if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best")
+    _mark_resumes(axes, course)
     axes.set_title(_escape(panel.title))
     axes.locator_params(axis="x", nbins=5, integer=True)
     axes.xaxis.set_major_formatter(_with_letters())
     axes.locator_params(axis="y", nbins=5)
     if panel.is_speed:
         axes.yaxis.set_major_formatter(_with_letters())
-        if top > 0:
-            axes.set_ylim(0, 1.15 * top)
+    # A scale of its own would show a constant as 0.0096 to 0.0104.
+    if heights and min(heights) >= 0 < max(heights) and (panel.is_speed or len(heights) == 1):
+        axes.set_ylim(0, 1.15 * max(heights))
 
 
 def _escape(name: str) -> str:
@@ -192,9 +193,10 @@ def _with_letters() -> Any:
     return import_module("matplotlib.ticker").EngFormatter(sep="")
 
 
-def _mark_best(axes: Any, curve: Curve, best: int) -> None:
-    if best in curve.steps:
-        axes.plot([best], [curve.values[curve.steps.index(best)]], marker="*", markersize=10, color=_ORANGE)
+def _mark_best(axes: Any, curve: Curve, best: int | None) -> None:
+    if best is not None and best in curve.steps:
+        height = curve.values[curve.steps.index(best)]
+        axes.plot([best], [height], marker="*", markersize=10, color=_ORANGE, linestyle="", label=f"best: step {best}")  # fmt: skip
 
 
 def _mark_resumes(axes: Any, course: Course, label: str | None = None) -> None:
