@@ -17,6 +17,7 @@ import pytest
 from rankwise.cli.main import main
 from rankwise.evidence.living import find_ranks
 from support import (
+    RANKWISE,
     TORCHRUN,
     Running,
     free_port,
@@ -171,6 +172,49 @@ def test_ranks_of_ours_are_told_with_their_records(
         _, verdict = ask(job.process.pid, capsys, until=1)
     assert "all_reduce #2" in verdict["message"]
     assert any("`rankwise run`" in note for note in verdict["notes"])
+
+
+LOADS = """
+class Files(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, number):
+        if rank == 1:
+            pathlib.Path("there1").touch()
+            threading.Event().wait()  # a server that never answers
+        return one
+if rank == 0:
+    pathlib.Path("there0").touch()
+for batch in torch.utils.data.DataLoader(Files(), num_workers=1, timeout=0):
+    dist.all_reduce(one)
+"""
+
+
+@needs_pyspy
+def test_a_worker_that_a_rank_waits_for_is_named_by_its_own_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A DataLoader's worker that never returns: `rankwise why` and the launcher's report name its line, and not only the rank's loop."""
+    head = HEAD.replace("import os,", "import threading, torch.utils.data, os,").replace(
+        'pathlib.Path(f"there{rank}").touch()\n', ""
+    )
+    script = write_script(tmp_path, head + LOADS)
+    command = [*RANKWISE, "--nproc-per-node", "2", "--hang-timeout", "15", "train.py"]
+    with running(command, tmp_path) as job:
+        place = f"whose worker stands at train.py:{line_of(script, 'threading.Event()').rpartition(':')[2]}"
+        said = ""
+
+        def ask_why() -> bool:
+            nonlocal said
+            main(["why", str(job.process.pid)])
+            said = capsys.readouterr().out
+            return place in said
+
+        wait_until(ask_why, timeout_s=12)
+        result = job.finish(60)
+    assert "this may be right, and is only slow" in said
+    assert place in result.err, result.err
+    assert "give it a timeout" in result.err
 
 
 @pytest.mark.parametrize(

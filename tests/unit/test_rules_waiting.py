@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -248,6 +249,16 @@ def test_a_living_worker_is_only_slow() -> None:
     """One worker has come to its end, and another one still reads."""
     sight = _first(_waiting(0), rank(1, at=in_loader(), children=workers("Z", "S")))
     assert (sight.rule, sight.doing, sight.certainty) == ("kept_waiting", "loading data", "suspicion")
+
+
+def test_the_line_of_a_worker_that_is_waited_for_is_told() -> None:
+    """Where a worker stands is the cause, and more workers would be no remedy; those that have nothing to do are not told."""
+    stuck, idle = workers("S", "S")
+    children = (replace(stuck, where="/home/u/data.py:12"), idle)
+    sight = _first(_waiting(0), rank(1, at=in_loader(), children=children))
+    assert "whose worker stands at data.py:12" in sight.message
+    assert "data.py:12" in sight.fix
+    assert "more loader workers" not in sight.fix
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

@@ -163,11 +163,13 @@ class Child:
     Attributes:
         name: What the kernel calls it.
         state: The kernel's letter: R, S, D, T, Z.
+        where: ``file.py:LINE`` at which a DataLoader's worker reads a sample; empty if it does not, or was not asked.
     """
 
     pid: int
     name: str
     state: str
+    where: str = ""
 
 
 @final

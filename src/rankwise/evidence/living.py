@@ -15,6 +15,7 @@ from rankwise.evidence import pyspy
 from rankwise.evidence.facts import Evidence, RankFacts, Scene
 from rankwise.evidence.kernel_wait import find_wait
 from rankwise.evidence.leaving import FILES
+from rankwise.evidence.loader_workers import with_places
 from rankwise.evidence.merging import merge
 from rankwise.evidence.process import (
     ProcessFacts,
@@ -142,8 +143,13 @@ def take_scene(ranks: Sequence[LivingRank], clock: Clock) -> tuple[Scene, tuple[
             )
         )
     world_size = max(one.world_size for one in ranks)
-    scene = Scene(
-        ranks=tuple(facts), world_size=world_size, now_s=clock.monotonic(), is_whole=len(ranks) == world_size
+    scene = with_places(
+        Scene(
+            ranks=tuple(facts),
+            world_size=world_size,
+            now_s=clock.monotonic(),
+            is_whole=len(ranks) == world_size,
+        )
     )
     refusals = dict.fromkeys(
         look.dump for look in second.values() if isinstance(look.dump, str) and look.dump

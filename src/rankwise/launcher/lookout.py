@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from rankwise.base.roles import name_roles
 from rankwise.evidence.joint_scene import NodeScene, count_ops, join, pack
+from rankwise.evidence.loader_workers import with_places
 from rankwise.evidence.source import with_sources
 from rankwise.launcher.all_nodes import AllNodes
 from rankwise.launcher.camera import Camera
@@ -179,6 +180,8 @@ class Lookout:
         is_watched = self._is_on
         if (scene := self._try(lambda: self._camera.take_last(wait_s=wait_s))) is not None and is_watched:
             # What was seen elsewhere belongs to the evidence if it has decided; else each node tells of its own.
+            if self.has_hung:
+                scene = with_places(scene)
             is_joint = self._all is not None and self.has_hung and self._seen is not None
             self.scene = with_sources(join(scene, [self._seen]) if is_joint and self._seen else scene)
 

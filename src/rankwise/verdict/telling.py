@@ -10,7 +10,7 @@ from rankwise.verdict.standing import is_at_exit
 from rankwise.verdict.words import join_clauses, name_op, name_stages, name_wait, shorten, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rankwise.evidence.facts import Op, RankFacts
     from rankwise.verdict.parting import Parting
@@ -287,7 +287,15 @@ def _tell_doing(facts: RankFacts, standing: Standing, share: str) -> str:
     }.get(standing.doing, standing.doing)
     # What stays the same for all of them lets them be told together.
     told = told if place else told.removesuffix(",").removesuffix(", but")
-    return f"{told}{place}"
+    workers = " and ".join(list_worker_places([facts]) if standing.doing == "loading data" else [])
+    return f"{told}{place}{f', whose worker stands at {workers}' if workers else ''}"
+
+
+def list_worker_places(ranks: Iterable[RankFacts]) -> list[str]:
+    """Return where DataLoader workers of these ranks read samples, each place once."""
+    return list(
+        dict.fromkeys(shorten(child.where) for facts in ranks for child in facts.children if child.where)
+    )
 
 
 def _last_words(facts: RankFacts) -> str:

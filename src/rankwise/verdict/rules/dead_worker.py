@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.evidence.loader_workers import wait_for_batch
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.sight import Sight
 from rankwise.verdict.standing import list_calls
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from rankwise.verdict.view import View
 
 RULE = "dead_worker"
-#: torch's functions that wait for a worker's batch.
-_WAITS = frozenset({"_try_get_data", "_get_data"})
 #: A batch that a worker left behind when it died is read at once; after this nothing comes.
 _STILL_S = 3.0
 #: What the kernel calls torch's workers.
@@ -63,6 +62,4 @@ def _tell_workers(facts: RankFacts, stopped: Sequence[Child], *, is_all: bool, i
 def _waits_for_worker(facts: RankFacts) -> bool:
     if facts.stack is None or facts.state != "running" or facts.still_s < _STILL_S:
         return False
-    return any(
-        frame.function in _WAITS and "/torch/utils/data/" in frame.file for frame in list_calls(facts.stack)
-    )
+    return wait_for_batch(list_calls(facts.stack))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import are_alone, tell_absence
+from rankwise.verdict.telling import are_alone, list_worker_places, tell_absence
 from rankwise.verdict.words import shorten, verb
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _fix_slow(view: View, absence: Absence) -> str:
     if "compiling" in doing:
         return "a compilation takes long the first time; let it finish, or compile on all ranks"
     if "loading data" in doing:
+        if places := list_worker_places(view.by_rank[rank] for rank in absence.missing):
+            return f"look what is waited for at {' and '.join(places)} (a file, a server, a lock), and give it a timeout"
         return (
             f"more loader workers, or smaller batches, for {who}; work that is done once belongs before {at}"
         )

@@ -1,0 +1,61 @@
+"""Where a DataLoader's worker stands: its own line while it reads a sample, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.evidence import loader_workers, pyspy
+from rankwise.evidence.notes import Frame, Stack
+from scenes import elsewhere, in_loader, rank, scene, workers
+
+if TYPE_CHECKING:
+    import pytest
+
+_DATA = "/env/lib/python3.11/site-packages/torch/utils/data/_utils"
+_FORKED = (
+    Frame(file=f"{_DATA}/worker.py", line=359, function="_worker_loop"),
+    Frame(file="/home/u/train.py", line=23, function="<module>"),
+)
+_FETCHING = (
+    Frame(file="/env/lib/python3.11/threading.py", line=320, function="wait"),
+    Frame(file="/home/u/data.py", line=12, function="read_remote"),
+    Frame(file="/home/u/data.py", line=8, function="__getitem__"),
+    Frame(file=f"{_DATA}/fetch.py", line=54, function="fetch"),
+)
+_IDLE = (Frame(file="/env/lib/python3.11/multiprocessing/queues.py", line=113, function="get"),)
+
+
+def test_a_worker_is_where_it_reads_and_never_where_its_rank_was_forked() -> None:
+    """Above torch's fetch stands the worker's own line, below it the rank's; a worker without anything to do has no place."""
+    assert loader_workers.find_place(Stack(frames=_FETCHING + _FORKED)) == "/home/u/data.py:12"
+    assert loader_workers.find_place(Stack(frames=_IDLE + _FORKED)) == ""
+
+
+def test_only_living_workers_that_a_rank_waits_for_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank elsewhere, and workers that are dead or stopped, cost no look; one that can't be read is left without a place."""
+    asked = []
+
+    def take(pid: int) -> pyspy.SpyDump | str:
+        asked.append(pid)
+        if pid != 9000:
+            return "py-spy may not read it"
+        thread = pyspy.Thread(name="MainThread", is_active=False, stack=Stack(frames=_FETCHING + _FORKED))
+        return pyspy.SpyDump(pid=pid, threads=(thread,))
+
+    monkeypatch.setattr(pyspy, "take", take)
+    apart = tuple(replace(one, pid=one.pid + 100) for one in workers("S"))
+    found = loader_workers.with_places(
+        scene(
+            rank(0, at=elsewhere(), children=apart),
+            rank(1, at=in_loader(), children=workers("S", "S", "Z", "T")),
+        )
+    )
+    assert sorted(asked) == [9000, 9001]
+    assert [child.where for one in found.ranks for child in one.children] == [
+        "",
+        "/home/u/data.py:12",
+        "",
+        "",
+        "",
+    ]
