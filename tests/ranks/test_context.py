@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -185,7 +186,7 @@ def test_agreement_names_who_holds_what() -> None:
 
 
 def test_a_rank_that_does_not_come_to_agree_is_named() -> None:
-    """Whoever waits in vain reads which rank did not come, and to what."""
+    """Whoever waits in vain reads which rank did not come, to what and where."""
 
     def program() -> None:
         ctx = rankwise.init()
@@ -198,7 +199,10 @@ def test_a_rank_that_does_not_come_to_agree_is_named() -> None:
     assert outcomes[1].error is None
     for rank in (0, 2):
         assert isinstance(outcomes[rank].error, CollectiveTimeoutError)
-        assert "agree on length: after 1.5 s not entered by rank 1" in str(outcomes[rank].error)
+        told = str(outcomes[rank].error)
+        assert re.search(
+            r"agree on length at test_context\.py:\d+.*: after 1.5 s not entered by rank 1", told
+        ), told
 
 
 def test_new_groups_of_the_context_have_its_timeout() -> None:

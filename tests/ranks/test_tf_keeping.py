@@ -74,3 +74,20 @@ def test_a_notice_is_survived(tmp_path: Path) -> None:
         assert again[0][0] == again[1][0] >= 30
         assert [one[1] for one in again] == [whole] * 2
         assert Path(folder).exists() == (way == "handler")
+
+
+def restore(folder: str) -> list[Any]:
+    strategy = tf.MultiWorkerMirroredStrategy()
+    kept, found = tf.train.Checkpoint(epoch=0), []
+    manager = tf.train.CheckpointManager(kept, folder, max_to_keep=2)
+    kept.restore(manager.latest_checkpoint)
+    for epoch in range(kept.parts["epoch"], kept.parts["epoch"] + 2):
+        kept.parts["epoch"] = epoch + 1
+        found.append(manager.save().name)
+    return [*found, strategy.num_replicas_in_sync]
+
+
+def test_a_loop_of_tfs_guide_goes_on_where_it_was(tmp_path: Path) -> None:
+    """`checkpoint.restore(manager.latest_checkpoint)`: nothing at first, then the last one, from whose number the next are counted."""
+    assert run_ranks(restore, 2, str(tmp_path)) == [["step-1", "step-2", 2]] * 2
+    assert run_ranks(restore, 2, str(tmp_path)) == [["step-3", "step-4", 2]] * 2

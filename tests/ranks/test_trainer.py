@@ -786,11 +786,12 @@ def fit_with_warnings(layers: dict[str, nn.Module], **config: Any) -> list[str]:
     with rankwise.init(device="cpu"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         build(model=nn.Sequential(OrderedDict(layers)), epochs=1, **config).fit()
+    assert all(one.filename == __file__ for one in caught)
     return [str(one.message) for one in caught]
 
 
 def test_layers_that_know_one_rank_only_are_warned_of_once() -> None:
-    """Plain dropout and BatchNorm on two ranks are named, with the ways out; one rank, and layers that are exact, bring no word."""
+    """Plain dropout and BatchNorm on two ranks are named at the user's line, with the ways out; one rank, and layers that are exact, bring no word."""
     plain = {"drop": nn.Dropout(0.5), "norm": nn.BatchNorm1d(4), "out": nn.Linear(4, 1)}
     (told,), silent = run_ranks(fit_with_warnings, 2, plain)
     assert told.startswith("the losses of 2 ranks will differ from those of one process: drop drops by")

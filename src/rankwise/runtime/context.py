@@ -21,6 +21,7 @@ from rankwise.base.roles import RETURNS
 from rankwise.evidence.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.rng import derive_seed, seed_all
+from rankwise.runtime.signature import locate
 from rankwise.runtime.stop_deadline import find_deadline
 from rankwise.runtime.stopping import NOTICES, WISH, StopWatch, read_signals
 from rankwise.runtime.turns import take_turns
@@ -273,7 +274,8 @@ class RankContext:
 
         Collective: every rank must call this.
         """
-        told = self.control.compare(f"{name}={value!r}", what=f"agree on {name}", timeout_s=timeout_s)
+        what = f"agree on {name} at {locate()}"
+        told = self.control.compare(f"{name}={value!r}", what=what, timeout_s=timeout_s)
         if told is None:
             return
         groups: dict[str, list[int]] = {}

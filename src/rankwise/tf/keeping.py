@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import UsageError
-from rankwise.checkpoint.folder import latest
+from rankwise.checkpoint.folder import latest, open_checkpoint
 from rankwise.checkpoint.loading import load
 from rankwise.checkpoint.retention import Keep
 from rankwise.checkpoint.saving import save
@@ -25,10 +25,30 @@ class Checkpoint:
 
     Args:
         **parts: Models, optimizers, loaders, numbers.
+
+    Attributes:
+        save_counter: The step of the last checkpoint that was saved or restored.
     """
 
     def __init__(self, **parts: Any) -> None:
-        self.parts = parts
+        self.parts, self.save_counter = parts, 0
+
+    def restore(self, save_path: str | Path | None) -> None:
+        """Load a checkpoint.
+
+        Args:
+            save_path: Its folder, as ``latest_checkpoint`` gives it; None: nothing is loaded.
+
+        Raises:
+            CollectiveError: The ranks ask for different ones: a host does not see what another one sees.
+
+        Collective: every rank.
+        """
+        current().agree(None if save_path is None else Path(save_path).name, "the checkpoint to restore")
+        if save_path is not None:
+            found = open_checkpoint(save_path)
+            load(Path(save_path).parent, self.parts, step=found.step)
+            self.save_counter = found.step
 
 
 @final
@@ -48,7 +68,6 @@ class CheckpointManager:
     def __init__(self, checkpoint: Checkpoint, directory: str | Path, max_to_keep: int | None = None) -> None:
         self.checkpoint, self.directory = checkpoint, Path(directory)
         self._keep = None if max_to_keep is None else Keep(last=max_to_keep)
-        self._step = 0
 
     def save(self, checkpoint_number: int | None = None) -> Path:
         """Save.
@@ -61,8 +80,9 @@ class CheckpointManager:
 
         Collective: every rank.
         """
-        self._step = self._step + 1 if checkpoint_number is None else checkpoint_number
-        return save(self.directory, self.checkpoint.parts, step=self._step, keep=self._keep).wait()
+        step = self.checkpoint.save_counter + 1 if checkpoint_number is None else checkpoint_number
+        self.checkpoint.save_counter = step
+        return save(self.directory, self.checkpoint.parts, step=step, keep=self._keep).wait()
 
     def restore_or_initialize(self) -> int | None:
         """Load the latest checkpoint that is whole, if there is one.
@@ -73,7 +93,8 @@ class CheckpointManager:
         Collective: every rank.
         """
         step = load(self.directory, self.checkpoint.parts)
-        self._step = self._step if step is None else step
+        if step is not None:
+            self.checkpoint.save_counter = step
         return step
 
     @property
