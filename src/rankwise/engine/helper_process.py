@@ -6,6 +6,7 @@ their ranks. It ends when its input ends. The rendezvous is torch's own, unchang
 nodes started by us meet in one job.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,6 +25,8 @@ os.dup2(2, 1)
 _lock = threading.Lock()
 #: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
 _MOVE_S = 3.0
+#: Node 0 gives the secret as soon as it has met the others.
+_SECRET_S = 60
 # A store that is not reached, or that another node has taken away with it, is told in a line of ours, not in a stack of C++.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
@@ -133,7 +136,7 @@ class Meeting:
         self.members: Any = None
         self.num_joined = 0
 
-    def join(self, restart: int, host: str) -> dict[str, Any]:
+    def join(self, restart: int, host: str, *, wants_secret: bool) -> dict[str, Any]:
         """Meet the other nodes and return which ranks are ours; ``host`` is empty if we tell nothing of them."""
         self.watching = False
         self._end_exchange()
@@ -158,7 +161,9 @@ class Meeting:
             self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
             self.members.begin(self.world, (host, base, self.orders["local_world_size"]))
         self.watching = not self.static
+        secret = self._share_secret(store, node_rank) if wants_secret else ""
         return {
+            "secret": secret,
             "node_rank": node_rank,
             "num_nodes": self.world,
             "base_rank": base,
@@ -184,6 +189,25 @@ class Meeting:
         if before is not None:
             before.restore()
         return info
+
+    def _share_secret(self, store: Any, node_rank: int) -> str:
+        """Return a random text that all nodes get; the last one to read it deletes it, so that it is not read from the store later."""
+        from datetime import timedelta
+
+        key = "rankwise/secret"
+        if node_rank == 0:
+            store.set(key, os.urandom(16).hex())
+        try:
+            store.wait([key], timedelta(seconds=_SECRET_S))
+        except Exception as error:
+            raise RuntimeError(
+                "node 0 gives the ranks no secret, without --role-counts: start the same command on every node"
+            ) from error
+        secret = store.get(key).decode()
+        if int(store.add(f"{key}/num_read", 1)) == self.world:
+            with contextlib.suppress(Exception):  # some stores delete nothing
+                store.delete_key(key)
+        return str(secret)
 
     def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
         from torch.distributed import PrefixStore
@@ -304,8 +328,8 @@ class Desk:
         self._meeting.watch()
         return {"note": self._meeting.note}
 
-    def join(self, restart: int, host: str) -> dict[str, Any]:
-        return self._met().join(restart, host)
+    def join(self, restart: int, host: str, *, wants_secret: bool) -> dict[str, Any]:
+        return self._met().join(restart, host, wants_secret=wants_secret)
 
     def finish(self, barrier_s: float) -> dict[str, Any]:
         return self._met().finish(barrier_s)
@@ -320,6 +344,10 @@ class Desk:
 
     def decide(self, text: str) -> dict[str, Any]:
         return {"text": self._exchange().decide(text)}
+
+    def end_attempt(self, text: str) -> dict[str, Any]:
+        self._exchange().end_attempt(text)
+        return {}
 
     def hear(self, bound_s: float) -> dict[str, Any]:
         return {"num": self._exchange().hear(bound_s)}

@@ -88,6 +88,11 @@ class Exchange:
         self._store.add("asked", 1)
         return str(stands.decode())
 
+    def end_attempt(self, text: str) -> None:
+        """Make known that the attempt ends here, and why; the first word of any node counts."""
+        self._store.compare_set("ended", "", text)
+        self._store.add("asked", 1)
+
     def hear(self, timeout_s: float) -> int:
         """Say that we have heard the last word, and wait until all have; return how many have."""
         heard, wanted = int(self._store.add("heard", 1)), len(self.list_nodes())
@@ -161,6 +166,8 @@ class Exchange:
             self._asked, self._awake_s = asked, time.monotonic() + _AWAKE_S
             if self._store.check(["decision"]):
                 self._say({f"{self._name}/decision": self._store.get("decision").decode()})
+            if self._store.check(["ended"]):
+                self._say({f"{self._name}/ended": self._store.get("ended").decode()})
             self._say({f"{self._name}/asked": asked})
         if self.judge == self._node_rank and (is_awake or time.monotonic() < self._awake_s):
             self.collect()

@@ -71,6 +71,7 @@ class Outcome:
     Attributes:
         lookout: Looks on while other nodes' ranks still run.
         regroup: Whether it was ended because another node wants to join.
+        gives_up: Whether it was ended by another node that does not take part in a further one.
         imported: How many modules of each package a rank imported itself, in place of a warm server.
         open_streams: Standard errors that processes left on purpose still write to.
     """
@@ -78,6 +79,7 @@ class Outcome:
     case: Case
     lookout: Lookout
     regroup: bool = False
+    gives_up: bool = False
     lasted_s: float = 0.0
     imported: dict[str, int] = field(default_factory=dict)
     open_streams: list[int] = field(default_factory=list)
@@ -87,16 +89,19 @@ class Outcome:
 class Attempt:
     """Starts the ranks of one attempt and sees them through."""
 
-    def __init__(self, job: Job, part: Assignment, *, index: int, failures: list[Failure]) -> None:
+    def __init__(
+        self, job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]
+    ) -> None:
         """Open the streams of all ranks.
 
         Args:
             job: Whose attempt it is.
             part: Which ranks are ours this time.
             index: Number of the attempt, from 0.
-            failures: Those that came before, an attempt ended for a joining node is none; gets those after which a rank starts alone.
+            restarts: How often all ranks were started again after a failure: an attempt ended for a joining node is none.
+            failures: Those that came before; gets those after which a rank starts alone.
         """
-        self._job, self._part, self._index, self._restarts = job, part, index, len(failures)
+        self._job, self._part, self._index, self._restarts = job, part, index, restarts
         self._failures, self._lone = failures, LoneRestarts(job, part, failures)
         self._clock, self._workers = job.clock, job.workers
         self._folder = job.folder / f"attempt_{index}"
@@ -244,6 +249,7 @@ class Attempt:
         if clean and self._requeue.has_begun and not self._job.spec.is_one_node:
             self._regroup = self._job.rendezvous.nodes_waiting() > 0
         if not clean:
+            self._tell_end()
             if not (self._regroup or self._keeper_lost or self._has_lost_nodes):
                 self._take_evidence()
             # Those that have not followed by now had the time that others get after SIGTERM.
@@ -269,6 +275,7 @@ class Attempt:
             case=case,
             lookout=self._lookout,
             regroup=self._regroup,
+            gives_up=self._lone.ended_elsewhere is not None and self._lone.ended_elsewhere[1],
             lasted_s=lasted_s,
             imported=imported,
             open_streams=streams,
@@ -277,7 +284,12 @@ class Attempt:
     def _restart_alone(self) -> None:
         """Start ranks again that have failed, where the others can go on without them meanwhile."""
         failed = [rank for rank in self._ranks if self._lone.is_on and self._has_failed(rank)]
-        is_over = self._interrupted is not None or self._keeper_lost or self._lookout.has_hung
+        is_over = (
+            self._interrupted is not None
+            or self._keeper_lost
+            or self._lookout.has_hung
+            or self._lone.ended_elsewhere
+        )
         for rank in (
             failed if not (is_over or self._requeue.has_begun or self._store_code is not None) else ()
         ):
@@ -292,6 +304,13 @@ class Attempt:
             self._lookout.renew(rank)
             self._start_rank(rank)
 
+    def _tell_end(self) -> None:
+        """Tell other nodes that this attempt ends here, unless they know it from elsewhere: their ranks are not to wait for ours."""
+        has_notice = self._interrupted == signal.SIGTERM and any(map(self._is_saving, self._living()))
+        failed = [rank for rank in self._ranks if self._has_failed(rank)]
+        if (failed or self._interrupted is not None) and not (has_notice or self._lookout.has_hung):
+            self._lone.tell_end(self._to_case(failed or self._ranks))
+
     def _tell_slow_start(self) -> None:
         if self._is_told_slow or any(rank.pid for rank in self._ranks):
             return
@@ -305,7 +324,7 @@ class Attempt:
         """Whether there is no point in going on."""
         if self._interrupted is not None or self._keeper_lost or self._regroup or self._lookout.has_hung:
             return True
-        if self._has_lost_nodes:
+        if self._has_lost_nodes or self._lone.ended_elsewhere is not None:
             return True
         alive = any(rank.is_alive for rank in self._ranks)
         if alive and (self._store_code is not None or self._is_overdue()):
@@ -523,4 +542,5 @@ class Attempt:
             keeper_lost=self._keeper_lost,
             lost_nodes=link.lost_nodes if link is not None and self._has_lost_nodes else (),
             given_up=link.given_up if link is not None and self._has_lost_nodes else "",
+            elsewhere=(self._lone.ended_elsewhere or ("", False))[0],
         )

@@ -67,14 +67,16 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         The exit code: 0, 75 for a requeue, or the first cause's.
     """
     failures: list[Failure] = []
+    # Of all ranks: the same number on all nodes, where each counts the failures of its own ranks.
+    restarts = 0
     for index in itertools.count():
         try:
-            part = job.rendezvous.join(len(failures))
+            part = job.rendezvous.join(restarts)
         except RankwiseError:
             if not index:
                 drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
             raise
-        outcome = _run_attempt(job, part, index=index, failures=failures)
+        outcome = _run_attempt(job, part, index=index, restarts=restarts, failures=failures)
         case, verdict = outcome.case, judge(outcome.case)
         save_evidence(job, case, verdict)
         is_through = _is_through(verdict) and not outcome.regroup
@@ -92,7 +94,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             job.events.write("nodes.regroup", attempt=index, message=why)
             continue
         failures.append(to_failure(verdict, lasted_s=outcome.lasted_s))
-        decision = _decide(job, case, failures)
+        decision = GiveUp(reason="that node gives up") if outcome.gives_up else _decide(job, case, failures)
         if isinstance(decision, GiveUp):
             if job.host_look is not None:
                 verdict = job.host_look.add_to(verdict, outcome.lookout.ailments)
@@ -103,6 +105,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             return verdict.exit_code
         again = f"restart {len(failures)} of {job.spec.max_restarts}"
         publish(job, verdict, attempt=index, reason=again, is_final=False)
+        restarts += 1
     raise AssertionError("the attempts of a job never run out by themselves")
 
 
@@ -140,7 +143,9 @@ def _hear_others(job: Job, outcome: Outcome, verdict: Verdict, *, is_through: bo
     """Return the case with what other nodes' ranks add to it."""
     if is_through:
         return _finish(job, outcome, is_requeue=verdict.kind == "requeue")
-    return outcome.lookout.add_leavers(outcome.case) if _may_be_left(verdict) else outcome.case
+    if outcome.case.elsewhere or not _may_be_left(verdict):
+        return outcome.case
+    return outcome.lookout.add_leavers(outcome.case)
 
 
 def _may_be_left(verdict: Verdict) -> bool:
@@ -176,9 +181,11 @@ def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> No
         drop_folder(job.spec.logs, job.folder)
 
 
-def _run_attempt(job: Job, part: Assignment, *, index: int, failures: list[Failure]) -> Outcome:
+def _run_attempt(
+    job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]
+) -> Outcome:
     try:
-        return Attempt(job, part, index=index, failures=failures).run()
+        return Attempt(job, part, index=index, restarts=restarts, failures=failures).run()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise LaunchError(

@@ -99,7 +99,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     if shutdown is None:
         shutdown = _read_number(env, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
     meeting, master_addr, master_port = _to_meeting(args, nodes[1])
-    nproc = _apply_role_counts(args, nodes[1])
+    nproc = _apply_role_counts(args, nodes)
     return LaunchSpec(
         program=Program(
             script=args.training_script, args=tuple(args.training_script_args), how=_how_to_run(args)
@@ -142,8 +142,8 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     )
 
 
-def _apply_role_counts(args: argparse.Namespace, max_nodes: int) -> str:
-    """Return --nproc-per-node, which --role-counts gives on one node, and must not contradict."""
+def _apply_role_counts(args: argparse.Namespace, nodes: tuple[int, int]) -> str:
+    """Return --nproc-per-node, which --role-counts gives where all nodes get equally many ranks, and must not contradict on one."""
     nproc = str(args.nproc_per_node)
     if args.role_counts is None:
         return nproc
@@ -156,8 +156,10 @@ def _apply_role_counts(args: argparse.Namespace, max_nodes: int) -> str:
     total = sum(number for _, number in counts)
     if len({role for role, _ in counts}) < len(counts):
         raise UsageError(f"--role-counts {args.role_counts} names a role twice", hint="give each role once")
-    if max_nodes > 1:
-        return nproc
+    if nodes[1] > 1:
+        share, rest = divmod(total, nodes[0])
+        is_even = nodes[0] == nodes[1] and not rest
+        return str(share) if nproc == "1" and is_even else nproc
     if nproc not in {"1", str(total)}:
         raise UsageError(
             f"--nproc-per-node {nproc}, and --role-counts {args.role_counts} makes {total} ranks",

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class LoneRestarts:
     """Decides whether a rank that has failed is started again while the others go on.
 
-    That takes a job of one node whose ranks have roles (``--role-counts``), a store that outlives its ranks, and ranks without a
-    process group of all: they say so in their notes. One that was killed before it could say so is believed like the others.
+    That takes ranks with roles (``--role-counts``) without a process group of all, which they say in their notes, and a store that
+    outlives its ranks. One that was killed before it could say so is believed like the others. On several nodes each node starts its own
+    ranks again, and tells the others if it can't.
 
     Args:
         job: Whose ranks.
@@ -34,15 +35,32 @@ class LoneRestarts:
     """
 
     def __init__(self, job: Job, part: Assignment, failures: list[Failure]) -> None:
-        self._job, self._failures = job, failures
+        self._job, self._failures, self._link = job, failures, part.link
         self._is_apart = False
         self.is_on = (
             IS_LINUX
             and bool(job.spec.role_counts)
-            and job.spec.is_one_node
-            and part.listener is not None
+            and (part.listener if job.spec.is_one_node else part.link) is not None
             and job.spec.max_restarts > 0
         )
+
+    @property
+    def ended_elsewhere(self) -> tuple[str, bool] | None:
+        """Why another node has ended the attempt, and whether it gives up; None if none has."""
+        return self._link.ended_elsewhere if self.is_on and self._link is not None else None
+
+    def tell_end(self, case: Case) -> None:
+        """Tell other nodes that the attempt ends here: their ranks would wait for ours, and be started again for nothing.
+
+        Args:
+            case: Of the ranks that have failed, or of an attempt that was interrupted.
+        """
+        if not self.is_on or self._link is None or self.ended_elsewhere is not None:
+            return
+        spec, verdict = self._job.spec, judge(case)
+        failures = [*self._failures, to_failure(verdict, lasted_s=0.0)]
+        gives_up = case.interrupted is not None or isinstance(decide(failures, spec.max_restarts), GiveUp)
+        self._link.end_attempt(name_roles(verdict.message, spec.roles), gives_up=gives_up)
 
     def takes(self, rank: Rank, ranks: Sequence[Rank], case: Case) -> bool:
         """Tell whether a rank that has failed is to be started again alone, and say that it is.
@@ -55,6 +73,8 @@ class LoneRestarts:
         self._is_apart = self._is_apart or any(is_apart(read_all(one.notes_fd)) for one in ranks)
         if not self.is_on or not self._is_apart or is_needed(read_all(rank.notes_fd)):
             return False
+        if self._link is not None and self._link.lost is not None:
+            return False  # the store is gone, and with it what the ranks need
         spec, verdict = self._job.spec, judge(case)
         self._failures.append(to_failure(verdict, lasted_s=rank.ended_s - rank.started_s))
         if isinstance(decide(self._failures, spec.max_restarts), GiveUp):

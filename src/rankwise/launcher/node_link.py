@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
@@ -125,6 +126,29 @@ class NodeLink:
         """What any node has decided for all."""
         told = self._news("decision")
         return None if told is None else str(told)
+
+    @property
+    def ended_elsewhere(self) -> tuple[str, bool] | None:
+        """Why another node has ended the attempt, and whether it gives up; None if none has."""
+        told = self._news("ended")
+        if told is None:
+            return None
+        facts = json.loads(str(told))
+        return None if facts["node"] == self.node_rank else (str(facts["why"]), bool(facts["gives_up"]))
+
+    def end_attempt(self, why: str, *, gives_up: bool) -> None:
+        """Tell the other nodes that the attempt ends here: their ranks are stopped, and are not started again alone.
+
+        Args:
+            why: What has failed.
+            gives_up: Whether this node does not meet the others for another attempt.
+        """
+        facts = {
+            "node": self.node_rank,
+            "why": f"on node {self.node_rank} ({self.host}): {why}",
+            "gives_up": gives_up,
+        }
+        self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts))
 
     @property
     def nodes(self) -> dict[int, Node]:

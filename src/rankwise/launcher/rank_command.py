@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.spec import LaunchSpec, Program
 
-#: Of all jobs of this launcher. On several nodes each launcher would have another one: there the user gives it, or nobody.
+#: Of all jobs of this launcher on one node; nodes of one job get theirs when they meet.
 _SECRET = os.urandom(16).hex()
 _RUN_PATH = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
@@ -73,8 +73,8 @@ def build_rank_env(
     )
     env = {**build_shared_env(num_threads), **dict(spec.variables), **rank.to_env()}
     # To a job without roles nothing is added that a script could see.
-    if spec.role_counts and spec.is_one_node and not environ().get(JOB_SECRET):
-        env.setdefault(JOB_SECRET, _SECRET)
+    if spec.role_counts and not environ().get(JOB_SECRET):
+        env.setdefault(JOB_SECRET, part.secret or _SECRET)
     if spec.virtual_local_rank:
         visible = environ().get("CUDA_VISIBLE_DEVICES")
         env["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible.split(",")[local_rank]

@@ -124,6 +124,7 @@ class Case:
         sights: What was said of them while they ran, the first first.
         decided: What the nodes of a job of several have agreed on, the cause first: it is the verdict on each of them.
         hung: Whether we stopped the ranks because they hung.
+        elsewhere: What has failed on another node that has ended the attempt for all; empty if none has.
         strict: Whether a silent mismatch makes the job fail.
         lost_nodes: Nodes of the job that were lost, for which we have ended the ranks, or without which these had failed.
         given_up: Why the other nodes have gone on without this one; empty if they haven't.
@@ -145,6 +146,7 @@ class Case:
     sights: tuple[Sight, ...] = ()
     decided: tuple[Sight, ...] = ()
     hung: bool = False
+    elsewhere: str = ""
     strict: bool = False
     lost_nodes: tuple[LostNode, ...] = ()
     given_up: str = ""

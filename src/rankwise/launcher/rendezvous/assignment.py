@@ -20,6 +20,7 @@ class Assignment:
         base_rank: Global rank of our first rank; the others follow.
         listener: The socket that our store process must serve; None if the store is served elsewhere.
         rank0_serves: Whether rank 0 must serve the store itself, as without a launcher.
+        secret: That the ranks of all nodes get, where ranks have roles; empty elsewhere, and on one node.
         link: To the launchers of other nodes, for what their ranks do; None if there are none, or we watch nothing.
     """
 
@@ -34,6 +35,7 @@ class Assignment:
     run_id: str
     listener: socket.socket | None = None
     rank0_serves: bool = False
+    secret: str = ""
     link: NodeLink | None = None
 
 

@@ -82,7 +82,8 @@ class SeveralNodes:
         """Meet the others and number the ranks."""
         self._helper.forget_news()
         host = socket.gethostname() if self._spec.watch else ""
-        part = self._ask("join", restart=restart, host=host)
+        part = self._ask("join", restart=restart, host=host, wants_secret=bool(self._spec.role_counts))
+        self._check_roles(int(str(part["num_nodes"])), int(str(part["world_size"])))
         addr, port = str(part["master_addr"]), int(str(part["master_port"]))
         serve_here = part["node_rank"] == 0 and not part["store_is_served"]
         return Assignment(
@@ -96,8 +97,17 @@ class SeveralNodes:
             master_port=port,
             run_id=str(part["run_id"]),
             listener=bind_store("", port, restart) if serve_here else None,
+            secret=str(part["secret"]),
             link=self._open_link(part, host),
         )
+
+    def _check_roles(self, num_nodes: int, world_size: int) -> None:
+        if (wanted := len(self._spec.roles)) and wanted != world_size:
+            counts = ",".join(f"{name}={number}" for name, number in self._spec.role_counts)
+            raise UsageError(
+                f"{num_nodes} nodes have {world_size} ranks in all, and --role-counts {counts} makes {wanted}",
+                hint="give each node its part: --nproc-per-node N",
+            )
 
     def _open_link(self, part: dict[str, object], host: str) -> NodeLink | None:
         if part["judge"] is None:
