@@ -221,7 +221,7 @@ SCHEDULE = """
     import torch
     from torch import nn
     import rankwise
-    from rankwise.parallel.servers.entrance import knock
+    from rankwise.parallel.servers.listener import connect
     from rankwise.parallel.servers.link import HELLO, Message
 
     def square(number):
@@ -238,7 +238,7 @@ SCHEDULE = """
     if ps.is_server:
         ps.serve()
     elif ps.is_coordinator:
-        strangers = [knock(ps._store, "coordinator", peer="us", rank=ctx.rank, timeout_s=5) for _ in range(2)]
+        strangers = [connect(ps._store, "coordinator", peer="us", rank=ctx.rank, timeout_s=5) for _ in range(2)]
         strangers[0].send(Message(HELLO), timeout_s=5)
         handles = [ps.schedule(square, (number,)) for number in range(4)]
         print([ps.fetch(one) for one in handles], [one.num_runs for one in handles], flush=True)
@@ -248,7 +248,7 @@ SCHEDULE = """
 
 
 def test_a_coordinator_waits_for_its_only_worker_to_return(tmp_path: Path) -> None:
-    """What the killed one had begun is done by its successor, whoever else is at the coordinator's door meanwhile."""
+    """What the killed one had begun is done by its successor, whoever else is at the coordinator's listener meanwhile."""
     write_script(tmp_path, SCHEDULE)
     result = run_rankwise(["--role-counts", "ps=1,worker=2", "--max-restarts", "1", "train.py"], tmp_path)
     assert result.code == 0, result.err
@@ -281,3 +281,67 @@ def test_what_fails_when_the_servers_have_ended_fails_the_job(tmp_path: Path) ->
     )
     assert result.code == 1
     assert "had ended, and then its process failed with exit code 3" in report["message"]
+
+
+#: The coordinator is killed when some functions are done and one is under way; each one writes down that it runs.
+COORDINATE = """
+    import os, signal, sys, time
+    from pathlib import Path
+    import torch
+    from torch import nn
+    import rankwise
+
+    def step(batches, number):
+        with Path(f"ran-{number}").open("a") as file:
+            file.write(".")
+        ps.pull()
+        model.weight.grad = torch.full((1, 1), -1.0)
+        ps.push()
+        if number == 9 and not Path("died").exists():
+            while not Path("died").exists():
+                time.sleep(0.01)
+        return number, next(batches)
+
+    def make_batches(index, num_workers):
+        return iter(range(index * 1000, 10**6))
+
+    ctx = rankwise.init(device="cpu")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    ps = rankwise.parameter_server(
+        model, lambda ones: torch.optim.SGD(ones, lr=1.0), mode="async", coordinator=True, save_every=1
+    )
+    if ps.is_server:
+        ps.serve()
+    elif ps.is_coordinator:
+        batches = ps.per_worker(make_batches)
+        handles = [ps.schedule(step, (batches, number)) for number in range(20)]
+        fetched = [ps.fetch(one) for one in handles[:6]]
+        if not Path("died").exists():
+            while not Path("ran-9").exists():
+                time.sleep(0.01)
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        fetched += [ps.fetch(one) for one in handles[6:]]
+        ps.pull()
+        print([number for number, _ in fetched] == list(range(20)), len({at for _, at in fetched}), model.weight.item(), flush=True)
+    else:
+        ps.work()
+    ctx.close()
+"""
+
+
+def test_a_killed_coordinator_starts_again_alone_and_repeats_nothing(tmp_path: Path) -> None:
+    """What was done, fetched or not, and what a worker did meanwhile, runs once; workers keep their iterators, and servers what they hold."""
+    write_script(tmp_path, COORDINATE)
+    result = run_rankwise(
+        ["--role-counts", "ps=1,chief=1,worker=2", "--max-restarts", "2", "train.py"], tmp_path
+    )
+    assert result.code == 0, result.err
+    assert "rankwise: chief 0 (rank 1): killed by SIGKILL" in result.err
+    assert result.err.count("it starts again alone") == 1
+    assert "the coordinator goes on: " in result.err
+    assert {path.stat().st_size for path in tmp_path.glob("ran-*")} == {1}
+    assert "True 20 20.0" in result.out

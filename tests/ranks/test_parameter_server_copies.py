@@ -13,9 +13,9 @@ from torch import nn
 
 import rankwise
 from rankwise.parallel.servers.dense import DenseValues
-from rankwise.parallel.servers.entrance import Door, knock
 from rankwise.parallel.servers.layout import spread
 from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PUSH, REFUSED, STATS, Link, Message
+from rankwise.parallel.servers.listener import Listener, connect
 from rankwise.parallel.servers.recovery import Recovery
 from rankwise.parallel.servers.rules import Rules
 from rankwise.parallel.servers.serving import Server
@@ -83,13 +83,13 @@ def serve(server: Server, errors: list[Exception]) -> threading.Thread:
 def make_server(store: dist.Store, mode: str = "async", workers: Iterable[int] = (1,)) -> Server:
     return Server(
         0, 0, {0: make_shard(0, workers, mode)}, layout_digest="same", compression=None, workers=workers, store=store,
-        door=Door(store, "0", rank=0, host=""), timeout_s=BOUND_S,
+        listener=Listener(store, "0", rank=0, host=""), timeout_s=BOUND_S,
     )  # fmt: skip
 
 
 def join(store: dist.Store, worker: int) -> Link:
-    link = knock(store, "0", peer="server 0", rank=worker, timeout_s=BOUND_S)
-    link.send(Message(HELLO, note={"worker": worker, "life": 1, "digest": "same"}), timeout_s=BOUND_S)
+    link = connect(store, "0", peer="server 0", rank=worker, timeout_s=BOUND_S)
+    link.send(Message(HELLO, note={"worker": worker, "incarnation": 1, "digest": "same"}), timeout_s=BOUND_S)
     assert link.receive(timeout_s=BOUND_S).kind == HELLO
     return link
 
@@ -159,7 +159,7 @@ def test_whoever_greets_wrongly_is_sent_away() -> None:
     store, errors = dist.HashStore(), list[Exception]()
     thread = serve(make_server(store), errors)
     for note in ({"worker": "x"}, {}):
-        link = knock(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        link = connect(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
         link.send(Message(HELLO, note=note), timeout_s=BOUND_S)
         with pytest.raises(rankwise.CollectiveError, match="is gone"):
             link.receive(timeout_s=BOUND_S)

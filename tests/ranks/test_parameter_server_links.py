@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise
-from rankwise.parallel.servers import entrance
-from rankwise.parallel.servers.entrance import Door, find_host, knock
+from rankwise.parallel.servers import listener as listener_module
 from rankwise.parallel.servers.layout import spread
 from rankwise.parallel.servers.link import ANSWER, HELLO, PULL, PUSH, Link, Message
+from rankwise.parallel.servers.listener import Listener, connect, find_host
 from rankwise.parallel.servers.rules import Rules
 from rankwise.parallel.servers.worker import Worker
 
@@ -37,27 +37,27 @@ def make_rules(mode: str = "async") -> Rules:
     )  # fmt: skip
 
 
-def take_in(door: Door) -> Link:
+def accept(listener: Listener) -> Link:
     """Take in the worker, as a server that expects its first gradient."""
     link = None
     while link is None:
-        link = door.accept(BOUND_S)
+        link = listener.accept(BOUND_S)
     assert link.receive(timeout_s=BOUND_S).kind == HELLO
     return link
 
 
-def welcome(link: Link) -> None:
+def send_clocks(link: Link) -> None:
     link.send(Message(HELLO, note={"clocks": {"0": 0}}), timeout_s=BOUND_S)
 
 
 @contextmanager
-def open_door(store: dist.Store, host: str = "") -> Iterator[Door]:
-    door = Door(store, "0", rank=0, host=host)
-    door.open()
+def open_listener(store: dist.Store, host: str = "") -> Iterator[Listener]:
+    listener = Listener(store, "0", rank=0, host=host)
+    listener.open()
     try:
-        yield door
+        yield listener
     finally:
-        door._listener.close()  # as a process that dies
+        listener._socket.close()  # as a process that dies
 
 
 def run_beside(function: Callable[[], None]) -> threading.Thread:
@@ -92,19 +92,19 @@ def test_a_server_that_dies_while_a_gradient_is_sent_again() -> None:
     store, came = dist.HashStore(), list[int]()
 
     def serve() -> None:
-        with open_door(store) as door:
-            first = take_in(door)
-            welcome(first)
+        with open_listener(store) as listener:
+            first = accept(listener)
+            send_clocks(first)
             first.receive(timeout_s=BOUND_S)
-        with open_door(store) as door:
+        with open_listener(store) as listener:
             first.close()
-            second = take_in(door)
+            second = accept(listener)
             second._socket.shutdown(socket.SHUT_RD)
-        with open_door(store) as door:
-            welcome(second)
-            link = take_in(door)
+        with open_listener(store) as listener:
+            send_clocks(second)
+            link = accept(listener)
         second.close()
-        welcome(link)
+        send_clocks(link)
         message = link.receive(timeout_s=BOUND_S)
         assert message.kind == PUSH
         came.append(message.number)
@@ -128,23 +128,23 @@ def test_a_server_that_dies_while_a_gradient_is_sent_again() -> None:
 def test_a_silent_stranger_holds_up_nobody() -> None:
     """It has connected and shows nothing; a worker that comes after it is taken in, though what it shows comes in two parts."""
     store = dist.HashStore()
-    with open_door(store) as door, socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(door._address[0])
-        silent = door.accept(BOUND_S)
+    with open_listener(store) as listener, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(listener._address[0])
+        silent = listener.accept(BOUND_S)
         assert silent is not None
         with socket.socket(socket.AF_UNIX) as slow:
-            slow.connect(door._address[0])
+            slow.connect(listener._address[0])
             nonce = bytes(16)
-            shown = nonce + entrance._prove("worker", door._address, door._nonce, nonce)
+            shown = nonce + listener_module._make_proof("worker", listener._address, listener._nonce, nonce)
             slow.sendall(shown[:20])
-            link = door.accept(BOUND_S)
+            link = listener.accept(BOUND_S)
             assert link is not None
             worker = Link(slow.dup(), peer="the server", rank=1)
             run_beside(lambda: slow.sendall(shown[20:])).join()
             worker.send(Message(HELLO), timeout_s=BOUND_S)
             assert link.receive(timeout_s=BOUND_S).kind == HELLO
-            assert worker.exchange(32, BOUND_S) == entrance._prove(
-                "server", door._address, door._nonce, nonce
+            assert worker.exchange(32, BOUND_S) == listener_module._make_proof(
+                "server", listener._address, listener._nonce, nonce
             )
     for one in (silent, link, worker):
         one.close()
@@ -152,13 +152,13 @@ def test_a_silent_stranger_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
 def test_both_sides_prove_that_they_know_the_jobs_secret(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has read the store but not the secret is not let in; a door that somebody else has put into the store is not believed."""
+    """Who has read the store but not the secret is not let in; a listener that somebody else has put into the store is not believed."""
     store = dist.HashStore()
-    with open_door(store, host) as door:
+    with open_listener(store, host) as listener:
         monkeypatch.setenv("RANKWISE_JOB_SECRET", "guessed")
-        stranger = knock(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        stranger = connect(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
         monkeypatch.setenv("RANKWISE_JOB_SECRET", "secret")
-        link = door.accept(BOUND_S)
+        link = listener.accept(BOUND_S)
         assert link is not None
         stranger.send(Message(HELLO), timeout_s=BOUND_S)
         with pytest.raises(rankwise.CollectiveError, match="does not know the job's secret"):
@@ -168,10 +168,12 @@ def test_both_sides_prove_that_they_know_the_jobs_secret(host: str, monkeypatch:
             stranger.receive(timeout_s=BOUND_S)
         stranger.close()
 
-        worker = knock(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
-        connection, _ = door._listener.accept()
+        worker = connect(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        connection, _ = listener._socket.accept()
         connection.sendall(bytes(32) + b"what would be unpickled")
-        with pytest.raises(rankwise.CollectiveError, match="whoever answers for server 0 does not know"):
+        with pytest.raises(
+            rankwise.CollectiveError, match="the process that answers as server 0 does not know"
+        ):
             worker.receive(timeout_s=BOUND_S)
         connection.close()
 
@@ -186,7 +188,7 @@ def test_a_store_that_is_gone_is_named() -> None:
     with pytest.raises(
         rankwise.RendezvousError, match=r"the job's store failed: Connection reset by peer\n  ->"
     ) as caught:
-        knock(GoneStore(), "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        connect(GoneStore(), "0", peer="server 0", rank=1, timeout_s=BOUND_S)
     assert caught.value.rank == 1
 
 
@@ -215,7 +217,12 @@ def test_a_forked_child_does_not_hold_a_link_open() -> None:
     [
         ("127.0.0.1", 1, {"127.0.0.1": "127.0.0.1"}, "127.0.0.1"),
         ("node1", 2, {"node1": "10.0.0.7"}, "10.0.0.7"),
-        ("node1", 1, {"node1": "127.0.1.1", "here": "127.0.1.1", entrance._OUTSIDE: "10.0.0.5"}, "10.0.0.5"),
+        (
+            "node1",
+            1,
+            {"node1": "127.0.1.1", "here": "127.0.1.1", listener_module._OUTSIDE: "10.0.0.5"},
+            "10.0.0.5",
+        ),
         ("localhost", 2, {"here": "10.0.0.6"}, "10.0.0.6"),
         ("node1", 2, {"node1": "127.0.1.1", "here": "127.0.1.1"}, "others reach"),
         ("node1", 2, {}, "others reach"),
@@ -226,14 +233,14 @@ def test_the_address_that_others_reach(
 ) -> None:
     """A name that stands for loopback on its own host is not published to other hosts; where nothing else is, that is an error."""
 
-    def find_way(place: str) -> str:
+    def find_route(place: str) -> str:
         if place not in ways:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return ways[place]
 
     monkeypatch.setenv("MASTER_ADDR", master)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(entrance, "_find_way", find_way)
+    monkeypatch.setattr(listener_module, "_find_route", find_route)
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     if expected[0] != "1":
         with pytest.raises(rankwise.RendezvousError, match=expected):

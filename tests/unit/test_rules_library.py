@@ -47,7 +47,7 @@ _OTHER_WAITS = {
         "parallel/servers/coordinator.py",
         "_drive _wait",
     ): "the coordinator's, for its workers, with a bound; names the functions that are not done",
-    ("parallel/servers/entrance.py", "knock"): "a server or a coordinator, with a bound; names it",
+    ("parallel/servers/listener.py", "knock"): "a server or a coordinator, with a bound; names it",
     ("parallel/servers/sides.py", "_count_by_role"): "the roles of all ranks, with a bound",
     ("parallel/servers/worker.py", "_join"): "a server, with a bound; names it",
     (

@@ -13,7 +13,7 @@ from rankwise.checkpoint.folder import latest, list_checkpoints, open_checkpoint
 from rankwise.checkpoint.manifest import MANIFEST
 from rankwise.checkpoint.parts import PerRank, name_parameters
 from rankwise.checkpoint.plan import Reads, plan_reads
-from rankwise.checkpoint.ranks import find_ranks
+from rankwise.checkpoint.ranks import find_alone, find_ranks
 from rankwise.checkpoint.reading import read_all, read_tensors, receive_all
 from rankwise.checkpoint.rng import RNG, RandomStates, reseed
 from rankwise.checkpoint.saving import finish_saves, note_serial
@@ -36,6 +36,7 @@ def load(
     strict: bool = True,
     rng: bool | None = None,
     pickle: bool = False,
+    alone: bool = False,
 ) -> int | None:
     """Load the latest checkpoint that is whole into a state, at any world size.
 
@@ -53,6 +54,7 @@ def load(
         rng: Whether the random generators go on where they were; at another world size they are seeded anew from there. None: if
             an optimizer is among the parts, as training goes on then.
         pickle: Whether pickled objects may be loaded. Whoever wrote them can have any code executed by that.
+        alone: Whether this rank loads without the others: each rank of a job with parameter servers, which have no process group.
 
     Returns:
         The step, or None if there is no checkpoint yet.
@@ -61,9 +63,9 @@ def load(
         CheckpointError: None is whole, the step is not there, or the state does not fit; the same on every rank.
         CollectiveTimeoutError: Some rank did not call; names it.
 
-    Collective: every rank, with the same parts.
+    Collective: every rank, with the same parts; with ``alone`` this one only.
     """
-    ranks, folder = find_ranks(), Path(folder)
+    ranks, folder = find_alone() if alone else find_ranks(), Path(folder)
     finish_saves(folder)
     goes_on = any(isinstance(getattr(one, "value", one), Optimizer) for one in state.values())
     with_rng = goes_on if rng is None else rng

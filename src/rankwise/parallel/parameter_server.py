@@ -18,6 +18,7 @@ dies is started again alone: a server from its last copy, for which the workers 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
@@ -115,6 +116,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     """
     ctx = current()
     num_servers = count_servers(ctx, servers)
+    ctx._stop_without_agreement()
     first, name = num_servers + coordinator, f"servers/{ctx._count('servers')}"
     bound = check_rules(mode, staleness, backup_workers, ctx.world_size - first, clip_norm)
     rules = Rules(
@@ -202,6 +204,9 @@ class ParameterServer:
     def serve(self) -> dict[str, Any]:
         """Serve the parameters until all workers have ended, or are gone.
 
+        SIGTERM and SIGUSR1 are notices from now on: the workers' ``should_stop()`` returns True, and this returns when they have ended.
+        Then the server writes what it holds to ``recovery_folder``, if there is one, and the next start of the job goes on from it.
+
         Returns:
             ``shards``: for each its ``version``, how many gradients were ``applied`` and ``dropped``, the histogram of their
             ``staleness``, and the workers ``expelled``; the workers that ``ended``, and those ``lost``, with the reason.
@@ -217,7 +222,8 @@ class ParameterServer:
                 rank=self._ctx.rank,
                 hint="if ps.is_server: ps.serve()",
             )
-        return self._server.serve()
+        self._listen_for_stop()
+        return self._server.serve(self._ctx.should_stop)
 
     def pull(self) -> int:
         """Fill the model with the servers' parameters, as new as the mode asks for.
@@ -340,9 +346,16 @@ class ParameterServer:
                 rank=self._ctx.rank,
                 hint="parameter_server(..., coordinator=True), and call it on workers",
             )
+        self._listen_for_stop()
         return work(
-            self._ctx.rank, self.worker_index, self.num_workers, store=self._store, timeout_s=2 * self._rules.timeout_s
+            self._ctx.rank, self.worker_index, self.num_workers, store=self._store, timeout_s=2 * self._rules.timeout_s,
+            waits=lambda: self._ctx.returns and not self._ctx.should_stop(),
         )  # fmt: skip
+
+    def _listen_for_stop(self) -> None:
+        # Elsewhere than in the main thread no signal can be taken.
+        if not self._ctx.listens_for_stop and threading.current_thread() is threading.main_thread():
+            self._ctx.listen_for_stop()
 
     def _as_coordinator(self, what: str) -> Coordinator:
         if self._coordinator is None:

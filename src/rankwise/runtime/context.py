@@ -294,6 +294,8 @@ class RankContext:
         rank, or at a deadline (see ``listen_for_stop``), it returns True on all ranks at one agreed call, and from then on.
         The first call begins to listen; a script that never calls it is ended by these signals as ever.
 
+        In a job with parameter servers the calls of ranks don't correspond: each stops at its first call after it has heard of the notice.
+
         Returns:
             Whether to stop. If so, save, and leave by ``leave_for_requeue()``.
 
@@ -343,7 +345,7 @@ class RankContext:
         deadline = find_deadline(SYSTEM_CLOCK, after_s=after_s, margin_s=margin_s, rank=self.rank)
         self._stop.append(
             StopWatch(
-                rank=self.rank, world_size=self.world_size if self.role is None else 1, store=dist.PrefixStore(f"stop/{self._count('listening')}", self.store),
+                rank=self.rank, world_size=self.world_size, agrees=self.role is None and not self._counts.get("servers"), store=dist.PrefixStore(f"stop/{self._count('listening')}", self.store),
                 timeout_s=self.timeout_s, deadline=deadline, signals=numbers, clock=SYSTEM_CLOCK,
             )
         )  # fmt: skip
@@ -410,6 +412,11 @@ class RankContext:
         raise SystemExit(REQUEUE)
 
     # --------------------------------------------------------------- leaving
+
+    def _stop_without_agreement(self) -> None:
+        """Let each rank stop at its next ``should_stop()``: ranks make unequal numbers of calls."""
+        for watch in self._stop:
+            watch.agrees = False
 
     def _attend(self, *, at_step: Callable[[], None], before_leaving: Callable[[], None]) -> None:
         """Have something called with each ``should_stop()``, and before the rank leaves; a second time nothing happens.

@@ -64,12 +64,14 @@ class StopWatch:
         deadline: When to stop without a signal; None for never.
         signals: Numbers of the signals that are notices.
         clock: Where time comes from.
+        agrees: Whether all ranks stop at one agreed call; else each stops at its next one after it has heard of the notice.
     """
 
     def __init__(
         self, *, rank: int, world_size: int, store: dist.Store, timeout_s: float, deadline: Deadline | None,
-        signals: tuple[int, ...], clock: Clock,
+        signals: tuple[int, ...], clock: Clock, agrees: bool = True,
     ) -> None:  # fmt: skip
+        self.agrees = agrees
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
         self._store, self._deadline, self._clock = store, deadline, clock
         #: Why should_stop() has returned True; None before.
@@ -105,6 +107,10 @@ class StopWatch:
             return True
         if self._thread is None:
             self.reason = self._find_reason()
+            return self.reason is not None
+        if not self.agrees:
+            # Where the store is gone, nobody else can be told, and this rank still has to stop.
+            self.reason = self._request or (self._find_reason() if self._trouble else None) or None
             return self.reason is not None
         told = self._vote.begin_call()
         if self._trouble and (self._has_notice or self._is_late()):
@@ -250,6 +256,7 @@ class StopWatch:
             left_s = glance_s if self._deadline is None else self._deadline.at_s - self._clock.monotonic()
             reason = self._find_reason(max(0.001, min(glance_s, left_s)))
             if reason is not None:
+                self._request = reason
                 # Of several notices the first one is told on all ranks.
                 self._request = self._store.compare_set("request", "", reason).decode()
                 return True

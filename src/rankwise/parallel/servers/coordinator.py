@@ -2,11 +2,15 @@
 
 The words are those of TensorFlow's ClusterCoordinator (https://www.tensorflow.org/tutorials/distribute/parameter_server_training):
 ``schedule``, ``join``, ``fetch``, and data that each worker makes for itself.
+
+A coordinator that dies may be started again alone (servers/journal.py): its workers connect to the new process, and bring the answer that the
+former one may not have received.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 import traceback
 from collections import deque
@@ -26,8 +30,9 @@ from rankwise.base.errors import (
     UsageError,
 )
 from rankwise.evidence.roll import name_ranks
-from rankwise.parallel.servers.entrance import ClosedError, knock
-from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, Message
+from rankwise.parallel.servers.journal import describe_call
+from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, LinkLostError, Message
+from rankwise.parallel.servers.listener import ClosedError, connect
 from rankwise.parallel.servers.serving import RETURN_S
 
 if TYPE_CHECKING:
@@ -35,12 +40,13 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from rankwise.parallel.servers.entrance import Door
+    from rankwise.parallel.servers.journal import Journal
+    from rankwise.parallel.servers.listener import Listener
 
 _BYE_S, _JOIN_S = 5.0, 60.0
 _POLL_S = 0.2
-#: Where workers join the coordinator; servers have numbers.
-PLACE = "coordinator"
+#: The name under which the coordinator listens; servers have numbers.
+COORDINATOR = "coordinator"
 
 
 @final
@@ -60,6 +66,7 @@ class Handle:
     _payload: bytes = field(default=b"", repr=False)
     _value: Any = field(default=None, repr=False)
     _error: RankwiseError | None = field(default=None, repr=False)
+    _call: str = field(default="", repr=False)
 
     @property
     def is_done(self) -> bool:
@@ -88,62 +95,77 @@ class Coordinator:
     Args:
         rank: Our rank.
         workers: Ranks of the workers.
-        door: Where workers come to, those too that are started again after their death.
+        listener: Where workers connect, those too that are started again after their death.
         timeout_s: Seconds that one function may take; then its worker is given up.
+        journal: Of what was done; of a former process of this rank, if that has died.
         returns: Whether a worker that has died is started again, so that we wait for it when no other is left.
     """
 
     def __init__(
-        self, rank: int, workers: Sequence[int], *, door: Door, timeout_s: float, returns: bool = False
-    ) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
+        self, rank: int, workers: Sequence[int], *, listener: Listener, timeout_s: float, journal: Journal, returns: bool = False,
+    ) -> None:  # fmt: skip
+        self._rank, self._timeout_s, self._journal = rank, timeout_s, journal
         self._join_s, self._return_s = (RETURN_S, RETURN_S) if returns else (_JOIN_S, 0.0)
         self._lost_s = 0.0  # when the last one was lost
         self._changed = threading.Condition()
         self._waiting: deque[Handle] = deque()
         self._open, self._num_scheduled, self._is_closed = 0, 0, False
         self._failed: RankwiseError | None = None
-        self._here, self._lost = dict[int, Link](), dict[int, str]()
+        self._connected, self._lost = dict[int, Link](), dict[int, str]()
+        self._answers = dict[int, tuple[int, Message]]()
         self._threads = list[threading.Thread]()
-        self._door = door
-        door.open()
+        self._listener = listener
+        listener.open()
         self._accept_all(len(workers))
-        threading.Thread(target=self._accept_late, name="rankwise-coordinator-door", daemon=True).start()
+        if journal.is_resumed:
+            sys.stderr.write(
+                f"rankwise: [rank {rank}] the coordinator goes on: {len(journal)} scheduled functions were done, and are not repeated\n"
+            )
+        threading.Thread(target=self._accept_late, name="rankwise-coordinator-listener", daemon=True).start()
 
     def _accept_all(self, num_workers: int) -> None:
-        end = SYSTEM_CLOCK.monotonic() + self._join_s
-        while len(self._here) + len(self._lost) < num_workers:
+        # Workers of a coordinator that died may be in a function of it, and connect when they have done it.
+        bound_s = self._timeout_s if self._journal.is_resumed else self._join_s
+        end = SYSTEM_CLOCK.monotonic() + bound_s
+        while len(self._connected) + len(self._lost) < num_workers:
             self._accept(_POLL_S)
-            if SYSTEM_CLOCK.monotonic() > end:
-                raise RendezvousError(
-                    f"{len(self._here)} of {num_workers} workers came to the coordinator within {self._join_s:g} s: {name_ranks(sorted(self._here))}",
-                    rank=self._rank, hint="the others must call ps.work()",
-                )  # fmt: skip
+            if SYSTEM_CLOCK.monotonic() <= end:
+                continue
+            if self._journal.is_resumed and self._connected:
+                return
+            raise RendezvousError(
+                f"{len(self._connected)} of {num_workers} workers connected to the coordinator within {bound_s:g} s: {name_ranks(sorted(self._connected))}",
+                rank=self._rank, hint="the others must call ps.work()",
+            )  # fmt: skip
 
     def _accept_late(self) -> None:
-        """Take in workers that come back."""
+        """Accept workers that are started again, or connect late."""
         while not self._is_closed:
             self._accept(_POLL_S)
 
     def _accept(self, timeout_s: float) -> None:
-        link = self._door.accept(timeout_s)
+        link = self._listener.accept(timeout_s)
         if link is None:
             return
         threading.Thread(target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True).start()
 
     def _attend(self, link: Link) -> None:
-        """Hear who has come, and give it what there is to do."""
+        """Learn which worker it is, and give it what there is to do."""
         try:
-            worker = int((link.receive(timeout_s=_JOIN_S).note or {})["worker"])
+            hello = link.receive(timeout_s=_JOIN_S).note or {}
+            worker = int(hello["worker"])
             link.peer = f"worker {worker}"
+            answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
             with self._changed:
-                self._here[worker] = link
+                if answer is not None and self._journal.is_resumed:
+                    self._answers[answer.number] = (worker, answer)
+                self._connected[worker] = link
                 self._lost.pop(worker, None)
                 self._threads.append(threading.current_thread())
                 self._changed.notify_all()
             self._drive(link, worker)
         except (RankwiseError, KeyError, ValueError, TypeError):
-            pass  # it has died since, or is none of ours
+            pass  # it has died since, or is no worker of ours
         finally:
             link.close()
 
@@ -158,12 +180,26 @@ class Coordinator:
                     f"{function!r} can't be sent to a worker: {error}", rank=self._rank,
                     hint="define it at the top of the script, and pass plain values, tensors or ps.per_worker(...)",
                 ) from None  # fmt: skip
-            handle = Handle(self._num_scheduled, _payload=payload)
+            handle = Handle(self._num_scheduled, _payload=payload, _call=describe_call(function, args))
             self._num_scheduled += 1
             self._open += 1
-            self._waiting.append(handle)
+            if not self._replay(handle):
+                self._waiting.append(handle)
             self._changed.notify_all()
             return handle
+
+    def _replay(self, handle: Handle) -> bool:
+        """Finish a function that was done before this process was started again; return whether it was."""
+        number = handle.number
+        if (done := self._journal.find(number, handle._call)) is not None:
+            worker, value = done
+            self._finish(handle, Message(ANSWER, number=number, body=_to_body(value)), worker, keeps=False)
+            return True
+        worker, answer = self._answers.pop(number, (0, None))
+        if answer is None or (answer.note or {}).get("call") != handle._call:
+            return False
+        self._finish(handle, answer, worker)
+        return True
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until all that was scheduled is done."""
@@ -180,27 +216,27 @@ class Coordinator:
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float | None, what: Callable[[], str]) -> None:
         # Each run has its bound, and each worker that is lost takes one run with it.
-        bound_s = self._timeout_s * (len(self._here) + 2) if timeout_s is None else timeout_s
+        bound_s = self._timeout_s * (len(self._connected) + 2) if timeout_s is None else timeout_s
         end = SYSTEM_CLOCK.monotonic() + bound_s
         with self._changed:
             num_done = self._num_scheduled - self._open
             while not is_over() and self._failed is None:
                 left_s = end - SYSTEM_CLOCK.monotonic()
                 alone_s = self._lost_s + self._return_s - SYSTEM_CLOCK.monotonic()
-                if not self._here and alone_s <= 0:
-                    told = "; ".join(f"worker {one}: {why}" for one, why in sorted(self._lost.items()))
+                if not self._connected and alone_s <= 0:
+                    reasons = "; ".join(f"worker {one}: {why}" for one, why in sorted(self._lost.items()))
                     raise CollectiveError(
-                        f"no worker is left for {what()}: {told}",
+                        f"no worker is left for {what()}: {reasons}",
                         rank=self._rank,
                         hint="look at the output of the first that went",
                     )
                 if left_s <= 0:
                     raise CollectiveTimeoutError(
-                        f"waited {bound_s:g} s for {what()} on {name_ranks(sorted(self._here))}",
+                        f"waited {bound_s:g} s for {what()} on {name_ranks(sorted(self._connected))}",
                         rank=self._rank,
                         hint="raise timeout_s, or look at the workers' stacks",
                     )
-                self._changed.wait(left_s if self._here else min(left_s, alone_s))
+                self._changed.wait(left_s if self._connected else min(left_s, alone_s))
                 if timeout_s is None and self._num_scheduled - self._open > num_done:
                     num_done, end = self._num_scheduled - self._open, SYSTEM_CLOCK.monotonic() + bound_s
 
@@ -221,23 +257,25 @@ class Coordinator:
                         break
                     handle = self._waiting.popleft()
                     handle.num_runs += 1
-                body = torch.frombuffer(bytearray(handle._payload), dtype=torch.uint8)
-                link.send(Message(PULL, number=handle.number, body=body), timeout_s=self._timeout_s)
+                question = Message(
+                    PULL, number=handle.number, note={"call": handle._call}, body=_to_body(handle._payload)
+                )
+                link.send(question, timeout_s=self._timeout_s)
                 answer = link.receive(timeout_s=self._timeout_s)
                 self._finish(handle, answer, worker)
                 handle = None
             link.send(Message(BYE), timeout_s=_BYE_S)
         except RankwiseError as error:
             with self._changed:
-                if self._here.get(worker) is link:  # else it has come back already
-                    del self._here[worker]
+                if self._connected.get(worker) is link:  # else it has connected again already
+                    del self._connected[worker]
                     self._lost[worker], self._lost_s = error.message, SYSTEM_CLOCK.monotonic()
                 if handle is not None:
                     self._waiting.appendleft(handle)  # another does it again, before what came later
                 self._changed.notify_all()
 
-    def _finish(self, handle: Handle, answer: Message, worker: int) -> None:
-        value, error = None, None
+    def _finish(self, handle: Handle, answer: Message, worker: int, *, keeps: bool = True) -> None:
+        value, error, pickled = None, None, b""
         if answer.kind == REFUSED:
             text = (answer.note or {}).get("error")
             error = RankFailedError(
@@ -245,13 +283,16 @@ class Coordinator:
             )
         elif answer.body is not None:
             try:
-                value = pickle.loads(answer.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
+                pickled = answer.body.numpy().tobytes()
+                value = pickle.loads(pickled)  # noqa: S301 - from a rank of our own job
             except Exception as problem:  # noqa: BLE001 - any class may have a pickle that fails in its own way
                 error = RankFailedError(
                     f"what scheduled function {handle.number} returned on worker {worker} can't be read here: {problem!r}",
                     rank=worker,
                 )
         with self._changed:
+            if keeps and error is None and answer.body is not None:
+                self._journal.add(handle.number, handle._call, worker, pickled)
             handle._value, handle._error, handle.worker = value, error, worker
             handle._payload = b""
             self._open -= 1
@@ -273,41 +314,70 @@ class Coordinator:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(_BYE_S)
-        self._door.close()
+        self._listener.close()
 
 
-def work(rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_s: float) -> int:
+def _to_body(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def work(
+    rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_s: float, waits: Callable[[], bool] = lambda: False,
+) -> int:  # fmt: skip
     """Do what the coordinator schedules, until it closes; return how many functions were called.
 
     Args:
         rank: Our rank.
         index: Which worker we are.
         num_workers: Of how many.
-        store: The servers' corner of the store.
+        store: The servers' part of the job's store.
         timeout_s: Seconds that the coordinator may give nothing to do.
+        waits: Whether a coordinator that has died is started again, so that we wait for it.
 
     Raises:
         CollectiveError: The coordinator is gone.
     """
-    try:
-        link = knock(store, PLACE, peer="the coordinator", rank=rank, timeout_s=_JOIN_S)
-    except ClosedError:
-        return 0  # all is done: we were started again late
-    link.send(Message(HELLO, note={"worker": rank}), timeout_s=timeout_s)
     own: dict[int, Any] = {}
-    num_called = 0
+    answer: Message | None = None
+    num_called, bound_s = 0, _JOIN_S
     while True:
-        message = link.receive(timeout_s=timeout_s)
-        if message.kind == BYE or message.body is None:
-            return num_called
-        num_called += 1
         try:
-            function, args = pickle.loads(message.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
-            for one in args:
-                if isinstance(one, PerWorker) and one.number not in own:
-                    own[one.number] = one.make(index, num_workers)
-            value = function(*[own[one.number] if isinstance(one, PerWorker) else one for one in args])
-            answer = Message(ANSWER, body=torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8))
-        except Exception as error:  # noqa: BLE001 - the coordinator raises it
-            answer = Message(REFUSED, note={"error": "".join(traceback.format_exception(error))})
-        link.send(answer, timeout_s=timeout_s)
+            link = connect(store, COORDINATOR, peer="the coordinator", rank=rank, timeout_s=bound_s)
+        except ClosedError:
+            return num_called  # all is done: we were started again late, or did not hear of the end
+        try:
+            link.send(
+                Message(HELLO, note={"worker": rank, "brings_answer": answer is not None}),
+                timeout_s=timeout_s,
+            )
+            if answer is not None:
+                link.send(answer, timeout_s=timeout_s)
+            while True:
+                message = link.receive(timeout_s=timeout_s)
+                if message.kind == BYE or message.body is None:
+                    return num_called
+                num_called += 1
+                answer = _call(message, own, index, num_workers)
+                link.send(answer, timeout_s=timeout_s)
+        except LinkLostError:
+            if not waits():
+                raise
+            bound_s = RETURN_S
+        finally:
+            link.close()
+
+
+def _call(message: Message, own: dict[int, Any], index: int, num_workers: int) -> Message:
+    """Call what was scheduled, with what this worker has made for itself, and return the answer."""
+    note = {"call": (message.note or {}).get("call")}
+    try:
+        assert message.body is not None  # noqa: S101 - checked by the caller
+        function, args = pickle.loads(message.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
+        for one in args:
+            if isinstance(one, PerWorker) and one.number not in own:
+                own[one.number] = one.make(index, num_workers)
+        value = function(*[own[one.number] if isinstance(one, PerWorker) else one for one in args])
+        return Message(ANSWER, number=message.number, note=note, body=_to_body(pickle.dumps(value)))
+    except Exception as error:  # noqa: BLE001 - the coordinator raises it
+        note["error"] = "".join(traceback.format_exception(error))
+        return Message(REFUSED, number=message.number, note=note)

@@ -73,15 +73,15 @@ class Link:
         connection: To the peer.
         peer: Who is at the other end, for errors.
         rank: Our own rank, for errors.
-        tells: Whether to say on standard error for whom a long wait is.
+        reports_waits: Whether to say on standard error for whom a long wait is.
         opening: Done before the first message is received, given the link and the seconds to wait: finds out who the peer is.
     """
 
     def __init__(
-        self, connection: socket.socket, *, peer: str, rank: int, tells: bool = False,
+        self, connection: socket.socket, *, peer: str, rank: int, reports_waits: bool = False,
         opening: Callable[[Link, float], None] | None = None,
     ) -> None:  # fmt: skip
-        self._socket, self.peer, self._rank, self._tells = connection, peer, rank, tells
+        self._socket, self.peer, self._rank, self._reports_waits = connection, peer, rank, reports_waits
         self._opening = opening
         close_in_children(connection)
         if connection.family in {socket.AF_INET, socket.AF_INET6}:
@@ -135,7 +135,7 @@ class Link:
         if self._opening is not None:
             opening, self._opening = self._opening, None
             opening(self, timeout_s)
-        if self._tells and timeout_s > _NOTICE_S:
+        if self._reports_waits and timeout_s > _NOTICE_S:
             self._receive_patiently(self._header, timeout_s)
         else:
             self._receive_into(self._header, timeout_s)
@@ -172,7 +172,7 @@ class Link:
             CollectiveTimeoutError: As for messages.
         """
         shown = bytearray(size)
-        if self._tells and timeout_s > _NOTICE_S:
+        if self._reports_waits and timeout_s > _NOTICE_S:
             self._receive_patiently(memoryview(shown), timeout_s)
         else:
             self._receive_into(memoryview(shown), timeout_s)
@@ -245,7 +245,7 @@ class Link:
         self._socket.close()
 
 
-#: Of links and doors: a process forked off this one, a DataLoader's worker say, must not hold them open when we have died.
+#: Of links and listeners: a process forked off this one, a DataLoader's worker say, must not hold them open when we have died.
 _open: WeakSet[socket.socket] = WeakSet()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -12,14 +14,17 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from rankwise.base.errors import CheckpointError, CollectiveError, UsageError
+from rankwise.base.files import write_atomic
 from rankwise.base.host_memory import find_memory_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from rankwise.parallel.servers.shard import Shard
 
 _NO_SPACE_HINT = "give recovery_folder a larger file system; copies in the host's memory take twice what the servers hold (docker run --shm-size)"
+#: How the folders begin from which a run goes on after one that was stopped.
+_STOPPED = "stopped-"
 
 
 @final
@@ -30,28 +35,123 @@ class Recovery:
         folder: Shared by the servers' hosts; made as needed.
         save_every: Updates between two copies of a shard.
         make_shard: Given a shard's number and its workers, makes it with first values.
+        num_shards: How many all servers hold.
 
     Raises:
         UsageError: The folder can't be made.
     """
 
     def __init__(
-        self, folder: str | Path, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard]
+        self,
+        folder: str | Path,
+        save_every: int,
+        make_shard: Callable[[int, Iterable[int]], Shard],
+        *,
+        num_shards: int = 1,
     ) -> None:
         self._folder, self._save_every, self._make_shard = Path(folder), save_every, make_shard
-        self._run = ""
+        self._run = self._digest = ""
+        self._is_restarted, self._num_shards = False, num_shards
+        self._stopped: Path | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"recovery_folder={str(folder)!r} can't be made: {error.strerror}") from None
 
-    def begin(self, run: str) -> None:
-        """Say which run it is: copies of others are not gone on from.
+    def begin(self, run: str, digest: str = "", *, is_restarted: bool = False, num_updates: int = 0) -> None:
+        """Choose what shards go on from: copies of this run, of a run that was stopped, or none.
 
         Args:
             run: The same on all servers, also on one that is started again alone; another one after a restart of the whole job.
+            digest: Of the layouts of all shards.
+            is_restarted: Whether this process takes the place of one that died.
+            num_updates: How many updates are in what the caller resumes from: older copies are not taken in its place.
         """
-        self._run = run
+        self._run, self._digest, self._is_restarted = run, digest, is_restarted
+        if not is_restarted:
+            self._stopped = self._find_stopped(num_updates)
+
+    def take_up(self, number: int, workers: Iterable[int]) -> Shard | None:
+        """Return a shard with the state that it goes on from; None if it begins with what the caller gives it.
+
+        Raises:
+            CollectiveError: As ``load``.
+        """
+        if self._is_restarted:
+            return self.load(number, workers)
+        self.set_aside(number)
+        return (
+            None
+            if self._stopped is None
+            else self._read(self._stopped / f"shard-{number}.pt", number, workers, None)
+        )
+
+    # ----------------------------------------------------- runs that were stopped
+
+    def _find_stopped(self, num_updates: int) -> Path | None:
+        """Return the folder of the newest copies that all servers of a run have written when it was stopped."""
+        whole = list[tuple[int, Path]]()
+        for folder in self._folder.glob(f"{_STOPPED}*"):
+            facts = [self._read_facts(folder, number) for number in range(self._num_shards)]
+            if all(one.get("digest") == self._digest for one in facts):
+                whole.append((max(int(one["version"]) for one in facts), folder))
+            else:
+                sys.stderr.write(
+                    f"rankwise: {folder} is not whole, or of another model or number of servers: not used\n"
+                )
+        version, newest = max(whole, default=(-1, None))
+        return newest if version >= num_updates else None
+
+    @staticmethod
+    def _read_facts(folder: Path, number: int) -> dict[str, Any]:
+        try:
+            found = json.loads((folder / f"shard-{number}.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def finish(self, shards: Mapping[int, Shard], *, is_stopped: bool) -> None:
+        """Keep what the next run goes on from, if this one was stopped; delete such copies if the training is through.
+
+        Raises:
+            CheckpointError: They can't be written.
+        """
+        if self._is_in_memory:
+            return  # deleted with the job
+        if is_stopped:
+            self._keep(shards)
+            return
+        for folder in self._folder.glob(f"{_STOPPED}*"):
+            for path in [path for number in shards for path in folder.glob(f"shard-{number}.*")]:
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty: another server still has to delete its own
+                folder.rmdir()
+
+    def _keep(self, shards: Mapping[int, Shard]) -> None:
+        folder = self._folder / f"{_STOPPED}{self._run}"
+        try:
+            folder.mkdir(exist_ok=True)
+            for number, shard in shards.items():
+                with shard.changed:
+                    self._write(folder / f"shard-{number}.pt", shard.state(), number)
+                facts = {"digest": self._digest, "version": shard.version}
+                write_atomic(folder / f"shard-{number}.json", json.dumps(facts))
+                sys.stderr.write(
+                    f"rankwise: shard {number} is saved at version {shard.version}: the next run goes on from {folder}\n"
+                )
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} can't be written: {error.strerror}", hint=_NO_SPACE_HINT
+            ) from error
+        if all(self._read_facts(folder, number) for number in range(self._num_shards)):
+            for former in self._folder.glob(f"{_STOPPED}*"):
+                if former != folder:
+                    shutil.rmtree(former, ignore_errors=True)
+
+    @property
+    def _is_in_memory(self) -> bool:
+        memory = find_memory_folder("")
+        return memory is not None and self._folder.is_relative_to(memory)
 
     def _find(self, number: int) -> Path:
         return self._folder / f"shard-{number}.pt"
@@ -61,8 +161,8 @@ class Recovery:
 
         In the host's memory, which goes with the job, it is deleted.
         """
-        path, memory = self._find(number), find_memory_folder("")
-        if memory is not None and path.is_relative_to(memory):
+        path = self._find(number)
+        if self._is_in_memory:
             path.unlink(missing_ok=True)
         elif path.exists():
             path.replace(path.with_suffix(".previous.pt"))
@@ -73,7 +173,9 @@ class Recovery:
         Raises:
             CheckpointError: It can't be written, or there is no space for it.
         """
-        path, state = self._find(number), {**shard.state(), "run": self._run}
+        self._write(self._find(number), {**shard.state(), "run": self._run}, number)
+
+    def _write(self, path: Path, state: dict[str, Any], number: int) -> None:
         temporary = path.with_suffix(".tmp")
         try:
             size, free = _measure(state), shutil.disk_usage(self._folder).free
@@ -105,13 +207,16 @@ class Recovery:
         Raises:
             CollectiveError: There is no copy, it can't be read, or it is another run's.
         """
-        path = self._find(number)
+        return self._read(self._find(number), number, workers, self._run)
+
+    def _read(self, path: Path, number: int, workers: Iterable[int], run: str | None) -> Shard:
+        """Return the shard of a file; ``run`` is the one that it must be of, None: the one before, whose workers are not ours."""
         try:
             state = torch.load(path, weights_only=True)
-            if state.get("run") != self._run:
+            if run is not None and state.get("run") != run:
                 raise CollectiveError(f"the copy of shard {number} in {path} is of another run", hint="two jobs that run at once need a recovery_folder each")  # fmt: skip
             shard = self._make_shard(number, workers)
-            shard.restore(state)
+            shard.restore(state if run is not None else {**state, "last": {}, "incarnations": {}})
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
             raise CollectiveError(
                 f"shard {number} can't be taken over from {path}: {error}", hint="recovery_folder must be on a file system that all servers share"

@@ -42,7 +42,7 @@ class Gradient:
         buffer: Of dense parameters all pieces' gradients, as the shard's layout has them; of a table those of some rows.
         missing: Pieces that have none.
         rows: Of a table, which rows, counted within the shard.
-        life: Which process of this rank has pushed it: a late message of one that has died is not taken.
+        incarnation: Which process of this rank has pushed it: a late message of one that has died is not taken.
     """
 
     worker: int
@@ -52,7 +52,7 @@ class Gradient:
     buffer: Tensor
     missing: frozenset[int] = frozenset()
     rows: Tensor | None = None
-    life: int = 1
+    incarnation: int = 1
 
 
 @final
@@ -116,7 +116,7 @@ class Shard:
         self.changed = threading.Condition()
         self._members: dict[int, int] = dict.fromkeys(workers, 0)  # the clock from which each is waited for
         self._last: dict[int, int] = {}
-        self._lives: dict[int, int] = {}
+        self._incarnations: dict[int, int] = {}
         self._waiting: dict[int, dict[int, Gradient]] = {}
         self._clock = clock
 
@@ -126,28 +126,28 @@ class Shard:
         """Count versions from another one than 0; before anybody joins."""
         self.version, self._members = version, dict.fromkeys(self._members, version)
 
-    def join(self, worker: int, life: int = 1) -> int:
+    def join(self, worker: int, incarnation: int = 1) -> int:
         """Count a worker in, and return the clock of the gradient that is expected of it next.
 
         Args:
             worker: Its rank.
-            life: Which process of this rank it is, from 1; the same one may come back after its link, or the server, was lost.
+            incarnation: Which process of this rank it is, from 1; the same one may come back after its link, or the server, was lost.
 
         Raises:
             CollectiveError: A later process of this rank has joined before.
         """
         with self.changed:
-            known = self._lives.get(worker)
-            if known is not None and life < known:
+            known = self._incarnations.get(worker)
+            if known is not None and incarnation < known:
                 raise CollectiveError(
-                    f"worker {worker} was given up, and started again: this is its process {life}, and {known} is here",
+                    f"worker {worker} was given up, and started again: this is its process {incarnation}, and {known} is here",
                     hint="it was frozen, or cut off, for long",
                 )
-            if life != known:
+            if incarnation != known:
                 self._last.pop(worker, None)
                 self._forget_waiting(worker)
-            self._lives[worker] = life
-            if worker not in self._members or (known is not None and life != known):
+            self._incarnations[worker] = incarnation
+            if worker not in self._members or (known is not None and incarnation != known):
                 self._members[worker] = self.version
             next_clock = self._last.get(worker, -1) + 1
             return next_clock if self.rules.is_async else max(next_clock, self.version)
@@ -206,7 +206,7 @@ class Shard:
             CollectiveError: The worker has been left out, or this step's gradient of it is here already.
         """
         with self.changed:
-            if gradient.life < self._lives.get(gradient.worker, gradient.life):
+            if gradient.incarnation < self._incarnations.get(gradient.worker, gradient.incarnation):
                 self.counts.dropped += 1
                 self.held.release(gradient)
                 return False
@@ -239,7 +239,7 @@ class Shard:
         """Return all that another process needs to go on from here, as ``torch.save`` takes it; the lock is held."""
         counts = self.counts
         return {
-            **self.held.state(), "version": self.version, "last": dict(self._last), "lives": dict(self._lives),
+            **self.held.state(), "version": self.version, "last": dict(self._last), "incarnations": dict(self._incarnations),
             "counts": [counts.applied, counts.dropped, dict(counts.staleness), list(counts.expelled)],
         }  # fmt: skip
 
@@ -253,7 +253,7 @@ class Shard:
         if self.held.scheduler is not None:
             self.held.scheduler.load_state_dict(state["scheduler"])
         self.begin(state["version"])
-        self._lives = state["lives"]
+        self._incarnations = state["incarnations"]
         # What waited for others is lost, and is asked for again.
         waits = not self.rules.is_async
         self._last = {

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
-from rankwise.base.roles import RETURNS, note_needed
+from rankwise.base.host_memory import find_memory_folder
+from rankwise.base.roles import RETURNS
 from rankwise.evidence.roll import name_ranks
-from rankwise.parallel.servers.coordinator import PLACE, Coordinator
+from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.entrance import ClosedError, Door, find_host
+from rankwise.parallel.servers.journal import Journal
 from rankwise.parallel.servers.layout import copy_in, digest
+from rankwise.parallel.servers.listener import ClosedError, Listener, find_host
+from rankwise.parallel.servers.norm import NormExchange
 from rankwise.parallel.servers.recovery import Recovery
-from rankwise.parallel.servers.serving import NormExchange, Server
+from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Shard
 from rankwise.parallel.servers.table import TableValues
 from rankwise.parallel.servers.worker import Worker
@@ -90,12 +94,17 @@ class Sides:
         numbers = range(ctx.rank, len(layouts) * (len(self._tables) + 1), len(layouts))
         server = Server(
             ctx.rank, ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest,
-            compression=self._compression, workers=workers, store=self.store, door=self._make_door(str(ctx.rank)),
+            compression=self._compression, workers=workers, store=self.store, listener=self._make_listener(str(ctx.rank)),
             timeout_s=2 * rules.timeout_s, returns=ctx.returns,
         )  # fmt: skip
         server.resume(states, num_updates)
         if self._recovery_folder is not None:
-            server.recovery = Recovery(self._recovery_folder, self._save_every, make_shard)
+            server.recovery = Recovery(
+                self._recovery_folder,
+                self._save_every,
+                make_shard,
+                num_shards=len(layouts) * (len(self._tables) + 1),
+            )
         server.open(workers)
         return server
 
@@ -122,17 +131,21 @@ class Sides:
             self._leave(error.message)
 
     def make_coordinator(self, workers: Sequence[int]) -> Coordinator:
-        """Make the coordinator of some workers, and wait until they have come."""
-        note_needed()  # what it has scheduled is in its memory
+        """Make the coordinator of some workers, and wait until they have connected."""
+        ctx, path = self._ctx, None
+        if ctx.returns and (folder := find_memory_folder(COORDINATOR)) is not None:
+            # Of this start of the whole job: servers have none of what was done before it.
+            path = folder / self.store.compare_set("journal", "", secrets.token_hex(8)).decode()
         return Coordinator(
-            self._ctx.rank, workers, door=self._make_door(PLACE), timeout_s=self._rules.timeout_s, returns=self._ctx.returns,
+            ctx.rank, workers, listener=self._make_listener(COORDINATOR), timeout_s=self._rules.timeout_s,
+            journal=Journal(path, ctx.rank), returns=ctx.returns,
         )  # fmt: skip
 
-    def _make_door(self, name: str) -> Door:
+    def _make_listener(self, name: str) -> Listener:
         ctx = self._ctx
         # Ranks with roles have not met: how many hosts there are may be unknown.
         host = "" if ctx.local_world_size == ctx.world_size else find_host(self.store, ctx.num_nodes)
-        return Door(self.store, name, rank=ctx.rank, host=host)
+        return Listener(self.store, name, rank=ctx.rank, host=host)
 
     def _leave(self, why: str) -> NoReturn:
         sys.stderr.write(f"rankwise: [rank {self._ctx.rank}] {why}: nothing is left to do\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
@@ -16,9 +15,7 @@ from torch import nn
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.entrance import knock, naming_store, shut
 from rankwise.parallel.servers.gathering import gather_states
-from rankwise.parallel.servers.layout import take_part
 from rankwise.parallel.servers.link import (
     ADOPT,
     BYE,
@@ -33,7 +30,9 @@ from rankwise.parallel.servers.link import (
     LinkLostError,
     Message,
 )
+from rankwise.parallel.servers.listener import connect, mark_closed, wrapping_store_errors
 from rankwise.parallel.servers.serving import RETURN_S
+from rankwise.parallel.servers.worker_shard import Part, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,70 +47,8 @@ if TYPE_CHECKING:
 #: Beyond the time after which a server leaves others out: what it takes to tell.
 _GRACE_S = 30.0
 _BYE_S = 5.0
-#: So long a server may take to come to its door, and may be stopped before it takes us in.
+#: So long a server may take until it listens, or may be frozen before it answers.
 _JOIN_S, _RETRY_S = 60.0, 0.05
-
-
-@final
-@dataclass(slots=True)
-class _At:
-    """Where a worker stands with one shard.
-
-    Attributes:
-        shard: Its number.
-        link: To its server.
-        clock: Of the next gradient.
-        version: What was pulled last.
-        last: The gradient that was pushed last: its body is as it was until the next one is made.
-        num_lost: How many gradients a server took with it when it died.
-    """
-
-    shard: int
-    link: Link
-    clock: int = 0
-    version: int = 0
-    last: Message | None = None
-    num_lost: int = 0
-
-
-@final
-class _Part:
-    """What a worker has of one shard: a buffer that it pulls into, and one that it pushes from."""
-
-    def __init__(self, layout: ShardLayout, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.layout = layout
-        self.values, self.gradients = layout.allocate(), layout.allocate()
-        self._pairs = [(parameters[one.name], one) for one in layout.pieces]
-        self._value_views, self._gradient_views = layout.view(self.values), layout.view(self.gradients)
-
-    def write_back(self) -> None:
-        """Copy what was pulled into the model."""
-        with torch.no_grad():
-            for (parameter, piece), view in zip(self._pairs, self._value_views, strict=True):
-                target = parameter.data
-                if target.is_contiguous():
-                    take_part(target, piece).copy_(view, non_blocking=True)
-                else:  # channels_last, say
-                    whole = target.contiguous()
-                    take_part(whole, piece).copy_(view)
-                    target.copy_(whole)
-
-    def collect(self, factor: float) -> list[int]:
-        """Copy the gradients into the buffer, times a factor; return the pieces that have none."""
-        missing: list[int] = []
-        for place, ((parameter, piece), view) in enumerate(
-            zip(self._pairs, self._gradient_views, strict=True)
-        ):
-            if parameter.grad is None:
-                view.zero_()
-                missing.append(place)
-                continue
-            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            view.copy_(take_part(gradient.contiguous(), piece))
-        if factor != 1:
-            for part in self.layout.view_segments(self.gradients):
-                part.mul_(factor)
-        return missing
 
 
 @final
@@ -147,16 +84,16 @@ class Worker:
             rules,
             compression,
         )
-        self._parts = [_Part(layout, parameters) for layout in layouts]
+        self._parts = [Part(layout, parameters) for layout in layouts]
         self._model, self._tables = model, list(find_tables(model).values())
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
         self._has_pulled = False
         self._store, self._can_recover, self._returns = store, can_recover, returns
         self._digest, self._server_ranks, self._dead = layout_digest, server_ranks, set[int]()
-        with naming_store(rank):
-            self.life = int(store.add(f"lives/worker/{rank}", 1))
+        with wrapping_store_errors(rank):
+            self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
-        self._at, self._num_servers = dict[int, _At](), len(server_ranks)
+        self._positions, self._num_servers = dict[int, Position](), len(server_ranks)
         lost: dict[int, RankwiseError] = {}
         for number in range(len(server_ranks)):
             try:
@@ -168,26 +105,28 @@ class Worker:
                 lost[number] = error
         self._dead.update(lost)
         for number, why in lost.items():
-            if any(shard not in self._at for shard in self._list_shards()):
+            if any(shard not in self._positions for shard in self._list_shards()):
                 self._replace(number, why)
         for place, table in enumerate(self._tables):
             table.bind(partial(self._fetch, table.facts, place))
 
     def _join(self, number: int, timeout_s: float) -> None:
-        """Be taken in by a server, or its successor; make up for what it does not know of us."""
+        """Connect to a server, or to the process in its place; send again what it does not have of us."""
         peer, end = (
             f"server {number} (rank {self._server_ranks[number]})",
             SYSTEM_CLOCK.monotonic() + timeout_s,
         )
-        note = {"worker": self._rank, "life": self.life, "digest": self._digest}
+        note = {"worker": self._rank, "incarnation": self.incarnation, "digest": self._digest}
         while True:
             left_s = max(0.0, end - SYSTEM_CLOCK.monotonic())
-            link = knock(self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s)
+            link = connect(self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s)
             try:
                 link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard, clock in (answer.note or {})["clocks"].items():
-                    self._take_up(self._at.setdefault(int(shard), _At(int(shard), link, clock)), link, clock)
+                    self._resume_shard(
+                        self._positions.setdefault(int(shard), Position(int(shard), link, clock)), link, clock
+                    )
             except LinkLostError:  # it has died in between
                 link.close()
                 if not (self._returns or self._can_recover) or not left_s:
@@ -199,7 +138,7 @@ class Worker:
             former.close()
         self._links[number] = link
 
-    def _take_up(self, at: _At, link: Link, clock: int) -> None:
+    def _resume_shard(self, at: Position, link: Link, clock: int) -> None:
         """Go on with a shard over another link.
 
         Args:
@@ -238,7 +177,7 @@ class Worker:
 
     def pull(self) -> int:
         """Fill the model with the newest parameters that the mode allows; return the least version among the shards."""
-        at = [self._at[part.layout.number] for part in self._parts]
+        at = [self._positions[part.layout.number] for part in self._parts]
         answers = self._ask(
             PULL, [(one, None) for one in at], lambda message, _: self._parts[message.shard].values
         )
@@ -246,14 +185,18 @@ class Worker:
             self._note(answer)
             part.write_back()
         self._has_pulled = True
-        return min(one.version for one in at)
+        # Of more servers than parameters some have none, and make no version.
+        held = [one.version for one, part in zip(at, self._parts, strict=True) if part.layout.pieces]
+        return min(held, default=0)
 
-    def _ask(self, kind: int, whom: Sequence[tuple[_At, Tensor | None]], place: Any = None) -> list[Message]:
+    def _ask(
+        self, kind: int, whom: Sequence[tuple[Position, Tensor | None]], place: Any = None
+    ) -> list[Message]:
         """Ask some shards, then take the answers of all; where a server has died, ask whoever took over."""
         answers: dict[int, Message] = {}
         while True:
             # One for each link: a server that sends an answer reads no second question, and both would wait for the other to read.
-            wave: dict[Link, tuple[_At, Tensor | None]] = {}
+            wave: dict[Link, tuple[Position, Tensor | None]] = {}
             for at, body in whom:
                 if at.shard not in answers:
                     wave.setdefault(at.link, (at, body))
@@ -284,32 +227,38 @@ class Worker:
         if not self._can_recover or self._store.check([f"left/{server}/{self._rank}"]):
             raise error
         link = self._links.get(server)
-        orphans = [one for one in self._list_shards() if one not in self._at or self._at[one].link is link]
-        for heir in [number for number in range(self._num_servers) if number not in self._dead]:
-            link = self._links[heir]
+        orphans = [
+            one
+            for one in self._list_shards()
+            if one not in self._positions or self._positions[one].link is link
+        ]
+        for successor in [number for number in range(self._num_servers) if number not in self._dead]:
+            link = self._links[successor]
             try:
                 link.send(Message(ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard in orphans:
                     clock = (answer.note or {})["clocks"][str(shard)]
                     # Whoever waits for its answer holds it.
-                    self._take_up(self._at.setdefault(shard, _At(shard, link, clock)), link, clock)
+                    self._resume_shard(
+                        self._positions.setdefault(shard, Position(shard, link, clock)), link, clock
+                    )
             except LinkLostError:
-                self._dead.add(heir)  # its own shards are missed at the next call
+                self._dead.add(successor)  # its own shards are missed at the next call
                 continue
             self._store.set(f"dead/{server}", "1")
-            shut(self._store, str(server))
+            mark_closed(self._store, str(server))
             return
         raise error
 
     def _note(self, answer: Message) -> None:
-        at = self._at[answer.shard]
+        at = self._positions[answer.shard]
         at.version = answer.number
         if not self._rules.is_async:
             at.clock = max(at.clock, at.version)
 
-    def _find_shard(self, table: int, server: int) -> _At:
-        return self._at[(table + 1) * self._num_servers + server]
+    def _find_shard(self, table: int, server: int) -> Position:
+        return self._positions[(table + 1) * self._num_servers + server]
 
     def _fetch(self, facts: TableFacts, table: int, rows: Tensor) -> Tensor:
         """Return some rows of a table from those servers that have them."""
@@ -357,9 +306,9 @@ class Worker:
             note: dict[str, Any] = {"missing": missing} if missing else {}
             body = part.gradients
             if self._compression is not None and part.layout.pieces:
-                body, told = self._compression.encode(part.gradients, part.layout)
-                note |= told
-            self._send_gradient(self._at[part.layout.number], weight, note, body)
+                body, facts = self._compression.encode(part.gradients, part.layout)
+                note |= facts
+            self._send_gradient(self._positions[part.layout.number], weight, note, body)
         for place, (table, (needed, gradient)) in enumerate(zip(self._tables, rows, strict=True)):
             self._push_rows(table.facts, place, needed, gradient * factor, weight)
         for parameter in self._parameters:
@@ -375,7 +324,7 @@ class Worker:
             body = torch.cat([own.view(torch.uint8), part.reshape(-1).view(torch.uint8)])
             self._send_gradient(self._find_shard(table, server), weight, {}, body)
 
-    def _send_gradient(self, at: _At, weight: float, note: dict[str, Any], body: Tensor) -> None:
+    def _send_gradient(self, at: Position, weight: float, note: dict[str, Any], body: Tensor) -> None:
         at.last = Message(PUSH, at.shard, at.clock, float(weight), at.version, note or None, body)
         at.clock += 1
         try:
@@ -401,7 +350,7 @@ class Worker:
 
     def _fetch_states(self, shards: Sequence[int]) -> dict[int, Tensor]:
         """Return each shard's saved state, when all that we have pushed is in it or waits for others."""
-        answers = self._ask(STATE, [(self._at[one], None) for one in shards])
+        answers = self._ask(STATE, [(self._positions[one], None) for one in shards])
         return {one.shard: one.body for one in answers if one.body is not None}
 
     def fetch_stats(self) -> list[dict[str, Any]]:
@@ -412,7 +361,7 @@ class Worker:
     @property
     def num_lost(self) -> int:
         """How many gradients servers took with them when they died; one that went to several is counted for each."""
-        return sum(at.num_lost for at in self._at.values())
+        return sum(at.num_lost for at in self._positions.values())
 
     def _exchange(
         self,

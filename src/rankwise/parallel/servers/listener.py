@@ -1,12 +1,11 @@
-"""Where whoever serves takes in those that come: servers of parameters, and the coordinator.
+"""Listening sockets of servers and of the coordinator, published in the job's store, and how workers connect to them.
 
-A door is a listening socket whose address stands in the job's store. Whoever serves may die and come back: then another door stands
-there, and nobody answers at the old one.
+A process that is started again publishes a new address under the same key; nobody answers at the old one.
 
-Both sides prove, before either reads a message of the other, that they know the job's secret, this door's nonce, which stands in the
-store, and its address. ``rankwise run --role-counts`` gives the ranks of one node a secret (RANKWISE_JOB_SECRET); elsewhere the user may. Without it,
-whoever reads the job's store can come in; whoever writes it, to the workers. What follows is neither encrypted nor signed. On one host
-both ends are also of the same user, by the kernel's word.
+Both ends prove, before either reads a message of the other, that they know the job's secret, this listener's nonce, which is in the
+store, and its address. ``rankwise run --role-counts`` gives the ranks of all nodes a secret (RANKWISE_JOB_SECRET); elsewhere the user may. Without it,
+whoever reads the job's store can connect to a server, and whoever writes it can pose as one. What follows is neither encrypted nor signed. On
+one host both ends must also be of the same user, as the kernel reports it.
 """
 
 from __future__ import annotations
@@ -35,19 +34,20 @@ if TYPE_CHECKING:
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CONNECT_S, _POLL_S = 5.0, 0.01
-#: Whose store stands under these is reached from here alone.
+#: A store at one of these addresses is reached from this host alone.
 _LOCAL = {"", "localhost", "127.0.0.1", "::1"}
-#: Of no host (RFC 5737): where the way to it begins, there is the way out.
+#: An address of no host (RFC 5737): the route to it is the default route.
 _OUTSIDE = "192.0.2.1"
 _CLOSED = "closed"
+_SECRET_HINT = "RANKWISE_JOB_SECRET, where it is set, must be the same on all nodes"
 
 
 class ClosedError(RendezvousError):
-    """Whoever served has ended, and will not come back."""
+    """The peer has ended, and is not started again."""
 
 
 @contextmanager
-def naming_store(rank: int | None = None) -> Iterator[None]:
+def wrapping_store_errors(rank: int | None = None) -> Iterator[None]:
     """Raise a RendezvousError where the job's store does not answer; for calls of the store alone."""
     try:
         yield
@@ -59,89 +59,93 @@ def naming_store(rank: int | None = None) -> Iterator[None]:
 
 
 @final
-class Door:
-    """The side that takes in.
+class Listener:
+    """A listening socket, published in the store under a name.
 
     Args:
         store: The servers' corner of the store.
-        name: Whose door it is.
+        name: What connects to it by: a server's number, or "coordinator".
         rank: Our rank, for errors.
         host: The address under which others reach us; empty if all of them are on this host.
     """
 
     def __init__(self, store: dist.Store, name: str, *, rank: int, host: str) -> None:
-        self._store, self._key, self._rank = store, f"door/{name}", rank
+        self._store, self._key, self._rank = store, f"listener/{name}", rank
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         if not host and IS_LINUX:
             # Of the abstract kind: it has no file, and is gone with the process.
             self._address = [f"\0rankwise-{secrets.token_hex(_NONCE_BYTES)}"]
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(self._address[0])
-            self._listener.listen(socket.SOMAXCONN)
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.bind(self._address[0])
+            self._socket.listen(socket.SOMAXCONN)
         else:
             host = host or "127.0.0.1"
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
-            self._address = [host, str(self._listener.getsockname()[1])]
+            self._socket = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
+            self._address = [host, str(self._socket.getsockname()[1])]
 
-        close_in_children(self._listener)
+        close_in_children(self._socket)
 
     def open(self) -> None:
-        """Say where the door is; whoever comes before ``accept`` is called waits for it."""
+        """Publish the address; a connection that comes before ``accept`` is called waits in the backlog."""
         self._store.set(self._key, json.dumps([self._address, self._nonce.hex()]))
 
     def accept(self, timeout_s: float) -> Link | None:
-        """Return a link to the next one that comes; None if nobody does in time. Whether it is of the job turns out at its first message."""
-        self._listener.settimeout(timeout_s)
+        """Return a link to the next peer; None if nobody connects in time. It is authenticated when its first message is received."""
+        self._socket.settimeout(timeout_s)
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self._socket.accept()
         except OSError:
             return None
         if not _is_own_user(connection):
             connection.close()
             return None
-        return Link(connection, peer="a worker that joins", rank=self._rank, opening=self._let_in)
+        return Link(connection, peer="a process that connects", rank=self._rank, opening=self._authenticate)
 
-    def _let_in(self, link: Link, timeout_s: float) -> None:
+    def _authenticate(self, link: Link, timeout_s: float) -> None:
         def answer(shown: bytes) -> bytes:
             nonce, proof = shown[:_NONCE_BYTES], shown[_NONCE_BYTES:]
-            if not hmac.compare_digest(proof, _prove("worker", self._address, self._nonce, nonce)):
-                raise LinkLostError("whoever joins does not know the job's secret", rank=self._rank)
-            return _prove("server", self._address, self._nonce, nonce)
+            if not hmac.compare_digest(proof, _make_proof("worker", self._address, self._nonce, nonce)):
+                raise LinkLostError(
+                    "a process that connects does not know the job's secret",
+                    rank=self._rank,
+                    hint=_SECRET_HINT,
+                )
+            return _make_proof("server", self._address, self._nonce, nonce)
 
         link.exchange(_NONCE_BYTES + _PROOF_BYTES, timeout_s, answer)
 
-    def close(self, *, comes_back: bool = False) -> None:
-        """Take in nobody any more: whoever comes hears that we have ended, or waits for the process that comes in our place."""
+    def close(self, *, restarts: bool = False) -> None:
+        """Stop listening. Peers that connect later learn that we have ended, or wait for the process that is started in our place."""
         with suppress(RuntimeError):
-            if not comes_back:
+            if not restarts:
                 self._store.set(self._key, _CLOSED)
-        self._listener.close()
+        self._socket.close()
 
 
-def shut(store: dist.Store, name: str) -> None:
-    """Close the door of one that has died and will not come back."""
-    store.set(f"door/{name}", _CLOSED)
+def mark_closed(store: dist.Store, name: str) -> None:
+    """Mark a name as closed whose process has died and is not started again."""
+    store.set(f"listener/{name}", _CLOSED)
 
 
-def knock(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float) -> Link:
-    """Connect to whoever serves under a name; if it has died, to its successor.
+def connect(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float) -> Link:
+    """Connect to the process that listens under a name; if it has died, to the one that is started in its place.
 
     Args:
         store: The servers' corner of the store.
-        name: Whose door.
+        name: Of the listener.
         peer: Who that is, for errors.
         rank: Our rank, for errors.
         timeout_s: Seconds to wait for it.
 
     Raises:
-        ClosedError: It has ended, and will not come back.
-        RendezvousError: It did not come, or can't be reached.
+        ClosedError: It has ended, and is not started again.
+        RendezvousError: It does not listen in time, or can't be reached.
     """
-    key, end = f"door/{name}", SYSTEM_CLOCK.monotonic() + timeout_s
-    told = "it has not opened its door"
+    key, end = f"listener/{name}", SYSTEM_CLOCK.monotonic() + timeout_s
+    reason = "it does not listen yet"
     while True:
-        with naming_store(rank):
+        with wrapping_store_errors(rank):
             text = store.get(key).decode() if store.check([key]) else ""
         if text:
             if text == _CLOSED:
@@ -150,17 +154,17 @@ def knock(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: floa
             try:
                 return _connect(address, bytes.fromhex(nonce), peer=peer, rank=rank)
             except OSError as error:
-                told = f"{':'.join(address).strip(chr(0))}: {error.strerror or error}"
+                reason = f"{':'.join(address).strip(chr(0))}: {error.strerror or error}"
         if SYSTEM_CLOCK.monotonic() > end:
             raise RendezvousError(
-                f"no link to {peer} within {timeout_s:g} s: {told}", rank=rank,
-                hint="look at its output; or a firewall keeps the ranks' own ports shut",
+                f"no link to {peer} within {timeout_s:g} s: {reason}", rank=rank,
+                hint="look at its output; or a firewall keeps the ranks' own ports mark_closed",
             )  # fmt: skip
         SYSTEM_CLOCK.sleep(_POLL_S)
 
 
-def _connect(address: list[str], door: bytes, *, peer: str, rank: int) -> Link:
-    """Connect to a door; that it is one of the job's turns out when its first message is received.
+def _connect(address: list[str], nonce: bytes, *, peer: str, rank: int) -> Link:
+    """Connect to an address; the peer is authenticated when its first message is received.
 
     Raises:
         OSError: Nobody answers there, or another user.
@@ -175,24 +179,28 @@ def _connect(address: list[str], door: bytes, *, peer: str, rank: int) -> Link:
             connection.connect(address[0])
         if not _is_own_user(connection):
             raise PermissionError(errno.EPERM, "another user listens there")
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        connection.sendall(nonce + _prove("worker", address, door, nonce))
+        own_nonce = secrets.token_bytes(_NONCE_BYTES)
+        connection.sendall(own_nonce + _make_proof("worker", address, nonce, own_nonce))
     except OSError:
         connection.close()
         raise
-    expected = _prove("server", address, door, nonce)
+    expected = _make_proof("server", address, nonce, own_nonce)
 
     def check(link: Link, timeout_s: float) -> None:
         if not hmac.compare_digest(link.exchange(_PROOF_BYTES, timeout_s), expected):
             link.close()
-            raise LinkLostError(f"whoever answers for {peer} does not know the job's secret", rank=rank)
+            raise LinkLostError(
+                f"the process that answers as {peer} does not know the job's secret",
+                rank=rank,
+                hint=_SECRET_HINT,
+            )
 
-    return Link(connection, peer=peer, rank=rank, tells=True, opening=check)
+    return Link(connection, peer=peer, rank=rank, reports_waits=True, opening=check)
 
 
-def _prove(side: str, address: list[str], door: bytes, nonce: bytes) -> bytes:
-    """Return what only those can make that know the job's secret; it is worth nothing at another door, or from the other side."""
-    text = json.dumps([side, address, door.hex(), nonce.hex()]).encode()
+def _make_proof(side: str, address: list[str], listener_nonce: bytes, worker_nonce: bytes) -> bytes:
+    """Return an HMAC that only those can make that know the job's secret; it is not valid for another listener, nor from the other side."""
+    text = json.dumps([side, address, listener_nonce.hex(), worker_nonce.hex()]).encode()
     return hmac.digest(get(JOB_SECRET).encode(), text, "sha256")
 
 
@@ -223,20 +231,20 @@ def find_host(store: dist.Store, num_nodes: int) -> str:
     # Where the store is on this host, its name may stand for loopback.
     if server not in _LOCAL or num_nodes > 1:
         places += [socket.gethostname(), _OUTSIDE]
-    told, address = f"it has no way to {server or 'others'}", ""
+    reason, address = f"it has no route to {server or 'others'}", ""
     for place in places:
         try:
-            address = _find_way(place or "127.0.0.1")
+            address = _find_route(place or "127.0.0.1")
         except OSError as error:
-            told = f"{place}: {error.strerror or error}"
+            reason = f"{place}: {error.strerror or error}"
             continue
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             return address
-        told = f"{place} is {address} here"
+        reason = f"{place} is {address} here"
     if address and num_nodes == 1:
         return address
     raise RendezvousError(
-        f"this host has no address under which others reach it: {told}",
+        f"this host has no address under which others reach it: {reason}",
         hint="name the interface of their network: GLOO_SOCKET_IFNAME=eth0, say; or give hosts their addresses in /etc/hosts",
     )
 
@@ -249,8 +257,8 @@ def _find_store_host(store: dist.Store | None) -> str:
     return get("MASTER_ADDR")
 
 
-def _find_way(place: str) -> str:
-    """Return our own address on the way to a host.
+def _find_route(place: str) -> str:
+    """Return the local address from which a host is reached.
 
     Raises:
         OSError: It is unknown, or there is no way.
