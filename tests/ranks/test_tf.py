@@ -371,7 +371,11 @@ strategy = tf.distribute.ParameterServerStrategy()
 torch.manual_seed(strategy.rank)
 with strategy.scope():
     model = torch.nn.Linear(3, 2)
+    model.register_buffer("noise", torch.rand(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+assert not torch.distributed.is_initialized()
+with open(f"{sys.argv[1]}.noise.{strategy.rank}", "w") as file:
+    file.write(repr(model.noise.tolist()))
 
 def make(context):
     assert context.num_input_pipelines == 2
@@ -434,6 +438,7 @@ def test_a_coordinator_by_tf_config_survives_a_killed_worker(tmp_path: Path) -> 
     codes = {task: code for task, (_, _, code) in ended.items()}
     assert sorted(codes.values()) == [-signal.SIGKILL, 0, 0, 0], ended
     assert codes["ps 0"] == codes["chief 0"] == 0
+    assert len({(tmp_path / f"killed.noise.{rank}").read_text() for rank in range(4)}) == 1
 
 
 WORKERS = """

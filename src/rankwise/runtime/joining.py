@@ -118,7 +118,7 @@ def init(  # noqa: PLR0913 - most calls give none
             timeout_s=_to_seconds(timeout_s, "timeout_s"),
             arrival_timeout_s=arrival_s or read_float("RANKWISE_ARRIVAL_TIMEOUT", _ARRIVAL_S),
             opened_at=opened_at,
-            role=role or _find_role(identity),
+            role=role or find_role(identity),
         )
         ctx = enter(_join(request, store))
         try:
@@ -133,7 +133,7 @@ def init(  # noqa: PLR0913 - most calls give none
         raise error.with_traceback(None) from error.__cause__
 
 
-def _find_role(identity: Identity) -> str | None:
+def find_role(identity: Identity) -> str | None:
     """Return what the environment says this rank is, in a job that has servers of parameters."""
     roles = list_roles(read_counts(get(COUNTS)))
     is_theirs = len(roles) == identity.world_size and any(one.name == "ps" for one in roles)

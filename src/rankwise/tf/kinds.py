@@ -51,7 +51,10 @@ class CommunicationOptions:
 
 
 def join(
-    resolver: ClusterResolver | None, jobs: Sequence[str], options: CommunicationOptions | None = None
+    resolver: ClusterResolver | None,
+    jobs: Sequence[str],
+    options: CommunicationOptions | None = None,
+    role: str | None = None,
 ) -> RankContext:
     """Return the job that this process has joined, or join it.
 
@@ -59,6 +62,7 @@ def join(
         resolver: Tells rank and addresses; None: the environment does, TF_CONFIG among others.
         jobs: The order of the resolver's jobs among ranks.
         options: Of the exchange.
+        role: Of this rank, where ranks have no process group of all of them; None where they have.
     """
     ctx = find_current()
     if ctx is not None:
@@ -67,10 +71,10 @@ def join(
     backend = {"AUTO": None, "RING": "gloo", "NCCL": "nccl"}[options.implementation.value]
     told = None if resolver is None else resolver.order(jobs)
     if told is None:
-        return init(backend, timeout_s=options.timeout_seconds)
+        return init(backend, timeout_s=options.timeout_seconds, role=role)
     rank, addresses = told
     return init(
-        backend, rank=rank, world_size=len(addresses), init_method=f"tcp://{addresses[0]}", timeout_s=options.timeout_seconds,
+        backend, rank=rank, world_size=len(addresses), init_method=f"tcp://{addresses[0]}", timeout_s=options.timeout_seconds, role=role,
     )  # fmt: skip
 
 

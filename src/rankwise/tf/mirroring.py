@@ -5,8 +5,10 @@ A hook of torch before each ``optimizer.step()`` finds whose parameters are abou
 
 from __future__ import annotations
 
+import io
 import weakref
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,7 +18,7 @@ from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
 from rankwise.parallel.ddp import is_averaged
 from rankwise.runtime.collectives import all_reduce_, broadcast_
 from rankwise.tf.contexts import find_frame
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rankwise.runtime.context import RankContext
     from rankwise.tf.strategy import Strategy
 
+#: Ranks come when they have imported torch, perhaps beside many others.
+_ARRIVAL_S = 120.0
 #: Whose each parameter is, by its id.
 _owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Strategy]]] = {}
 _is_listening: list[bool] = []
@@ -110,16 +115,59 @@ def make_equal(noted: Noted, rank: int) -> None:
 
     Collective: every rank.
     """
+    refuse_lazy(noted, rank)
+    if noted.tensors:
+        broadcast_(
+            {name: one.detach() for name, one in noted.tensors.items()}, name="what strategy.scope() has made"
+        )
+
+
+def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
+    """Give all ranks rank 0's values of what is not trained, through the store: there is no process group.
+
+    Raises:
+        UsageError: A parameter has no values yet.
+        CollectiveError: The ranks have made different ones.
+        RendezvousError: Rank 0 did not come.
+    """
+    refuse_lazy(noted, ctx.rank)
+    untrained = [one.detach() for one in noted.tensors.values() if not one.requires_grad]
+    key = f"scope/{ctx._count('scopes')}"
+    if not untrained:
+        return
+    if ctx.rank == 0 and not ctx.store.check([key]):  # else this process takes the place of one that died
+        held = io.BytesIO()
+        torch.save([one.cpu() for one in untrained], held)
+        ctx.store.set(key, held.getvalue())
+    try:
+        ctx.store.wait([key], timedelta(seconds=_ARRIVAL_S))
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rank 0 did not come to the end of strategy.scope() within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at its output"
+        ) from error  # fmt: skip
+    values = torch.load(io.BytesIO(ctx.store.get(key)), weights_only=True)
+    if [one.shape for one in values] != [one.shape for one in untrained]:
+        raise CollectiveError(
+            f"{len(untrained)} buffers and frozen parameters were made under strategy.scope(), and others on rank 0", rank=ctx.rank,
+            hint="build the same model on all ranks",
+        )  # fmt: skip
+    with torch.no_grad():
+        for one, value in zip(untrained, values, strict=True):
+            one.copy_(value)
+
+
+def refuse_lazy(noted: Noted, rank: int) -> None:
+    """Refuse parameters without values.
+
+    Raises:
+        UsageError: There is one.
+    """
     lazy = next((name for name, one in noted.tensors.items() if is_lazy(one)), None)
     if lazy is not None:
         raise UsageError(
             f"{lazy.split(' ', 1)[1]} has no shape at the end of strategy.scope()", rank=rank,
             hint="call the model once under the scope, with a batch of zeros, so that its lazy layers have values",
         )  # fmt: skip
-    if noted.tensors:
-        broadcast_(
-            {name: one.detach() for name, one in noted.tensors.items()}, name="what strategy.scope() has made"
-        )
 
 
 def sum_gradients(parameters: Sequence[Tensor]) -> None:

@@ -22,10 +22,12 @@ from rankwise.parallel.parameter_server import parameter_server
 from rankwise.parallel.servers.coordinator import PerWorker
 from rankwise.parallel.servers.layout import SPLIT_BYTES
 from rankwise.runtime.context import current, find_current
+from rankwise.runtime.joining import find_role
 from rankwise.runtime.nested import flatten
+from rankwise.runtime.whoami import identify
 from rankwise.tf.contexts import between_replicas
 from rankwise.tf.kinds import join
-from rankwise.tf.mirroring import Noted, make_equal
+from rankwise.tf.mirroring import Noted, make_equal, make_untrained_equal
 from rankwise.tf.resolvers import find_resolver
 from rankwise.tf.strategy import Strategy
 from rankwise.tf.values import map_leaves
@@ -71,7 +73,7 @@ class ParameterServerStrategy(Strategy):
     Raises:
         UsageError: There are too few ranks.
 
-    Collective: every rank.
+    There is no process group of all ranks: the death of a worker leaves the others alone.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         if cluster_resolver is None and get("TF_CONFIG"):
             cluster_resolver = find_resolver(None, rank=0, world_size=1)
-        ctx = join(cluster_resolver, ("ps", "chief", "worker"))
+        ctx = join(cluster_resolver, ("ps", "chief", "worker"), role=_find_role(cluster_resolver))
         spec = {} if cluster_resolver is None else cluster_resolver.cluster_spec().as_dict()
         resolver = find_resolver(cluster_resolver, rank=ctx.rank, world_size=ctx.world_size)
         split = variable_partitioner or MinSizePartitioner()
@@ -107,6 +109,14 @@ class ParameterServerStrategy(Strategy):
         return ps
 
 
+def _find_role(resolver: ClusterResolver | None) -> str:
+    """Return what this rank is: as the resolver or the launcher says, else the first one a server and the second the coordinator."""
+    if resolver is not None and resolver.task_type is not None:
+        return resolver.task_type
+    identity, _ = identify(None, None, None, None)
+    return find_role(identity) or ("ps", "chief", "worker")[min(identity.rank, 2)]
+
+
 @final
 class _Served:
     """Gradients go to the servers, and parameters come from there."""
@@ -126,7 +136,11 @@ class _Served:
                 "model or optimizer made under strategy.scope() after the first function was scheduled",
                 hint="make them before",
             )
-        make_equal(noted, current().rank)
+        ctx = current()
+        if ctx.role is None:
+            make_equal(noted, ctx.rank)
+        else:
+            make_untrained_equal(noted, ctx)
         self._roots += [one for one in noted.roots if next(one.parameters(), None) is not None]
         self._optimizers += noted.optimizers
 
@@ -357,6 +371,8 @@ class ClusterCoordinator:
                 atexit.register(_release, ps)
             return ps
         _ = ps.serve() if ps.is_server else ps.work()
+        if current().stop_reason is not None:
+            current().leave_for_requeue()
         current().close()
         sys.exit(0)
 
