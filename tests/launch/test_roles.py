@@ -49,7 +49,7 @@ TRAIN = """
             die(DyingSGD.num_steps)
 
     model = Model()
-    ps = rankwise.parameter_server(model, lambda ones: DyingSGD(ones, lr=0.25), mode=mode, save_every=1)
+    ps = rankwise.parameter_server(model, lambda ones: DyingSGD(ones, lr=0.25), mode=mode, save_every=1, replicate="REPLICATE" in os.environ)
     told = {"rank": ctx.rank, "pid": os.getpid(), **{name: os.environ[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "RANK")}}
     if ps.is_server:
         told["report"] = ps.serve()
@@ -72,12 +72,13 @@ TRAIN = """
 
 
 def train(
-    folder: Path, mode: str, num_steps: int, victims: dict[int, int], *flags: str
+    folder: Path, mode: str, num_steps: int, victims: dict[int, int], *flags: str, replicates: bool = False
 ) -> tuple[Result, list[dict[str, Any]]]:
     write_script(folder, TRAIN)
     result = run_rankwise(
         ["--role-counts", "ps=2,worker=3", *flags, "train.py", mode, str(num_steps), json.dumps(victims)],
         folder,
+        env={"REPLICATE": "1"} if replicates else {},
     )
     told = [json.loads(line) for line in result.out.splitlines() if line.startswith("{")]
     return result, sorted(told, key=lambda one: one["rank"])
@@ -103,9 +104,12 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(weights[0]) == 1
 
 
-def test_killed_servers_and_workers_lose_and_repeat_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicates", [False, True], ids=["copies", "replicas"])
+def test_killed_servers_and_workers_lose_and_repeat_nothing(replicates: bool, tmp_path: Path) -> None:
     """Asynchronous, with a worker and both servers killed: what is in the parameters is what was sent, and only the killed start again."""
-    result, told = train(tmp_path, "async", 40, {0: 25, 1: 60, 3: 7}, "--max-restarts", "5")
+    result, told = train(
+        tmp_path, "async", 40, {0: 25, 1: 60, 3: 7}, "--max-restarts", "5", replicates=replicates
+    )
     assert result.code == 0, result.err
     sent = sum(path.stat().st_size for path in tmp_path.glob("sent-*"))
     assert sent == 40 + 40 + 7 + 40

@@ -85,7 +85,7 @@ def die_once(number: int, place: str) -> int:
 
 def stop_once(number: int, place: str) -> int:
     if number == 7 and not Path(place).exists():
-        Path(place).touch()
+        Path(place).write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     return number * number
 
@@ -93,14 +93,17 @@ def stop_once(number: int, place: str) -> int:
 def square_all(place: str) -> Any:
     def behave(ps: Any, script: Any) -> Any:
         handles = [ps.schedule(script.square, (number, place)) for number in range(30)]
-        return [ps.fetch(one) for one in handles], [one.num_runs for one in handles]
+        values = [ps.fetch(one) for one in handles]
+        if frozen := Path(place).read_text():
+            os.kill(int(frozen), signal.SIGKILL)
+        return values, [one.num_runs for one in handles]
 
     return behave
 
 
 def test_what_a_killed_worker_had_begun_is_done_by_another(tmp_path: Any) -> None:
     """All results are there, once each, and only that one was begun twice."""
-    outcomes = try_ranks(play, 4, square_all(str(tmp_path / "dead")), {"square": die_once})
+    outcomes = try_ranks(play, 4, square_all(str(tmp_path / "dead")), {"square": die_once}, grace_s=60)
     values, runs = outcomes[1].value
     assert values == [number * number for number in range(30)]
     assert runs == [2 if number == 7 else 1 for number in range(30)]
@@ -110,7 +113,7 @@ def test_what_a_killed_worker_had_begun_is_done_by_another(tmp_path: Any) -> Non
 def test_what_a_frozen_worker_had_begun_is_done_by_another(tmp_path: Any) -> None:
     """After timeout_s; and what the frozen one may say later is not taken."""
     outcomes = try_ranks(
-        play, 4, square_all(str(tmp_path / "frozen")), {"square": stop_once}, 1.0, timeout_s=8
+        play, 4, square_all(str(tmp_path / "frozen")), {"square": stop_once}, 2.0, grace_s=60
     )
     values, runs = outcomes[1].value
     assert values == [number * number for number in range(30)]
@@ -119,7 +122,7 @@ def test_what_a_frozen_worker_had_begun_is_done_by_another(tmp_path: Any) -> Non
 
 def test_without_workers_the_coordinator_says_who_was_lost(tmp_path: Any) -> None:
     """The only worker is killed: fetch ends with its name."""
-    outcomes = try_ranks(play, 3, square_all(str(tmp_path / "dead")), {"square": die_once})
+    outcomes = try_ranks(play, 3, square_all(str(tmp_path / "dead")), {"square": die_once}, grace_s=60)
     assert isinstance(outcomes[1].error, rankwise.CollectiveError)
     assert "no worker is left for scheduled function 7: worker 2" in str(outcomes[1].error)
 

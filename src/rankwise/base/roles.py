@@ -57,14 +57,14 @@ def list_roles(counts: tuple[tuple[str, int], ...]) -> tuple[Role, ...]:
     return tuple(Role(name, index, size) for name, size in counts for index in range(size))
 
 
-#: Ranks in a sentence, whose roles are not told yet: neither ``[rank 1]`` nor ``(rank 1)``.
+#: Ranks in a sentence, without their roles yet: neither ``[rank 1]`` nor ``(rank 1)``.
 _RANKS = re.compile(r"(?<![\w\[(-])rank(s?) (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)(?![-\w]|, \d| \()")
 #: Lines of a report that are the script's own words.
 _QUOTE = "    | "
 
 
 def name_roles(text: str, roles: Sequence[Role]) -> str:
-    """Return sentences that tell of ranks with their roles: ``server 1 (rank 1)``, ``ranks 2-4 (workers 0-2)``.
+    """Return sentences about ranks with their roles: ``server 1 (rank 1)``, ``ranks 2-4 (workers 0-2)``.
 
     Args:
         text: Lines; those that quote the script stay.
@@ -88,13 +88,13 @@ def _name(found: re.Match[str], roles: Sequence[Role]) -> str:
         return found[0]
     if not found[1]:
         return f"{roles[ranks[0]]} ({found[0]})" if len(ranks) == 1 else found[0]
-    told = []
+    parts = []
     for title, group in groupby((roles[rank] for rank in ranks), key=lambda role: role.title):
         numbers = [role.index for role in group]
         is_span = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
         text = f"{numbers[0]}-{numbers[-1]}" if is_span else ", ".join(map(str, numbers))
-        told.append(f"{title}{'s' if len(numbers) > 1 else ''} {text}")
-    return f"{found[0]} ({', '.join(told)})"
+        parts.append(f"{title}{'s' if len(numbers) > 1 else ''} {text}")
+    return f"{found[0]} ({', '.join(parts)})"
 
 
 def note_apart() -> None:

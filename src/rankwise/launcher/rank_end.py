@@ -52,7 +52,7 @@ class Rank:
     stack: Stack | None = None
     refusal: str = ""
     started_s: float = 0.0
-    life: int = 0
+    incarnation: int = 0
     former_code: int = 0
 
     @property
@@ -65,10 +65,10 @@ class Rank:
         self.close()
         self.streams.begin_again()
         self.notes_fd, self.stacks_fd, self.evidence = notes_fd, stacks_fd, evidence
-        self.life += 1
+        self.incarnation += 1
         self.former_code = self.code or 0
         self.was_noticed = self.was_killed = False
-        self.tag = f"{self.tag.partition('+')[0]}+{self.life}"
+        self.tag = f"{self.tag.partition('+')[0]}+{self.incarnation}"
         self.pid, self.code, self.stack, self.over_s, self.stopped_s, self.refusal = (
             0,
             None,

@@ -34,6 +34,7 @@ from rankwise.parallel.servers.layout import SPLIT_BYTES, spread
 from rankwise.parallel.servers.rules import Rules, check_rules
 from rankwise.parallel.servers.sides import Sides, count_servers
 from rankwise.runtime.context import current
+from rankwise.runtime.stopping import NOTICES, is_caught_by_native_code, read_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +65,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     resume: torch.optim.Optimizer | None = None,
     num_updates: int = 0,
     recovery_folder: str | Path | None = None,
+    replicate: bool = False,
     save_every: int = 100,
     timeout_s: float | None = None,
 ) -> ParameterServer:
@@ -99,6 +101,8 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
             with the model's values, not with copies: those of the run before are renamed to ``shard-N.previous.pt``. Two jobs at once
             need a folder each. None: where ranks are started again alone, in the host's memory; elsewhere the death of a server ends
             the training.
+        replicate: Whether each server sends what it holds to the next one instead, after each ``save_every`` updates, and is gone on from there
+            when it dies: where hosts share no file system, and their memory's (``/dev/shm``) is small.
         save_every: See above.
         timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
 
@@ -130,15 +134,20 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         num_workers=ctx.world_size - first,
         coordinator=coordinator,
         save_every=save_every,
-        recovers=recovery_folder is not None,
+        recovers=recovery_folder is not None or replicate,
     )
+    if replicate and (num_servers < 2 or recovery_folder is not None):
+        raise UsageError(
+            f"replicate=True with {num_servers} servers and recovery_folder={recovery_folder!r}", rank=ctx.rank,
+            hint="another server holds the replicas, so there must be two; and it is in place of copies in a folder",
+        )  # fmt: skip
     if recovery_folder is not None:
         recovery_folder = f"{recovery_folder}/{name}"
-    elif ctx.returns and (clip_norm is None or rules.is_async):
+    elif ctx.returns and not replicate and (clip_norm is None or rules.is_async):
         recovery_folder = find_memory_folder(name)
     sides = Sides(
         ctx, model, rules, dist.PrefixStore(name, ctx.store), layouts=spread(model, num_servers, split_bytes=split_bytes),
-        compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, save_every=save_every,
+        compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, replicate=replicate, save_every=save_every,
     )  # fmt: skip
     workers = range(first, ctx.world_size)
     if ctx.rank < num_servers:
@@ -173,7 +182,7 @@ def _check(
             hint="1 or more: a copy after each so many",
         )
     if recovers and clips_together:
-        raise UsageError(f"recovery_folder with clip_norm={rules.clip_norm}, mode={rules.mode!r}", rank=ctx.rank,
+        raise UsageError(f"recovery_folder or replicate with clip_norm={rules.clip_norm}, mode={rules.mode!r}", rank=ctx.rank,
                          hint="what was taken over is some updates behind, and the norm of one update is not known then: leave out one of them")  # fmt: skip
 
 
@@ -355,7 +364,8 @@ class ParameterServer:
     def _listen_for_stop(self) -> None:
         # Elsewhere than in the main thread no signal can be taken.
         if not self._ctx.listens_for_stop and threading.current_thread() is threading.main_thread():
-            self._ctx.listen_for_stop()
+            numbers = read_signals(NOTICES, self._ctx.rank)
+            self._ctx.listen_for_stop(signals=[one for one in numbers if not is_caught_by_native_code(one)])
 
     def _as_coordinator(self, what: str) -> Coordinator:
         if self._coordinator is None:

@@ -175,7 +175,7 @@ class StopWatch:
             )
             return
         taken = [
-            number for number in numbers if number != signal.SIGTERM and _is_caught_by_native_code(number)
+            number for number in numbers if number != signal.SIGTERM and is_caught_by_native_code(number)
         ]
         for number in taken:
             sys.stderr.write(
@@ -356,6 +356,6 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _is_caught_by_native_code(number: int) -> bool:
+def is_caught_by_native_code(number: int) -> bool:
     """Whether a signal that Python does not handle is caught all the same."""
     return signal.getsignal(number) in {signal.SIG_DFL, None} and listens_to(os.getpid(), number)

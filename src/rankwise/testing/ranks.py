@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import inspect
 import io
+import math
 import multiprocessing
 import os
 import signal
@@ -105,7 +106,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
 
 def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, cuda: bool = False,
-              env: Mapping[str, str | None] | None = None) -> list[RankOutcome]:  # fmt: skip
+              env: Mapping[str, str | None] | None = None, grace_s: float = _GRACE_S) -> list[RankOutcome]:  # fmt: skip
     """Run ``function(*args)`` on ``world_size`` ranks and return how each ended; for tests of what goes wrong.
 
     Args:
@@ -115,6 +116,7 @@ def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         timeout_s: Seconds until the ranks are killed.
         cuda: Start fresh processes.
         env: Variables for all ranks.
+        grace_s: Seconds that the others get to end when a rank has failed; more where they are meant to go on without it.
 
     Returns:
         An outcome for each rank.
@@ -140,7 +142,7 @@ def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
             process.start()
             theirs.close()
             ranks[rank] = (process, ours)
-        _collect(ranks, outcomes, timeout_s, Path(folder))
+        _collect(ranks, outcomes, (timeout_s, grace_s), Path(folder))
     del store
     return outcomes
 
@@ -166,8 +168,11 @@ def _build_env(rank: int, world_size: int, port: int) -> dict[str, str | None]:
     }  # fmt: skip
 
 
-def _collect(ranks: dict[int, Any], outcomes: list[RankOutcome], timeout_s: float, folder: Path) -> None:
+def _collect(
+    ranks: dict[int, Any], outcomes: list[RankOutcome], bounds_s: tuple[float, float], folder: Path
+) -> None:
     """Wait until all ranks have ended; kill those that have not in time, and keep their stacks."""
+    timeout_s, grace_s = bounds_s
     end, waiting = time.monotonic() + timeout_s, dict(ranks)
     try:
         while waiting and (left_s := end - time.monotonic()) > 0:
@@ -182,9 +187,10 @@ def _collect(ranks: dict[int, Any], outcomes: list[RankOutcome], timeout_s: floa
                 if rank in waiting and _hear(waiting[rank][0], waiting[rank][1], outcomes[rank]):
                     del waiting[rank]
             if any(outcome.failed_s is not None for outcome in outcomes):
-                end = min(end, time.monotonic() + _GRACE_S) if end - time.monotonic() > _GRACE_S else end
+                end = min(end, time.monotonic() + grace_s)
+                grace_s = math.inf  # counted from the first
     finally:
-        _kill(waiting, outcomes, folder, timeout_s)
+        _kill(waiting, outcomes, folder, bounds_s)
         for process, pipe in ranks.values():
             pipe.close()
             process.join()
@@ -213,7 +219,9 @@ def _hear(process: Any, pipe: Connection, outcome: RankOutcome) -> bool:
     return True
 
 
-def _kill(waiting: dict[int, Any], outcomes: list[RankOutcome], folder: Path, timeout_s: float) -> None:
+def _kill(
+    waiting: dict[int, Any], outcomes: list[RankOutcome], folder: Path, bounds_s: tuple[float, float]
+) -> None:
     """End the ranks that are left, all their stacks first."""
     if hasattr(signal, "SIGUSR1"):
         for process, _ in waiting.values():
@@ -229,7 +237,7 @@ def _kill(waiting: dict[int, Any], outcomes: list[RankOutcome], folder: Path, ti
         if outcome.failed_s is None:
             outcome.failed_s = time.monotonic()
             outcome.error = TimeoutError(
-                f"still running after {timeout_s:.0f} s, or {_GRACE_S:.0f} s after another rank failed"
+                f"still running after {bounds_s[0]:.0f} s, or {bounds_s[1]:.0f} s after another rank failed"
             )
             with contextlib.suppress(OSError):
                 outcome.traceback = (folder / str(rank)).read_text(errors="replace")

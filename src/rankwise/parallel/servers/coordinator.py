@@ -32,8 +32,7 @@ from rankwise.base.errors import (
 from rankwise.evidence.roll import name_ranks
 from rankwise.parallel.servers.journal import describe_call
 from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import ClosedError, connect
-from rankwise.parallel.servers.serving import RETURN_S
+from rankwise.parallel.servers.listener import RETURN_S, ClosedError, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Kinds of messages: what a worker asks for, and what the server answers.
-HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED = range(10)
+HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED, REPLICA = range(11)
 #: Kind, shard, bytes of the note; number, version, weight, bytes of the body.
 _HEADER = struct.Struct("<iiqqqdq")
 #: Up to so many bytes one buffer for header, note and body costs less than two of them.

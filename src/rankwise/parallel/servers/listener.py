@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CONNECT_S, _POLL_S = 5.0, 0.01
+#: So long a process that is started again is waited for: it has to import torch, perhaps beside many others.
+RETURN_S = 120.0
 #: A store at one of these addresses is reached from this host alone.
 _LOCAL = {"", "localhost", "127.0.0.1", "::1"}
 #: An address of no host (RFC 5737): the route to it is the default route.
@@ -158,7 +160,7 @@ def connect(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: fl
         if SYSTEM_CLOCK.monotonic() > end:
             raise RendezvousError(
                 f"no link to {peer} within {timeout_s:g} s: {reason}", rank=rank,
-                hint="look at its output; or a firewall keeps the ranks' own ports mark_closed",
+                hint="look at its output; or a firewall blocks the ranks' own ports",
             )  # fmt: skip
         SYSTEM_CLOCK.sleep(_POLL_S)
 

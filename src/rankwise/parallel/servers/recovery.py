@@ -41,6 +41,8 @@ class Recovery:
         UsageError: The folder can't be made.
     """
 
+    saves_first = True
+
     def __init__(
         self,
         folder: str | Path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import secrets
 import sys
 import threading
@@ -32,7 +31,8 @@ from rankwise.parallel.servers.link import (
     LinkLostError,
     Message,
 )
-from rankwise.parallel.servers.listener import wrapping_store_errors
+from rankwise.parallel.servers.listener import RETURN_S, wrapping_store_errors
+from rankwise.parallel.servers.replicas import Replicas
 from rankwise.parallel.servers.shard import Gradient
 from rankwise.parallel.servers.table import TableValues
 
@@ -54,8 +54,6 @@ _CHECK_S = 0.5
 #: Threads that pass messages on wait for the GIL at each of them; 5 ms, the default, is more than a small message takes.
 _SWITCH_S = 1e-4
 _JOIN_S = 60.0
-#: A process that is started again has to import torch, perhaps beside many others.
-RETURN_S = 120.0
 
 
 @final
@@ -82,14 +80,9 @@ class Server:
     ) -> None:  # fmt: skip
         self.number, self.rank, self.shards = number, rank, dict(shards)
         self._digest, self._compression = layout_digest, compression
-        self._store, self._listener, self._timeout_s, self._returns, self._clock = (
-            store,
-            listener,
-            timeout_s,
-            returns,
-            clock,
-        )
-        self.recovery: Recovery | None = None
+        self._store, self._listener, self._timeout_s = store, listener, timeout_s
+        self._returns, self._clock = returns, clock
+        self.recovery: Recovery | Replicas | None = None
         self._is_stopping = False
         self._lock = threading.Lock()
         #: Workers that will connect, and until when we wait for each; the link of each that is connected.
@@ -231,7 +224,11 @@ class Server:
     def _attend(self, link: Link) -> None:
         """Answer one worker. Its errors end this link only; an error of the update rule is raised in serve()."""
         try:
-            if (hello := _receive_hello(link)) is not None:
+            hello = _receive_hello(link)
+            if isinstance(hello, str) and isinstance(self.recovery, Replicas):
+                link.peer = hello
+                self.recovery.hold(link)
+            elif isinstance(hello, tuple):
                 worker, incarnation, digest = hello
                 why: str | None = None
                 link.peer = f"worker {worker}"
@@ -309,7 +306,7 @@ class Server:
             raise CollectiveError(f"server {self.number} does not hold shard {message.shard}")
         held = shard.held
         if message.kind == STATE:
-            version, body = shard.read(message.number, lambda: _pack(shard))
+            version, body = shard.read(message.number, shard.pack)
         elif message.kind == ROWS and isinstance(held, TableValues):
             places = (
                 torch.empty(0, dtype=torch.int64) if message.body is None else message.body.view(torch.int64)
@@ -369,9 +366,10 @@ class Server:
             self._listener.open()
 
     def watch(self, number: int, shard: Shard) -> None:
-        """Have a shard copied to the disk now and then, if that was asked for; the first time at once."""
+        """Have a shard copied after some updates, if that was asked for; to a disk the first time at once."""
         if self.recovery is not None:
-            self.recovery.save(number, shard)
+            if self.recovery.saves_first:
+                self.recovery.save(number, shard)
             shard.on_update = partial(self.recovery.save_if_due, number)
 
     def _unpack(self, message: Message, worker: int, incarnation: int, held: object) -> Gradient:
@@ -391,17 +389,12 @@ class Server:
         )
 
 
-def _receive_hello(link: Link) -> tuple[int, int, str] | None:
-    """Return the worker's rank, its incarnation and its layouts' digest; None if it has died since, or is no worker."""
+def _receive_hello(link: Link) -> tuple[int, int, str] | str | None:
+    """Return a worker's rank, its incarnation and its layouts' digest, or a server's name; None if it has died since, or is neither."""
     try:
         note = link.receive(timeout_s=_JOIN_S).note or {}
+        if "server" in note:
+            return f"server {int(note['server'])}"
         return int(note["worker"]), int(note["incarnation"]), str(note["digest"])
     except (RankwiseError, KeyError, TypeError, ValueError):
         return None
-
-
-def _pack(shard: Shard) -> Tensor:
-    """Return a shard's state as bytes that ``torch.load`` reads with ``weights_only``."""
-    held = io.BytesIO()
-    torch.save({**shard.held.state(), "version": shard.version}, held)
-    return torch.frombuffer(bytearray(held.getbuffer()), dtype=torch.uint8)

@@ -8,6 +8,7 @@ Chen et al., arXiv:1604.00981.
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -243,6 +244,10 @@ class Shard:
             "counts": [counts.applied, counts.dropped, dict(counts.staleness), list(counts.expelled)],
         }  # fmt: skip
 
+    def pack(self) -> Tensor:
+        """Return values, states and version as bytes; the lock is held."""
+        return pack({**self.held.state(), "version": self.version})
+
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from such a state, before anybody joins."""
         with torch.no_grad():
@@ -288,3 +293,10 @@ class Shard:
         self.version += 1
         if self.on_update is not None:
             self.on_update(self)
+
+
+def pack(state: dict[str, Any]) -> Tensor:
+    """Return a state as bytes that ``torch.load`` reads with ``weights_only``; shape (N,), uint8."""
+    held = io.BytesIO()
+    torch.save(state, held)
+    return torch.frombuffer(bytearray(held.getbuffer()), dtype=torch.uint8)

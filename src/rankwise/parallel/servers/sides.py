@@ -20,6 +20,7 @@ from rankwise.parallel.servers.layout import copy_in, digest
 from rankwise.parallel.servers.listener import ClosedError, Listener, find_host
 from rankwise.parallel.servers.norm import NormExchange
 from rankwise.parallel.servers.recovery import Recovery
+from rankwise.parallel.servers.replicas import Replicas
 from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Shard
 from rankwise.parallel.servers.table import TableValues
@@ -53,16 +54,17 @@ class Sides:
         layouts: What each server holds.
         compression: How gradients are sent; None: whole.
         recovery_folder: Where servers copy what they hold; None: nowhere.
+        replicate: Whether they send it to each other instead.
         save_every: Updates between two copies.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what makes a side
         self, ctx: RankContext, model: nn.Module, rules: Rules, store: dist.Store, *, layouts: list[ShardLayout],
-        compression: Compression | None, recovery_folder: str | Path | None, save_every: int,
+        compression: Compression | None, recovery_folder: str | Path | None, replicate: bool, save_every: int,
     ) -> None:  # fmt: skip
         self._ctx, self._model, self._rules, self.store = ctx, model, rules, store
         self._layouts, self._compression = layouts, compression
-        self._recovery_folder, self._save_every = recovery_folder, save_every
+        self._recovery_folder, self._replicate, self._save_every = recovery_folder, replicate, save_every
         self._tables = list(find_tables(model).items())
         self._parameters = dict(model.named_parameters())
         self._digest = digest([*layouts, *((name, one.facts) for name, one in self._tables)])
@@ -98,7 +100,11 @@ class Sides:
             timeout_s=2 * rules.timeout_s, returns=ctx.returns,
         )  # fmt: skip
         server.resume(states, num_updates)
-        if self._recovery_folder is not None:
+        if self._replicate:
+            server.recovery = Replicas(
+                ctx.rank, len(layouts), self.store, save_every=self._save_every, make_shard=make_shard
+            )
+        elif self._recovery_folder is not None:
             server.recovery = Recovery(
                 self._recovery_folder,
                 self._save_every,
@@ -117,7 +123,7 @@ class Sides:
         try:
             return Worker(
                 rank, self._model, self._layouts, layout_digest=self._digest, server_ranks=range(len(self._layouts)), rules=self._rules,
-                compression=self._compression, store=self.store, can_recover=self._recovery_folder is not None and not returns, returns=returns,
+                compression=self._compression, store=self.store, can_recover=(self._replicate or self._recovery_folder is not None) and not returns, returns=returns,
             )  # fmt: skip
         except ClosedError as error:
             if not returns:

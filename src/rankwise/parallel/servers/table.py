@@ -69,6 +69,14 @@ class TableFacts:
         length = math.ceil(self.num_rows / num_shards)
         return rows // length, rows % length
 
+    def deal_out(self, rows: Tensor, num_shards: int) -> list[tuple[int, Tensor, Tensor]]:
+        """Return for each shard its number, which of the rows it has, and their places there."""
+        if num_shards == 1:
+            return [(0, torch.ones(len(rows), dtype=torch.bool), rows)]
+        owners, places = self.find_owners(rows, num_shards)
+        masks = [owners == shard for shard in range(num_shards)]
+        return [(shard, mask, places[mask]) for shard, mask in enumerate(masks)]
+
     def find_rows(self, shard: int, num_shards: int) -> range:
         """Return the rows of one shard, in the order of their places."""
         if self.sharding == "hash":

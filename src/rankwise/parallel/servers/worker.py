@@ -30,8 +30,7 @@ from rankwise.parallel.servers.link import (
     LinkLostError,
     Message,
 )
-from rankwise.parallel.servers.listener import connect, mark_closed, wrapping_store_errors
-from rankwise.parallel.servers.serving import RETURN_S
+from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed, wrapping_store_errors
 from rankwise.parallel.servers.worker_shard import Part, Position
 
 if TYPE_CHECKING:
@@ -74,16 +73,11 @@ class Worker:
 
     def __init__(  # noqa: PLR0913 - what makes a worker
         self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str, server_ranks: Sequence[int],
-        rules: Rules, compression: Compression | None, store: dist.Store, can_recover: bool = False,
-        returns: bool = False,
+        rules: Rules, compression: Compression | None, store: dist.Store, can_recover: bool = False, returns: bool = False,
     ) -> None:  # fmt: skip
         parameters = dict(model.named_parameters())
-        self._rank, self._parameters, self._rules, self._compression = (
-            rank,
-            list(parameters.values()),
-            rules,
-            compression,
-        )
+        self._rank, self._parameters = rank, list(parameters.values())
+        self._rules, self._compression = rules, compression
         self._parts = [Part(layout, parameters) for layout in layouts]
         self._model, self._tables = model, list(find_tables(model).values())
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
@@ -112,10 +106,8 @@ class Worker:
 
     def _join(self, number: int, timeout_s: float) -> None:
         """Connect to a server, or to the process in its place; send again what it does not have of us."""
-        peer, end = (
-            f"server {number} (rank {self._server_ranks[number]})",
-            SYSTEM_CLOCK.monotonic() + timeout_s,
-        )
+        peer = f"server {number} (rank {self._server_ranks[number]})"
+        end = SYSTEM_CLOCK.monotonic() + timeout_s
         note = {"worker": self._rank, "incarnation": self.incarnation, "digest": self._digest}
         while True:
             left_s = max(0.0, end - SYSTEM_CLOCK.monotonic())
@@ -232,7 +224,9 @@ class Worker:
             for one in self._list_shards()
             if one not in self._positions or self._positions[one].link is link
         ]
-        for successor in [number for number in range(self._num_servers) if number not in self._dead]:
+        # In this order: of replicas, the next server has them.
+        others = [(server + step) % self._num_servers for step in range(1, self._num_servers)]
+        for successor in [number for number in others if number not in self._dead]:
             link = self._links[successor]
             try:
                 link.send(Message(ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
@@ -262,7 +256,7 @@ class Worker:
 
     def _fetch(self, facts: TableFacts, table: int, rows: Tensor) -> Tensor:
         """Return some rows of a table from those servers that have them."""
-        parts = [part for part in self._deal_out(facts, rows) if len(part[2])]
+        parts = [part for part in facts.deal_out(rows, self._num_servers) if len(part[2])]
         whom = [(self._find_shard(table, server), places.view(torch.uint8)) for server, _, places in parts]
         answers = self._ask(ROWS, whom)
         got: list[Tensor] = []
@@ -276,14 +270,6 @@ class Worker:
         for (_, mask, _), some in zip(parts, got, strict=True):
             values[mask] = some
         return values
-
-    def _deal_out(self, facts: TableFacts, rows: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """Return for each server its number, which of the rows it has, and their places there."""
-        if self._num_servers == 1:
-            return [(0, torch.ones(len(rows), dtype=torch.bool), rows)]
-        owners, places = facts.find_owners(rows, self._num_servers)
-        masks = [owners == server for server in range(self._num_servers)]
-        return [(server, mask, places[mask]) for server, mask in enumerate(masks)]
 
     def push(self, weight: float) -> None:
         """Send the model's gradients to the servers, and take them out of the model."""
@@ -317,7 +303,7 @@ class Worker:
     def _push_rows(
         self, facts: TableFacts, table: int, rows: Tensor, gradient: Tensor, weight: float
     ) -> None:
-        for server, mask, own in self._deal_out(facts, rows):
+        for server, mask, own in facts.deal_out(rows, self._num_servers):
             if len(own) == 0 and self._rules.is_async:
                 continue  # where all are waited for, those that have nothing must say so
             part = gradient if len(own) == len(rows) else gradient[mask]
