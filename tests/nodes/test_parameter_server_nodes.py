@@ -11,7 +11,6 @@ from nodes.hosts import make_hosts_file, open_hosts
 from support import RANKWISE, free_port, write_script
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -83,14 +82,28 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
 
 
 def train(
-    hosts: list[Host], folder: Path, max_restarts: int, *words: str, roles: str = "ps=1,worker=3"
+    hosts: list[Host],
+    folder: Path,
+    max_restarts: int,
+    *words: str,
+    roles: str = "ps=1,worker=3",
+    meeting: str = "static",
 ) -> list[tuple[int, str]]:
     """Run a job of two nodes, and return how each launcher ended and all that it printed."""
     write_script(folder, TRAIN)
-    meet = ["--nnodes", "2", "--master-addr", hosts[0].address, "--master-port", str(free_port())]
-    nodes: list[subprocess.Popen[str]] = []
+    port, nodes = free_port(), list[Any]()
     for number, host in enumerate(hosts):
-        command = [*RANKWISE, *meet, "--node-rank", str(number), "--role-counts", roles, "--max-restarts", str(max_restarts),
+        meet = ["--node-rank", str(number), "--master-addr", hosts[0].address, "--master-port", str(port)]
+        if meeting == "c10d":
+            meet = [
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                f"{hosts[0].address}:{port}",
+                "--rdzv-id",
+                "served",
+            ]
+        command = [*RANKWISE, "--nnodes", "2", *meet, "--role-counts", roles, "--max-restarts", str(max_restarts),
                    "--report", str(folder / f"report.{number}.json"), str(folder / "train.py"), *words]  # fmt: skip
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
         nodes.append(host.start(inside, {"RANKWISE_JOB_SECRET": None}))
@@ -108,12 +121,13 @@ def read_said(outs: list[tuple[int, str]]) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in lines), key=lambda one: one["rank"])
 
 
-def test_each_node_starts_its_own_ranks_again_alone(hosts: list[Host], tmp_path: Path) -> None:
+@pytest.mark.parametrize("meeting", ["static", "c10d"])
+def test_each_node_starts_its_own_ranks_again_alone(meeting: str, hosts: list[Host], tmp_path: Path) -> None:
     """The server on node 0 and a worker on node 1 are killed: only they start again, each by its node, and no gradient is lost or doubled.
 
     The ranks of both nodes have the same secret, which nobody gave by hand; `--role-counts` alone says how many ranks a node has.
     """
-    outs = train(hosts, tmp_path, 3, "40", '{"0": [50, 1], "3": [7, 1]}', "null")
+    outs = train(hosts, tmp_path, 3, "40", '{"0": [50, 1], "3": [7, 1]}', "null", meeting=meeting)
     assert [code for code, _ in outs] == [0, 0], "\n---\n".join(out for _, out in outs)
     said = read_said(outs)
     assert [one["node"] for one in said] == [0, 0, 1, 1]

@@ -178,6 +178,17 @@ def test_both_sides_prove_that_they_know_the_jobs_secret(host: str, monkeypatch:
         connection.close()
 
 
+def test_a_server_that_has_died_and_does_not_return_is_not_waited_for() -> None:
+    """Its address is in the store and refuses: an error at once; where it may return, that is waited for."""
+    store = dist.HashStore()
+    with open_listener(store):
+        pass
+    with pytest.raises(rankwise.RendezvousError, match="no link to server 0: it has died"):
+        connect(store, "0", peer="server 0", rank=1, timeout_s=600.0, may_return=False)
+    with pytest.raises(rankwise.RendezvousError, match=r"no link to server 0 within 0\.2 s"):
+        connect(store, "0", peer="server 0", rank=1, timeout_s=0.2)
+
+
 def test_a_store_that_is_gone_is_named() -> None:
     """Whoever looks for a server at a store that has ended hears of the store, and not in torch's words alone."""
 

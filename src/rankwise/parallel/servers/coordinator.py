@@ -156,7 +156,8 @@ class Coordinator:
             link.peer = f"worker {worker}"
             answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
             with self._changed:
-                if answer is not None and self._journal.is_resumed:
+                # One that has raised runs again: its error may have been what ended the former coordinator.
+                if answer is not None and answer.kind == ANSWER and self._journal.is_resumed:
                     self._answers[answer.number] = (worker, answer)
                 self._connected[worker] = link
                 self._lost.pop(worker, None)
@@ -314,6 +315,8 @@ class Coordinator:
         for thread in self._threads:
             thread.join(_BYE_S)
         self._listener.close()
+        with self._changed:
+            self._journal.close()
 
 
 def _to_body(data: bytes) -> torch.Tensor:

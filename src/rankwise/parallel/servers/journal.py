@@ -65,13 +65,21 @@ class Journal:
         if found is None:
             return None
         if found[0] != call:
-            self._results.clear()
+            self._forget_from(number)
             sys.stderr.write(
                 f"rankwise: warning: [rank {self._rank}] scheduled function {number} is {call} and was {found[0]} before the coordinator was started again: "
                 "results from here on are not used, and these functions run again\n"
             )
             return None
         return found[1:]
+
+    def _forget_from(self, number: int) -> None:
+        """Drop what the script does not repeat, from the file too: the next process must not take it for results of this one."""
+        self._results = {one: result for one, result in self._results.items() if one < number}
+        self._file.truncate(0)
+        self._file.seek(0)
+        for one, result in self._results.items():
+            self._file.write(pickle.dumps((one, *result)))
 
     def add(self, number: int, call: str, worker: int, value: bytes) -> None:
         """Keep what a function has returned."""
@@ -87,6 +95,12 @@ class Journal:
                 f"rankwise: warning: [rank {self._rank}] results of scheduled functions can't be kept ({error.strerror}): "
                 "if the coordinator dies, all ranks start again\n"
             )
+
+    def close(self) -> None:
+        """Close the file, which goes with the job."""
+        if self._path is not None:
+            self._path = None
+            self._file.close()
 
 
 def describe_call(function: Any, args: Sequence[Any]) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
-_CONNECT_S, _POLL_S = 5.0, 0.01
+_CONNECT_S, _POLL_S, _NUM_REFUSALS = 5.0, 0.01, 5
 #: So long a process that is started again is waited for: it has to import torch, perhaps beside many others.
 RETURN_S = 120.0
 #: A store at one of these addresses is reached from this host alone.
@@ -130,7 +130,9 @@ def mark_closed(store: dist.Store, name: str) -> None:
     store.set(f"listener/{name}", _CLOSED)
 
 
-def connect(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float) -> Link:
+def connect(
+    store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float, may_return: bool = True
+) -> Link:
     """Connect to the process that listens under a name; if it has died, to the one that is started in its place.
 
     Args:
@@ -139,13 +141,14 @@ def connect(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: fl
         peer: Who that is, for errors.
         rank: Our rank, for errors.
         timeout_s: Seconds to wait for it.
+        may_return: Whether it is started again if it has died, or another takes its place: else a published address that refuses is an error at once.
 
     Raises:
         ClosedError: It has ended, and is not started again.
         RendezvousError: It does not listen in time, or can't be reached.
     """
     key, end = f"listener/{name}", SYSTEM_CLOCK.monotonic() + timeout_s
-    reason = "it does not listen yet"
+    reason, refused = "it does not listen yet", [""]
     while True:
         with wrapping_store_errors(rank):
             text = store.get(key).decode() if store.check([key]) else ""
@@ -157,6 +160,12 @@ def connect(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: fl
                 return _connect(address, bytes.fromhex(nonce), peer=peer, rank=rank)
             except OSError as error:
                 reason = f"{':'.join(address).strip(chr(0))}: {error.strerror or error}"
+                # It listens before it publishes, so it has died; or ended, and the store is about to say so.
+                refused.append(text if isinstance(error, ConnectionRefusedError) else "")
+            if not may_return and refused[-_NUM_REFUSALS:] == [text] * _NUM_REFUSALS:
+                raise RendezvousError(
+                    f"no link to {peer}: it has died ({reason})", rank=rank, hint="look at its output"
+                )
         if SYSTEM_CLOCK.monotonic() > end:
             raise RendezvousError(
                 f"no link to {peer} within {timeout_s:g} s: {reason}", rank=rank,

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.table import TableFacts
 
 #: Beyond the time after which a server leaves others out: what it takes to tell.
-_GRACE_S = 30.0
-_BYE_S = 5.0
+_GRACE_S, _BYE_S = 30.0, 5.0
 #: So long a server may take until it listens, or may be frozen before it answers.
 _JOIN_S, _RETRY_S = 60.0, 0.05
 
@@ -111,21 +110,22 @@ class Worker:
         note = {"worker": self._rank, "incarnation": self.incarnation, "digest": self._digest}
         while True:
             left_s = max(0.0, end - SYSTEM_CLOCK.monotonic())
-            link = connect(self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s)
+            link = connect(
+                self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s, may_return=self._returns or self._can_recover,
+            )  # fmt: skip
             try:
                 link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard, clock in (answer.note or {})["clocks"].items():
-                    self._resume_shard(
-                        self._positions.setdefault(int(shard), Position(int(shard), link, clock)), link, clock
-                    )
+                    at = self._positions.setdefault(int(shard), Position(int(shard), link, clock))
+                    self._resume_shard(at, link, clock)
             except LinkLostError:  # it has died in between
                 link.close()
                 if not (self._returns or self._can_recover) or not left_s:
                     raise
                 SYSTEM_CLOCK.sleep(_RETRY_S)
-                continue
-            break
+            else:
+                break
         if (former := self._links.get(number)) is not None:
             former.close()
         self._links[number] = link
