@@ -99,6 +99,26 @@ def test_progress_bars_pass_as_they_are(tmp_path: Path) -> None:
         assert terminal.finish().out == bar + "\r\ndone\r\n"
 
 
+def test_both_streams_keep_their_order(tmp_path: Path) -> None:
+    """Where both lead to one terminal or one pipe, what a rank prints to either comes in its order, as under torchrun: bars of tqdm and lines above them."""
+    write_script(
+        tmp_path,
+        """
+        import sys
+        for step in range(40):
+            sys.stderr.write(f"{step}"); sys.stderr.flush()
+            print(f"/{step}", flush=True)
+        """,
+    )
+    lines = [f"{step}/{step}" for step in range(40)]
+    with Terminal([*RANKWISE, "train.py"], tmp_path) as terminal:
+        assert terminal.finish().code == 0
+        assert terminal.text.split() == lines
+    both = subprocess.run([*RANKWISE, "train.py"], cwd=tmp_path, env=make_env(), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=True)  # fmt: skip
+    assert both.stdout.split() == lines
+
+
 def test_half_lines_of_several_ranks_appear_soon(tmp_path: Path) -> None:
     """A prompt or bar of one of two ranks is not held back until its newline."""
     write_script(tmp_path, "import os, sys, time, pathlib\nif os.environ['RANK'] == '1': sys.stderr.write('half')\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)")  # fmt: skip

@@ -95,6 +95,28 @@ def test_lines_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.M
     assert ranks.finish() == b"other\nhalf whole\n"
 
 
+def test_a_rank_is_told_what_has_been_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mark of order is taken out, and answered when all before it is on the console: half lines too."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 60)
+    ranks = Ranks(tmp_path, 2)
+    answers = list[tuple[int, bytes]]()
+    came = threading.Event()
+
+    def note(num_marks: int) -> None:
+        answers.append((num_marks, b"".join(ranks.console.writes)))
+        came.set()
+
+    ranks.streams[0].tell_passed = note
+    ranks.pump.start()
+    for number, part in enumerate((b"\r 10%", b"\r 20%"), start=1):
+        ranks.say(0, part + _ORDER_MARK)
+        assert came.wait(10)
+        came.clear()
+        assert answers[-1] == (number, b"\r 10%\r 20%"[: 5 * number])
+    assert ranks.finish() == b"\r 10%\r 20%"
+    assert read_last_words(ranks.streams[0], ranks.pump) == " 20%"
+
+
 def test_half_a_line_comes_out_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that waits for its answer is shown though other ranks live."""
     monkeypatch.setattr(output, "_HALF_LINE_S", 0.001)
@@ -150,7 +172,7 @@ def test_a_huge_line_passes_and_fills_no_memory(tmp_path: Path) -> None:
     assert 1 << 16 <= len(ranks.pump.tail(0).read()) <= 2 << 16
 
 
-_MARK, _LAST_MARK = stderr_tail.MARKS
+_MARK, _LAST_MARK, _ORDER_MARK = stderr_tail.MARKS
 #: A rank writes one at once; a pipe may give it out in two parts.
 _PARTS_OF_MARK = st.sampled_from(
     [_MARK, _MARK[:1], _MARK[:-3], _MARK[5:], b"x" + _MARK + b"y", _LAST_MARK, _LAST_MARK[-3:]]

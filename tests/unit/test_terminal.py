@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.base import host
-from rankwise.base.terminal import strip_escapes
+from rankwise.base.terminal import strip_escapes, wrap
+from rankwise.cli.main import main
+from rankwise.launcher.parser import build_parser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +36,40 @@ if TYPE_CHECKING:
 def test_a_terminal_obeys_nothing_that_ranks_have_said(text: str, shown: str) -> None:
     """Colours, titles, links and pictures go; of what is left of such an order, or was split so that it forms anew, nothing works."""
     assert strip_escapes(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short", "short"),
+        ("rankwise: waiting for the other nodes of this job", "rankwise: waiting for the other nodes of\n  this job"),
+        ("  -> set GLOO_SOCKET_IFNAME to the one that is up", "  -> set GLOO_SOCKET_IFNAME to the one\n     that is up"),
+        ("\x1b[1mbold letters that need no column at all\x1b[0m", "\x1b[1mbold letters that need no column at all\x1b[0m"),
+        ("log /a/very/long/path/that/is/to/be/clicked/on/stderr.log", "log /a/very/long/path/that/is/to/be/clicked/on/stderr.log"),
+        ("    | a line of somebody's log that is longer than that", "    | a line of somebody's log that is longer than that"),
+        ("12 | loss = model(batch).some().more().words().here(1, 2)", "12 | loss = model(batch).some().more().words().here(1, 2)"),
+    ],
+)  # fmt: skip
+def test_lines_break_between_words(text: str, shown: str) -> None:
+    """On a terminal of 40 columns; in a file, or on one that is too narrow, no line breaks."""
+    assert wrap(text, 40) == shown
+    assert wrap(text, None) == wrap(text, 20) == text
+
+
+@pytest.mark.parametrize("columns", ["70", "80"])
+def test_help_breaks_no_flag(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flag is spelled once, with hyphens, and never broken at one; no line is wider than the terminal but for a flag with its values."""
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = build_parser({}).format_help().splitlines()
+    assert not [line for line in lines if line.endswith("-") or "_rank" in line.partition("  ")[0]]
+    assert [line for line in lines if len(line) > int(columns) and not line.startswith("  --")] == []
+    assert any(line.startswith("  --nproc-per-node NPROC_PER_NODE") for line in lines)
+
+
+def test_the_list_of_commands_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """`rankwise --help`."""
+    assert main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_a_terminal_of_another_alphabet_hides_nothing() -> None:

@@ -18,6 +18,12 @@ _ESCAPES = re.compile(
     "\x1b\\[[0-9;?]*[ -/]*[@-~]|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[ -/]*[0-Z\\\\^-~]"
 )
 
+#: A terminal narrower than this breaks the lines itself.
+NARROWEST = 40
+#: Quoted text: lines of a log, or of a source file with their numbers.
+_QUOTED = re.compile(r"\s*\d*\s*\|(\s|$)")
+_MARGIN = re.compile(r"\s*(?:-> |- )?")
+
 
 def width(fd: int = 2) -> int | None:
     """Return how many columns the terminal there has; None if it is none, or does not tell."""
@@ -34,6 +40,50 @@ def has_colour(fd: int = 2) -> bool:
     return bool(get("FORCE_COLOR")) or (os.isatty(fd) and get("TERM") != "dumb")
 
 
+def wrap(text: str, columns: int | None) -> str:
+    """Break lines that are too long for a terminal between words, and indent what follows.
+
+    Quoted lines stay as they are, and so does a word that is longer than the terminal is wide: a path can be clicked.
+
+    Args:
+        text: Lines, perhaps with colours.
+        columns: Of the terminal; None for what is none, whose lines stay whole.
+    """
+    if columns is None or columns < NARROWEST:
+        return text
+    return "\n".join(
+        line if _count_columns(line) <= columns or _QUOTED.match(line) else _wrap_line(line, columns)
+        for line in text.split("\n")
+    )
+
+
+def _wrap_line(text: str, columns: int) -> str:
+    begin = _MARGIN.match(text)
+    margin = " " * (len(begin[0]) if begin and begin[0].strip() else len(text) - len(text.lstrip()) + 2)
+    lines, line = [], ""
+    for space, word in re.findall(r"(\s*)(\S+)", text):
+        is_short = len(margin) + _count_columns(word) <= columns
+        if line.strip() and is_short and _count_columns(line + space + word) > columns:
+            lines.append(line)
+            line = margin + word
+        else:
+            line += space + word
+    return "\n".join([*lines, line])
+
+
+def _count_columns(text: str) -> int:
+    return len(_ESCAPES.sub("", text))
+
+
+def is_same_place(fd: int, other: int) -> bool:
+    """Tell whether two descriptors lead to the same terminal, pipe or file."""
+    try:
+        ours, theirs = os.fstat(fd), os.fstat(other)
+    except OSError:
+        return False
+    return (ours.st_dev, ours.st_ino, ours.st_rdev) == (theirs.st_dev, theirs.st_ino, theirs.st_rdev)
+
+
 def begin_line(fd: int = 2, others: int = 1) -> bytes:
     """Return what has to be written so that text begins a line of its own, whatever others wrote there before us.
 
@@ -41,12 +91,10 @@ def begin_line(fd: int = 2, others: int = 1) -> bytes:
         fd: Where we write.
         others: Where others write, by a descriptor that we may share with them.
     """
+    if not is_same_place(fd, others):
+        return b""
     try:
-        ours, theirs = os.fstat(fd), os.fstat(others)
-        is_shared = (ours.st_dev, ours.st_ino, ours.st_rdev) == (theirs.st_dev, theirs.st_ino, theirs.st_rdev)
-        if not is_shared:
-            return b""
-        if stat.S_ISREG(ours.st_mode):
+        if stat.S_ISREG(os.fstat(fd).st_mode):
             return b"" if _last_byte(fd) in {b"", b"\n"} else b"\n"
     except OSError:
         return b""

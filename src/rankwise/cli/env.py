@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.environ import environ
 from rankwise.cli.columns import align
+from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.doctor.host import Host
 from rankwise.doctor.variables.contradictions import find_contradictions
@@ -42,7 +42,7 @@ _WORDS = {"fail": "error", "warn": "warning"}
 
 def main(argv: Sequence[str]) -> int:
     """Show what the environment says; return the exit code: 1 if something in it can't be true."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rankwise env",
         description="Tell which rank this process is by its variables, which variable told what, and what contradicts what. "
         "Exit code 1: something can't be true. Secrets are not shown.",

@@ -10,29 +10,33 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankwise import __version__
+from rankwise.base import terminal
 from rankwise.base.errors import RankwiseError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_USAGE = f"""rankwise {__version__}: run any PyTorch training program on many processes
+_USAGE = f"""rankwise {__version__}: run PyTorch training on many processes
 
-  rankwise run [flags] train.py [its arguments]   start a script on many ranks, as torchrun does
-  rankwise run --help                             all flags
-  rankwise resident                               warm servers that `run --resident` has left behind; resident stop
-  rankwise rules                                  all that the check finds; any name of a report: rankwise rule D14
-  rankwise check train.py                         mistakes of a distributed program, before it runs
-  rankwise check --help                           folders, notebooks, shell scripts, commands; --fix, formats
-  rankwise plan train.py --gpus 8                 how much memory a model will need, and what fits
-  rankwise why PID                                which rank of a running job keeps the others waiting
-  rankwise report FOLDER                          the verdict on a job again, from its evidence or dumps
-  rankwise env                                    which rank this process is, and which variable says so
-  rankwise doctor                                 what is wrong with this host, and the command that mends it
-  rankwise doctor --hosts node0,node1             with several: every link between them, clocks, versions
-  rankwise checkpoint ls runs/a                   which checkpoints there are, and which are whole
-  rankwise checkpoint --help                      inspect, verify, export, import
-  rankwise compare runs/a runs/b                  where two runs diverge, how, and why that may be
+  rankwise run [flags] train.py [args]   launch a script on many ranks, like
+                                         torchrun; `run --help` lists the flags
+  rankwise resident [stop]               warm servers left by `run --resident`
+  rankwise why PID                       which rank holds up a running job
+  rankwise report FOLDER                 the report on a finished job, again
+  rankwise check train.py                find distributed bugs before running
+  rankwise rule NAME                     explain what a report or check names;
+                                         `rankwise rules` lists what check finds
+  rankwise plan train.py --gpus 8        how much memory a model will need
+  rankwise env                           which rank this process is, and why
+  rankwise doctor                        what is wrong with this host, and the
+                                         commands that fix it
+  rankwise doctor --hosts node0,node1    the same for several, and their links
+  rankwise checkpoint ls runs/a          list checkpoints, and which are valid;
+                                         also inspect, verify, export, import
+  rankwise compare runs/a runs/b         where two runs diverge, and why
   rankwise --version
+
+Run `rankwise COMMAND --help` for details.
 """
 
 
@@ -158,7 +162,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
         return _COMMANDS[argv[0]](argv[1:])
     except RankwiseError as error:
-        print(f"rankwise: {_mask(argv[0], str(error))}", file=sys.stderr)
+        told = f"rankwise: {_mask(argv[0], str(error))}"
+        print(terminal.wrap(told, terminal.width(2)), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

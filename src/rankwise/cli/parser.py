@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.base.errors import UsageError
+from rankwise.base.help_format import HelpFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 @final
 class Parser(argparse.ArgumentParser):
     """argparse that raises our error instead of ending the process."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        """Make a parser, with argparse's own settings."""
+        super().__init__(prog, formatter_class=HelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
+from rankwise.cli.parser import Parser
 from rankwise.evidence import foreign, left
 from rankwise.launcher.console import Console
 from rankwise.verdict import evidence_folder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Read the folder, judge, show; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rankwise report",
         description="Judge a job again from its evidence folder, or from dumps of its ranks.",
     )

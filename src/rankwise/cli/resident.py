@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.cli.columns import align, format_count, format_size
+from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.launcher.resident import list_servers, stop_servers
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """List or end this user's resident servers; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rankwise resident",
         description="The warm servers that `rankwise run --resident` has left behind: they end by themselves after 15 minutes without "
         "a run (RANKWISE_RESIDENT_IDLE, in seconds), when memory is short, and when what they have loaded changes on disk.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import textwrap
@@ -13,6 +12,7 @@ from rankwise.base import terminal
 from rankwise.base.errors import UsageError
 from rankwise.cli.columns import align
 from rankwise.cli.pages import find_close, find_page, list_names
+from rankwise.cli.parser import Parser
 from rankwise.cli.prose import page_width, write_page
 from rankwise.lint import registry
 from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Show all rules; return the exit code."""
-    parser = argparse.ArgumentParser(prog="rankwise rules", description="List what `rankwise check` finds.")
+    parser = Parser(prog="rankwise rules", description="List what `rankwise check` finds.")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="A table, or a JSON list.")
     args = parser.parse_args(list(argv))
     _show_all(registry.all_rules(), args.format)
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 def main_one(argv: Sequence[str]) -> int:
     """Show the page of one rule; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rankwise rule",
         description="Explain what a report, the check or the doctor has named: why it matters, and what to do.",
     )
@@ -122,7 +122,7 @@ def _write_table(rules: Sequence[Rule[Any]], *, color: bool) -> Iterator[str]:
     ):
         yield from ("", paint(title, "bold", color=color))
         yield from (line for _, line in group)
-    yield from ("", "fix: `rankwise check --fix` mends it; `rankwise rule ID` explains a rule")
+    yield from ("", "fix: `rankwise check --fix` fixes it; `rankwise rule ID` explains a rule")
     if rules == registry.all_rules():
         others = ", ".join(name for name in list_names() if not re.fullmatch(r"[A-Z]\d+", name))
         yield from textwrap.wrap(
@@ -135,7 +135,7 @@ def _write_table(rules: Sequence[Rule[Any]], *, color: bool) -> Iterator[str]:
 def _write_page(rule: Rule[Any], *, width: int, color: bool) -> Iterator[str]:
     kind = paint(f"{rule.severity}", SEVERITY_STYLE[rule.severity], color=color)
     classes = f"class {', '.join(rule.classes)}" if rule.classes else ""
-    facts = [kind, classes, "`--fix` mends it" if rule.fixable else ""]
+    facts = [kind, classes, "fixable with `--fix`" if rule.fixable else ""]
     yield f"{paint(f'{rule.id} {rule.name}', 'bold', color=color)}: {'; '.join(one for one in facts if one)}"
     yield ""
     yield from write_page(registry.page(rule), width=width, color=color)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.cli.parser import Parser
 from rankwise.evidence.living import find_ranks, take_scene
 from rankwise.launcher.console import Console
 from rankwise.verdict.bystander import can_tell, judge_scene, say, say_ranks
@@ -19,7 +19,7 @@ _EXIT_CODES = "exit codes: 0 nothing is stuck; 1 something is; 2 it can't be see
 
 def main(argv: Sequence[str]) -> int:
     """Look at the ranks for a second, judge, show; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rankwise why", description="Tell which rank of a running job keeps the others waiting. The ranks go on unharmed.",
         epilog=_EXIT_CODES,
     )  # fmt: skip

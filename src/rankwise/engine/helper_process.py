@@ -7,6 +7,7 @@ nodes started by us meet in one job.
 """
 
 import contextlib
+import datetime
 import importlib.util
 import json
 import os
@@ -131,7 +132,7 @@ class Meeting:
                 **orders["conf"],
             )
         )
-        self.store, self.world, self.watching = None, 0, False
+        self.store, self.world, self.watching, self.is_joining = None, 0, False, False
         self.exchange: Any = None
         self.members: Any = None
         self.num_joined = 0
@@ -141,7 +142,9 @@ class Meeting:
         self.watching = False
         self._end_exchange()
         self.num_joined += 1
+        self.is_joining = True
         info = self._meet()
+        self.is_joining = False
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
         store, meeting_place = info.store, info.bootstrap_store_info
         served = self.static
@@ -259,6 +262,7 @@ class Meeting:
             time.sleep(0.5)
             if not self.watching:
                 told = 0
+                self._tell_joined()
                 continue
             try:
                 waiting = handler.num_nodes_waiting()
@@ -270,6 +274,15 @@ class Meeting:
             if waiting != told:
                 _say({"waiting": waiting})
                 told = waiting
+
+    def _tell_joined(self) -> None:
+        """Tell the parent how many nodes have come, and in how many seconds torch starts without more; private, and not with each backend."""
+        state = getattr(getattr(self.handler, "_state_holder", None), "state", None)
+        if self.is_joining and state is not None:
+            end = getattr(state, "deadline", None)
+            now = datetime.datetime.now(datetime.timezone.utc)
+            left_s = None if end is None else (end.replace(tzinfo=now.tzinfo) - now).total_seconds()
+            _say({"joined": len(getattr(state, "participants", ())), "starts_in_s": left_s})
 
     def finish(self, timeout_s: float) -> dict[str, Any]:
         """Wait until all nodes are through, so that no store goes while others still need it."""

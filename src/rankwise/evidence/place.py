@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.evidence.facts import Evidence
 
-_QUESTION = struct.Struct("<Q")
+_QUESTION = _PASSED = struct.Struct("<Q")
+#: Behind the records: how many marks in the rank's standard error have been passed.
+PASSED_AT = SIZE_BYTES
 _LOOK_EVERY_S = 0.004
 _FILES_OF_A_RANK, _OTHER_FILES = 8, 64
 
@@ -47,7 +49,7 @@ class EvidencePlace:
         file = make_memory_file("evidence")
         rank_end, our_end = os.pipe()
         try:
-            os.ftruncate(file, SIZE_BYTES)  # takes memory only where it is written
+            os.ftruncate(file, PASSED_AT + _PASSED.size)  # takes memory only where it is written
         except OSError:
             for fd in (file, rank_end, our_end):
                 os.close(fd)
@@ -107,6 +109,10 @@ class EvidencePlace:
             return None  # the script has written into the file: what it says is worth nothing
         self._last = (mark, evidence)
         return evidence
+
+    def tell_passed(self, num_marks: int) -> None:
+        """Tell the rank that all before so many marks in its standard error has been passed on."""
+        os.pwrite(self._file, _PASSED.pack(num_marks), PASSED_AT)
 
     def close_rank_end(self) -> None:
         """Let go of the rank's end of the pipe, once the rank has been started with it."""

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.rendezvous.assignment import Assignment
 
 _SNAPSHOT_S = 0.2
-#: An import of torch takes 1 s, from a busy network disk a minute.
-_SLOW_START_S = 15.0
+#: An import of torch takes 1 s; on a busy host, or from a network disk, half a minute is nothing odd.
+_SLOW_START_S = 60.0
 #: Whoever waits longer than this is told what for.
 _SILENCE_S = 2.0
 #: A rank that has raised is given this long to end by itself, so that its exit code is its own.
@@ -144,6 +144,9 @@ class Attempt:
             self._tee.add(folder / "stderr.log", to_fd=2, prefix=prefix, filters=logs.err_filters,
                           copy_to=self._folder / "filtered_stderr.log" if logs.err_filters else None)  # fmt: skip
         notes, stacks, place = self._open_evidence(folder)
+        # One that is started again gets another place, while the pump may be at work with the first.
+        if place is not None and streams.may_overtake and not self._lone.is_on:
+            streams.tell_passed = place.tell_passed
         return Rank(
             rank=rank,
             local_rank=local_rank,
@@ -317,8 +320,9 @@ class Attempt:
         waited_s = self._clock.monotonic() - self._started_s
         if waited_s > _SLOW_START_S:
             self._is_told_slow = True
-            what = "the warm server, which imports torch and what else the script needs"
-            self._job.console.say(f"rankwise: no rank runs yet after {waited_s:.0f} s: waiting for {what}")
+            self._job.console.say(
+                f"rankwise: no rank has started after {waited_s:.0f} s: the warm server is still importing torch and what else the script needs"
+            )
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""

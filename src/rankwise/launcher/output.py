@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_tail
 from rankwise.base.osdoor import IS_LINUX, IS_WINDOWS, copy_terminal_size, open_terminal
+from rankwise.base.terminal import is_same_place
 from rankwise.launcher.spec import Std
 from rankwise.launcher.stderr_tail import END_MARK, TAIL_BYTES, StderrTail
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rankwise.evidence.notes import Ending
@@ -42,6 +44,7 @@ class RankStreams:
         stdio: The descriptors that the rank is started with.
         log: The file that holds its standard error, whole or its last megabytes.
         begin_bytes: Where in that file the words of the process begin that writes to it now.
+        tell_passed: Tells the rank how many of its marks have been passed; None where nothing need be kept in order.
     """
 
     local_rank: int
@@ -52,6 +55,7 @@ class RankStreams:
     shown: bool = True
     is_redirected: bool = False
     begin_bytes: int = 0
+    tell_passed: Callable[[int], None] | None = None
 
     def begin_again(self) -> None:
         """Forget how the process has ended that wrote until now: another one takes its place."""
@@ -80,6 +84,11 @@ class RankStreams:
     def end_mark(self) -> bytes | None:
         """What marks the end of the rank's own words; None where nobody would take it out again."""
         return END_MARK if self.source is not None or self.is_redirected else None
+
+    @property
+    def may_overtake(self) -> bool:
+        """Whether standard output goes directly to where standard error comes later, through us."""
+        return self.source is not None and self.shown and self.stdio[1] == 1 and is_same_place(1, 2)
 
 
 @final
@@ -181,7 +190,11 @@ class Pump:
             del self._open[source]
             os.close(source)
             return
+        num_before = tail.num_order_marks
         self._pass_on(streams, tail.write(data))
+        if tail.num_order_marks != num_before and streams.tell_passed is not None:
+            self._show_held(streams)
+            streams.tell_passed(tail.num_order_marks)
 
     def _has_waiting(self) -> bool:
         return bool(self._held) or any(tail.waiting_s is not None for tail in self._tails.values())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
+from rankwise.base.help_format import HelpFormatter
 from rankwise.launcher.spec import ON_HANG
 
 if TYPE_CHECKING:
@@ -95,8 +96,9 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
     parser = _Parser(
         prog="rankwise run",
         usage="rankwise run [flags] train.py [the script's own arguments]",
-        description="Start a training script on many processes. All flags of torchrun, with the same meaning.",
-        epilog="Switches for what you can't add to a command: RANKWISE_COLD=1 (as --cold), RANKWISE_RESIDENT=1 (as --resident), "
+        formatter_class=HelpFormatter,
+        description="Start a training script on many processes. Takes all flags of torchrun, with the same meaning, spelled with hyphens or underscores.",
+        epilog="Environment variables, where you can't change the command: RANKWISE_COLD=1 (as --cold), RANKWISE_RESIDENT=1 (as --resident), "
         "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_CHECK=0 (as --no-check), RANKWISE_ON_HANG (as --on-hang). "
         "Every flag of torchrun is also read from PET_<FLAG>.",
     )
@@ -105,42 +107,46 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
     _add_meeting(parser, add)
     _add_faults(parser, add)
     _add_logs(parser, add)
-    parser.add_argument("training_script", help="The script, with its own arguments behind it.")
+    parser.add_argument("training_script", help="The script, followed by its own arguments.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
-    nodes = parser.add_argument_group("what to start")
-    add.value(nodes, "nnodes", "1:1", "Nodes of the job, N or MIN:MAX.")
+    nodes = parser.add_argument_group("what to launch")
+    add.value(nodes, "nnodes", "1:1", "Number of nodes, N or MIN:MAX.")
     add.value(nodes, "nproc-per-node", "1", "Ranks on this node: a number, gpu, cpu, xpu or auto.")
-    nodes.add_argument("--cold", action="store_true", help="Start every rank as a fresh interpreter.")
+    nodes.add_argument("--cold", action="store_true", help="Start a fresh interpreter for every rank.")
     nodes.add_argument(
         "--resident", action=argparse.BooleanOptionalAction,
-        help="Leave the warm server behind for the next run, which then starts in a fraction of a second; it ends after 15 minutes without a run.",
+        help="Keep the warm server for the next run, which then starts in a fraction of a second; it exits after 15 minutes without a run.",
     )  # fmt: skip
     nodes.add_argument(
-        "--preload", metavar="MODULE,…", help="Import these too before the ranks are forked: transformers,…"
+        "--preload",
+        metavar="MODULE,…",
+        help="Modules to import, besides torch, before the ranks are forked: transformers,…",
     )
     nodes.add_argument(
         "--role-counts", "--role_counts", metavar="ROLE=N,…",
-        help="How many ranks of the job have which role, as in ps=2,worker=6; on one node --nproc-per-node is their sum.",
+        help="Number of ranks of each role, as in ps=2,worker=6; on one node --nproc-per-node defaults to their sum.",
     )  # fmt: skip
     add.flag(nodes, "module", "-m", "Run the script as a module, as `python -m` does.")
-    add.flag(nodes, "no-python", None, "Run the script as a program, without Python in front.")
-    add.flag(nodes, "run-path", None, "Run the script, an absolute path, with runpy.run_path.")
+    add.flag(nodes, "no-python", None, "Run the script as a program, without python in front.")
+    add.flag(nodes, "run-path", None, "Run the script, given by its absolute path, with runpy.run_path.")
     add.value(nodes, "role", "default", "Role of the ranks, for jobs of several roles.")
     nodes.add_argument(
         "--numa-binding", "--numa_binding", choices=_NUMA_MODES, help="Bind ranks to the CPUs near their GPU."
     )
-    add.flag(nodes, "virtual-local-rank", None, "Each rank sees its own GPU as number 0, and LOCAL_RANK=0.")
-    add.value(nodes, "start-method", "spawn", "Accepted as by torchrun; it concerns function entrypoints only.",
+    add.flag(
+        nodes, "virtual-local-rank", None, "Each rank sees only its own GPU, as device 0, and LOCAL_RANK=0."
+    )
+    add.value(nodes, "start-method", "spawn", "Accepted for compatibility; torchrun uses it for function entrypoints only.",
               choices=("spawn", "fork", "forkserver"))  # fmt: skip
 
 
 def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
-    meeting = parser.add_argument_group("where several nodes meet")
-    add.value(meeting, "node-rank", 0, "Number of this node (static rendezvous).", kind=int)
+    meeting = parser.add_argument_group("rendezvous of several nodes")
+    add.value(meeting, "node-rank", 0, "Rank of this node (static rendezvous).", kind=int)
     add.value(meeting, "master-addr", "127.0.0.1", "Address of node 0 (static rendezvous).")
     add.value(
         meeting, "master-port", None, "Port on node 0 (static rendezvous); 29500 if several nodes.", kind=int
@@ -149,77 +155,79 @@ def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
     add.value(
         meeting, "rdzv-backend", "static", "Rendezvous backend: static, c10d or another that torch knows."
     )
-    add.value(meeting, "rdzv-endpoint", "", "Where the backend is, host:port.")
-    add.value(meeting, "rdzv-id", "none", "Name of the job, the same on all nodes.")
-    add.value(meeting, "rdzv-conf", "", "Further settings of the backend: KEY=VALUE,…")
-    add.flag(meeting, "standalone", None, "A job of this node alone, on a free port.")
+    add.value(meeting, "rdzv-endpoint", "", "Endpoint of the backend, host:port.")
+    add.value(meeting, "rdzv-id", "none", "Id of the job, the same on all nodes.")
+    add.value(meeting, "rdzv-conf", "", "More settings for the backend: KEY=VALUE,…")
+    add.flag(meeting, "standalone", None, "A single-node job, on a free port.")
 
 
 def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
     faults = parser.add_argument_group("when something goes wrong")
-    add.value(faults, "max-restarts", 0, "How often all ranks are started again after a failure.", kind=int)
-    add.value(faults, "monitor-interval", 0.1, "Seconds between looks at what no event tells.", kind=float)
+    add.value(faults, "max-restarts", 0, "How many times all ranks are restarted after a failure.", kind=int)
+    add.value(
+        faults, "monitor-interval", 0.1, "Seconds between polls for what no event announces.", kind=float
+    )
     add.value(faults, "shutdown-timeout", None, "Seconds between SIGTERM and SIGKILL (30).", kind=int)
-    add.value(faults, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that end the job.")
+    add.value(faults, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that stop the job.")
     faults.add_argument("--report", type=Path, metavar="FILE", help="Write the report as JSON to FILE.")
     faults.add_argument(
         "--hang-timeout", "--hang_timeout", type=_seconds_or_never, metavar="SECONDS",
-        help="How long ranks may wait for others without anything moving before the job counts as hung (1800, and then only if the others are idle); off: for ever.",
+        help="How long ranks may wait for others, with no progress anywhere, before the job counts as hung (default: 1800, and only if the others are idle); off: never.",
     )  # fmt: skip
     faults.add_argument(
         "--on-hang", "--on_hang", choices=ON_HANG,
-        help="What a hang leads to: stop the job, only report it, or restart it if a restart is left. Without it a hang that is proved ends the "
+        help="What to do about a hang: stop the job, only report it, or restart it if a restart is left. By default a proven hang ends the "
         "attempt on Gloo, and is only reported on NCCL.",
     )  # fmt: skip
     faults.add_argument(
         "--watch",
         action=argparse.BooleanOptionalAction,
-        help="Tell which rank keeps the others waiting (the default).",
+        help="Say which rank keeps the others waiting (the default).",
     )
     faults.add_argument(
         "--watch-dispatcher", action="store_true",
-        help="Record what C++ issues, as DDP does, at torch's dispatcher too: known also of a rank that was killed, or where torch's flight recorder "
-        "is off. A small step takes up to a tenth longer.",
+        help="Also record, at torch's dispatcher, what C++ issues, as in DDP: known even of a rank that was killed, or where torch's flight recorder "
+        "is off. Small steps take up to a tenth longer.",
     )  # fmt: skip
     faults.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
-        help="Show the errors that `rankwise check` finds in the script, beside the start (the default).",
+        help="Show the errors that `rankwise check` finds in the script while it starts (the default).",
     )
     faults.add_argument(
         "--strict",
         action="store_true",
-        help="Fail if collectives of different kinds were paired, although the script ended well; do not start a script in which the "
+        help="Fail if mismatched collectives were paired, even if the script finished; do not start a script in which the "
         "check finds errors.",
     )
 
 
 def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:
     logs = parser.add_argument_group("output")
-    add.value(logs, "log-dir", None, "Folder in which a folder of logs is made for this run.")
+    add.value(logs, "log-dir", None, "Folder in which this run's folder of logs is created.")
     add.value(
         logs,
         "redirects",
         "0",
-        "Streams to files: 0 none, 1 output, 2 errors, 3 both, or RANK:N,…",
+        "Streams to write to files: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:N,…",
         short="-r",
     )
-    add.value(logs, "tee", "0", "Streams to files and to the console, as for -r.", short="-t")
+    add.value(logs, "tee", "0", "Streams to write to files and to the console, as for -r.", short="-t")
     add.value(
         logs, "log-line-prefix-template", "",
-        "What stands in front of a teed line, with ${role_name}, ${rank}, ${local_rank} and ${hostname}; \"[${role_name}${local_rank}]:\" unless given.",
+        "Prefix of teed lines, with ${role_name}, ${rank}, ${local_rank} and ${hostname}; default: \"[${role_name}${local_rank}]:\".",
     )  # fmt: skip
     add.value(logs, "local-ranks-filter", "", "Show only these local ranks on the console: 0,1,…")
-    add.value(logs, "duplicate-stdout-filters", [], "Copy teed output lines that hold one of these words.",
+    add.value(logs, "duplicate-stdout-filters", [], "Copy teed stdout lines that contain one of these words.",
               kind=_comma_list)  # fmt: skip
-    add.value(logs, "duplicate-stderr-filters", [], "Copy teed error lines that hold one of these words.",
+    add.value(logs, "duplicate-stderr-filters", [], "Copy teed stderr lines that contain one of these words.",
               kind=_comma_list)  # fmt: skip
     add.value(
-        logs, "event-log-handler", "null", "Accepted as by torchrun: null, console or a registered name."
+        logs, "event-log-handler", "null", "Accepted for compatibility: null, console or a registered name."
     )
     logs.add_argument(
         "--print-completion", "--print_completion", action=_PrintCompletion, metavar="SHELL",
-        help="Print a completion script for bash, zsh or another shell that shtab knows, and do no more (pip install shtab).",
+        help="Print a completion script for bash, zsh or another shell that shtab supports, and exit (pip install shtab).",
     )  # fmt: skip
     logs.add_argument(
         "--logs-specs", "--logs_specs", help="Only `default`: torchrun's plug-ins need its own agent."
@@ -273,7 +281,7 @@ class _Adder:
             except ValueError:
                 raise UsageError(f"{variable}={raw!r} is not a valid value for --{name}") from None
             if choices and raw not in choices:
-                raise UsageError(f"{variable}={raw!r} is none of {', '.join(choices)}")
+                raise UsageError(f"{variable}={raw!r} is not one of {', '.join(choices)}")
         group.add_argument(*_spellings(name, short), default=default, type=kind, choices=choices, help=text)
 
     def flag(self, group: argparse._ArgumentGroup, name: str, short: str | None, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.environ import JOB_SECRET, RankEnv, environ
 from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.base.roles import Role
+from rankwise.evidence.place import PASSED_AT
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
@@ -142,6 +143,8 @@ def build_rank_command(
         if evidence is not None:
             fds += tuple(zip((EVIDENCE_FD, ASK_FD), evidence.rank_fds, strict=True))
             told = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(evidence.rank_fds)}
+            if streams.tell_passed is not None:
+                told["passed_at"] = PASSED_AT
         return Command(
             argv=argv,
             env={

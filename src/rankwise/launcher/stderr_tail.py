@@ -9,7 +9,9 @@ from typing import final
 
 #: A rank writes it where its interpreter begins to end (1), and behind its functions of atexit (2); it is taken out here again.
 END_MARK = b"\x1b_rankwise:end {}\x1b\\"
-MARKS = tuple(END_MARK.replace(b"{}", stage) for stage in (b"1", b"2"))
+#: It writes this one where it waits until all before it has been passed on (``evidence/output_order.py``).
+ORDER_MARK = END_MARK.replace(b"{}", b"0")
+MARKS = (*(END_MARK.replace(b"{}", stage) for stage in (b"1", b"2")), ORDER_MARK)
 ANY_MARK = re.compile(b"|".join(map(re.escape, MARKS)))
 TAIL_BYTES = 1 << 16
 
@@ -19,6 +21,7 @@ class StderrTail:
     """What one rank wrote last.
 
     Attributes:
+        num_order_marks: How often the rank waits, or has waited, until all is passed on.
         waiting_s: Since when, by the monotonic clock, the beginning of a mark waits for its rest; None if none does.
     """
 
@@ -26,6 +29,7 @@ class StderrTail:
         # Before the interpreter began to end, then in its functions of atexit, then behind them.
         self._parts: list[deque[bytes]] = [deque()]
         self._cut = b""
+        self.num_order_marks = 0
         self.waiting_s: float | None = None
 
     def write(self, data: bytes) -> bytes:
@@ -34,7 +38,9 @@ class StderrTail:
         for mark in ANY_MARK.finditer(data):
             shown += self._keep(data[begin : mark.start()])
             begin = mark.end()
-            if mark[0] == MARKS[0]:
+            if mark[0] == ORDER_MARK:
+                self.num_order_marks += 1
+            elif mark[0] == MARKS[0]:
                 # Of a Python before there may be others, in a rank that is a shell.
                 self._parts = [deque([self.read()]), deque()]
             else:

@@ -46,6 +46,7 @@ class SeveralNodes:
     ) -> None:
         self._spec, self._helper, self._console = spec, helper, console
         self._find_causes: Callable[[], tuple[str, ...]] | None = find_causes
+        self._has_told_enough = False
         conf: dict[str, object] = dict(spec.meeting.conf)
         if spec.meeting.backend == "static":
             conf["rank"] = spec.node_rank
@@ -81,6 +82,7 @@ class SeveralNodes:
     def join(self, restart: int) -> Assignment:
         """Meet the others and number the ranks."""
         self._helper.forget_news()
+        self._has_told_enough = False
         host = socket.gethostname() if self._spec.watch else ""
         part = self._ask("join", restart=restart, host=host, wants_secret=bool(self._spec.role_counts))
         self._check_roles(int(str(part["num_nodes"])), int(str(part["world_size"])))
@@ -133,7 +135,9 @@ class SeveralNodes:
                 barrier_s=_EXIT_BARRIER_S,
             )
         except LaunchError as error:
-            self._console.say(f"rankwise: this node is through, but not all others said so: {error.message}")
+            self._console.say(
+                f"rankwise: this node has finished, but not all others have said so: {error.message}"
+            )
             return False
         return True
 
@@ -187,15 +191,25 @@ class SeveralNodes:
             self._say_causes()
 
     def _say_waiting(self, waited_s: float) -> None:
-        if round(waited_s) in {10, 60, 300}:
+        spec, starts_in_s = self._spec, self._helper.news("starts_in_s")
+        if starts_in_s is not None:  # torch sets this time once there are enough
+            if not self._has_told_enough:
+                self._has_told_enough = True
+                self._console.say(
+                    f"rankwise: {self._helper.news('joined')} of --nnodes {spec.min_nodes}:{spec.max_nodes} nodes have joined, which is enough: "
+                    f"waiting {float(str(starts_in_s)):.0f} s for more (--rdzv-conf last_call_timeout=SECONDS)"
+                )
+        elif round(waited_s) in {10, 60, 300}:
+            joined = self._helper.news("joined")
             self._console.say(
-                f"rankwise: waiting for other nodes, {waited_s:.0f} s so far, at {self._spec.meeting.endpoint}: "
-                f"{self._spec.min_nodes} are needed in all"
+                f"rankwise: waiting for other nodes at {spec.meeting.endpoint}, {waited_s:.0f} s so far: "
+                + (f"{joined} of " if joined else "")
+                + f"{spec.min_nodes} {'are here' if joined else 'are needed'}"
             )
             self._say_causes()
 
     def _say_waiting_to_end(self, waited_s: float) -> None:
         if round(waited_s) in {10, 60}:
             self._console.say(
-                f"rankwise: all ranks of this node are through, waiting for the others, {waited_s:.0f} s so far"
+                f"rankwise: all ranks of this node have finished; waiting for the other nodes, {waited_s:.0f} s so far"
             )

@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankwise.base import terminal
 from rankwise.lint.reporters.words import (
     SEVERITY_STYLE,
     Style,
@@ -73,7 +74,7 @@ def render_one(one: Finding, *, lines_of: LinesOf, color: bool, width: int | Non
         lines += source.show(path, cell, span, "blue")
     if one.fix:
         lines.append(f"{margin} {paint('->', 'green', color=color)} {safe(one.fix)}")
-    return "\n".join(lines)
+    return terminal.wrap("\n".join(lines), width)
 
 
 class _Source(NamedTuple):

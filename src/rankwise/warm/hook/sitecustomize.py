@@ -82,6 +82,9 @@ if _orders is not None:
             _find = _find("keeping").install(_keep, _find, _told["stacks"])
         _recorder = _recording.arm(**_told)
         if _recorder is not None:
+            if _places is not None and "passed_at" in _places:
+                _mark = _told["end_mark"].format(0).encode()
+                _load("evidence", "output_order").install(_places, _mark, tuple(_told["identities"][4:6]))
             _load("evidence", "group_watch").install(
                 None if _keep is not None else lambda: _load("evidence", "roll"),
                 _recorder,

@@ -1,0 +1,72 @@
+"""What a node says while it waits for others: for whom, and until when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from rankwise.launcher.command import parse
+from rankwise.launcher.rendezvous.several import SeveralNodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.helper import Helper
+
+
+class FakeHelper:
+    """Has news of a rendezvous, and waits for as many seconds as it is told."""
+
+    def __init__(self, news: dict[str, object]) -> None:
+        self._news = news
+
+    def ask(self, op: str, *, on_wait: Callable[[float], None], **_facts: object) -> dict[str, object]:
+        """Wait for 12 seconds, and find a world of one node."""
+        if op == "open":
+            return {}
+        for second in range(13):
+            on_wait(float(second))
+        return {
+            "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": 1, "base_rank": 0, "world_size": 1,
+            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": None,
+        }  # fmt: skip
+
+    def news(self, name: str) -> object:
+        """Return what it has told unasked."""
+        return self._news.get(name)
+
+    def forget_news(self) -> None:
+        """Keep it: the test has said it once for all."""
+
+
+class FakeConsole:
+    """Remembers lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Take one."""
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("news", "told"),
+    [
+        ({}, "waiting for other nodes at host:1, 10 s so far: 2 are needed"),
+        ({"joined": 1, "starts_in_s": None}, "waiting for other nodes at host:1, 10 s so far: 1 of 2 are here"),
+        (
+            {"joined": 2, "starts_in_s": 29.6},
+            "2 of --nnodes 2:4 nodes have joined, which is enough: waiting 30 s for more (--rdzv-conf last_call_timeout=SECONDS)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_says_whom_it_waits_for(news: dict[str, object], told: str) -> None:
+    """Once: how many are here and how many are needed; when there are enough, how long it waits for latecomers."""
+    spec = parse(["--nnodes", "2:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
+    console = FakeConsole()
+    nodes = SeveralNodes(spec, 1, cast("Helper", FakeHelper(news)), cast("Console", console), lambda: ())
+    nodes.join(0)
+    assert console.lines == [f"rankwise: {told}"]
