@@ -28,7 +28,7 @@ What `rankwise check` finds in a script, a notebook, a shell script, a page or a
 These pages are made from the rules by `make docs`; `rankwise rule RW101` shows one on the terminal.
 
 An *error* breaks, hangs or is silently wrong. A *warning* does so in some settings. A *hint* is worth a look, and lets the check pass.
-*fix* means that `rankwise check --fix` mends it where that is safe. Classes are those of [failure classes](../../reference/failure-classes.md).
+*fix* means that `rankwise check --fix` fixes it where that is safe. Classes are those of [failure classes](../../reference/failure-classes.md).
 """
 _UNDECIDED_HEAD = """\
 ## What no rule finds
@@ -54,7 +54,7 @@ def render_page(rule: Rule[Any], anchors: dict[str, str]) -> str:
     facts = [
         f"**{rule.severity}**",
         f"class {classes}" if classes else "",
-        "`--fix` mends it" if rule.fixable else "",
+        "fixable with `--fix`" if rule.fixable else "",
         f"`{rule.name}`",
     ]
     return (

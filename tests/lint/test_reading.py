@@ -146,7 +146,7 @@ def test_what_is_no_notebook_is_told(text: str) -> None:
     pieces, unparsed = read_notebook("a.ipynb", text)
     assert pieces == ()
     assert unparsed is not None
-    assert "no notebook" in unparsed.why
+    assert "not a notebook" in unparsed.why
 
 
 def test_a_notebook_of_another_language_is_left_alone() -> None:

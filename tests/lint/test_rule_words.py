@@ -23,7 +23,7 @@ x = torch.ones(1)
 NCCL = HEAD.replace("gloo", "nccl")
 SAID = {
     ("RW101", "behind an early exit"): (HEAD + "if me > 0:\n    sys.exit(0)\ndist.all_reduce(x)", "before line 8, or let every rank reach it"),
-    ("RW101", "nothing to use"): (HEAD + "if me == 0:\n    dist.broadcast(x, 0)", "on every rank, outside of the test"),
+    ("RW101", "nothing to use"): (HEAD + "if me == 0:\n    dist.broadcast(x, 0)", "on every rank, outside the test"),
     ("RW101", "a result to use"): (HEAD + "if me == 0:\n    dist.all_reduce(x)", "keep only the use of its result"),
     ("RW101", "case of a match"): (HEAD + "match me:\n    case 0:\n        dist.all_reduce(x)", "(`match me: case 0`)"),
     ("RW101", "comprehension"): (HEAD + "[dist.all_reduce(x) for _ in range(3) if me == 0]", "only rank 0 reaches dist.all_reduce() (`me == 0`)"),
@@ -92,7 +92,7 @@ def test_test_on_the_rank_in_a_comprehension_is_told_once() -> None:
 
 
 def test_one_tensor_on_the_cpu_is_told_once() -> None:
-    """However often a CPU tensor is given to NCCL, one finding names all the places."""
+    """However often a CPU tensor is passed to NCCL, one finding names all the places."""
     piece = Piece(path="train.py", language="python", code=NCCL + "dist.all_reduce(x)\n" * 3)
     found = check_piece(piece, Project(), [rule_of("RW307")])
     assert [len(one.also) for one in found] == [2]

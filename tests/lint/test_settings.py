@@ -118,7 +118,7 @@ def test_flags_stand_over_the_project() -> None:
         ("selct = ['RW1']", "did you mean select"),
         ("extend_select = ['RW1']", "did you mean extend-select"),
         ("select = 'RW1'", "list of words"),
-        ("severity = 'bad'", "none of error, warning, hint"),
+        ("severity = 'bad'", "not one of error, warning, hint"),
         ("per-file-ignores = ['x']", "table"),
         ("select = [", "pyproject.toml"),
     ],

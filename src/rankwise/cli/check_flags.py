@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _USAGE = "rankwise check [flags] [FILE or FOLDER …] [-- torchrun … train.py …]"
 _EPILOG = (
     "Looks at Python, notebooks, shell scripts and the fenced code of Markdown pages; runs none of it. "
-    "Behind -- stands a command as you would type it. A line is silenced by `# noqa: RW101`, a file by `# rankwise: noqa`; "
+    "After -- comes a command as you would type it. A line is silenced by `# noqa: RW101`, a file by `# rankwise: noqa`; "
     "a project's settings are in [tool.rankwise.check] of its pyproject.toml. "
-    "Exit codes: 0 clean; 1 errors or warnings; 2 the check could not be done."
+    "Exit codes: 0 clean; 1 errors or warnings; 2 the check could not run."
 )
 
 
@@ -43,9 +43,9 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     args = _build_parser().parse_args(words[:at])
     args.command = words[at + 1 :]
     if at < len(words) and not args.command:
-        raise UsageError("there is no command behind --", hint="rankwise check -- torchrun train.py")
+        raise UsageError("there is no command after --", hint="rankwise check -- torchrun train.py")
     if "-" in args.paths and (len(args.paths) > 1 or args.command or args.fix or args.diff):
-        raise UsageError("- stands alone: standard input is checked by itself, and not mended")
+        raise UsageError("- must stand alone: standard input is checked by itself, and not fixed")
     return args
 
 
@@ -93,7 +93,7 @@ def _number(text: str) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = Parser("rankwise check", usage=_USAGE, description="Find mistakes of distributed programs before they run.", epilog=_EPILOG)  # fmt: skip
+    parser = Parser("rankwise check", usage=_USAGE, description="Find bugs of distributed programs before they run.", epilog=_EPILOG)  # fmt: skip
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input (default: .)")
     for flag, text in (("--select", "show these only"), ("--ignore", "do not show these"), ("--extend-select", "show these too")):  # fmt: skip
@@ -104,18 +104,30 @@ def _build_parser() -> argparse.ArgumentParser:
             metavar="RULE,…",
             help=f"{text}: RW101, RW1, a rule's name, ALL",
         )
-    add("--severity", choices=("error", "warning", "hint"), help="the mildest that is shown (warning)")
-    add("--format", choices=FORMATS, default="text", help="how findings are told (text)")
-    add("--output-file", "-o", type=Path, metavar="FILE", help="where findings are written to")
-    add("--fix", action="store_true", help="mend what can be mended safely")
-    add("--diff", action="store_true", help="show what --fix would change, and change nothing")
+    add("--severity", choices=("error", "warning", "hint"), help="lowest severity to show (default: warning)")
+    add("--format", choices=FORMATS, default="text", help="output format (default: text)")
+    add("--output-file", "-o", type=Path, metavar="FILE", help="write findings to this file")
+    add("--fix", action="store_true", help="fix what can be fixed safely")
+    add("--diff", action="store_true", help="show what --fix would change, without changing it")
     add("--statistics", action="store_true", help="count the findings of each rule")
-    add("--exit-zero", action="store_true", help="exit with 0 also if something was found")
-    add("--quiet", "-q", action="store_true", help="findings only")
-    add("--config", type=Path, metavar="FILE", help="take the settings from this TOML file")
-    add("--isolated", action="store_true", help="read no settings")
-    add("--stdin-filename", metavar="PATH", help="what standard input is called (stdin.py, or by its first line stdin.sh)")  # fmt: skip
-    add("--jobs", "-j", type=_number, default=0, metavar="N", help="processes (as many as there are cores)")
-    add("--cache-dir", type=Path, metavar="FOLDER", help="where results are kept (.rankwise_cache)")
-    add("--no-cache", action="store_true", help="look at every file, and keep no results")
+    add("--exit-zero", action="store_true", help="exit with 0 even if something was found")
+    add("--quiet", "-q", action="store_true", help="print findings only")
+    add("--config", type=Path, metavar="FILE", help="read settings from this TOML file")
+    add("--isolated", action="store_true", help="ignore all settings files")
+    add("--stdin-filename", metavar="PATH", help="name for standard input (default: stdin.py, or stdin.sh by its first line)")  # fmt: skip
+    add(
+        "--jobs",
+        "-j",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="number of processes (default: one per core)",
+    )
+    add(
+        "--cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for cached results (default: .rankwise_cache)",
+    )
+    add("--no-cache", action="store_true", help="check every file again, and cache nothing")
     return parser

@@ -67,7 +67,7 @@ def tell_binary(data: bytes) -> str:
     """Tell why these bytes are no text at all; empty if they may be one."""
     if is_utf16(data):
         return "it is UTF-16; save it as UTF-8"
-    return f"it has a NUL byte (at offset {data.index(0)}), so it is no text" if 0 in data else ""
+    return f"it has a NUL byte (at offset {data.index(0)}), so it is not text" if 0 in data else ""
 
 
 def _broken(data: bytes, error: UnicodeDecodeError) -> Decoded:

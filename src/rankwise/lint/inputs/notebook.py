@@ -81,7 +81,11 @@ def read_notebook(path: str, text: str) -> tuple[tuple[Piece, ...], Unparsed | N
 
 def _no_notebook(why: str, line: int = 1, col: int = 1) -> Unparsed:
     return Unparsed(
-        line=line, col=col, why=f"this is no notebook: {why}", fix="save it again from Jupyter", is_known=True
+        line=line,
+        col=col,
+        why=f"this is not a notebook: {why}",
+        fix="save it again from Jupyter",
+        is_known=True,
     )
 
 

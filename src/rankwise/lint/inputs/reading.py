@@ -111,7 +111,7 @@ def _tell_no_text(data: bytes) -> Unparsed:
 
     at = data.find(0)
     line = data.count(b"\n", 0, at) + 1
-    why, fix = f"line {line} has a NUL byte (at offset {at}), so this is no text", "write the file anew; Python itself can't start it"  # fmt: skip
+    why, fix = f"line {line} has a NUL byte (at offset {at}), so this is not text", "write the file again; Python itself can't run it"  # fmt: skip
     if is_utf16(data):
         line, why, fix = 1, "it is UTF-16, which Python does not read", "save the file as UTF-8"
     return Unparsed(line=line, col=1, why=why, fix=fix, is_known=True)

@@ -98,12 +98,12 @@ def explain(code: str, error: SyntaxError) -> Unparsed:
                 return found
     if isinstance(error, TabError) or "inconsistent use of tabs" in str(error.msg):
         return _known(
-            line, 1, "tabs and blanks are mixed in one block's indent", "indent with four blanks only"
+            line, 1, "tabs and spaces are mixed in one block's indent", "indent with four spaces only"
         )
     if (first := _find_pasted(lines)) is not None:
         return first
     if isinstance(error, IndentationError) and "\t" in text[: len(text) - len(text.lstrip())]:
-        return _known(line, 1, f"{error.msg}; this line is indented by tabs", "indent with four blanks only")
+        return _known(line, 1, f"{error.msg}; this line is indented by tabs", "indent with four spaces only")
     why = str(error.msg or "invalid syntax")
     if sys.version_info < (3, 12) and _NEWER.match(text):
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -118,7 +118,7 @@ def explain(code: str, error: SyntaxError) -> Unparsed:
         line=line,
         col=min(col, len(text) + 1),
         why=why,
-        fix="mend this line; Python itself can't start the file",
+        fix="fix this line; Python itself can't run the file",
     )
 
 
@@ -171,7 +171,10 @@ def _tell_fence(text: str, number: int) -> Unparsed | None:
     if not _FENCE.match(text):
         return None
     return _known(
-        number, 1, f"{text.strip()!r} is a Markdown fence", "remove this line, which belongs to the page"
+        number,
+        1,
+        f"{text.strip()!r} is a Markdown fence",
+        "remove this line, which belongs to the Markdown page",
     )
 
 
@@ -187,9 +190,9 @@ def _tell_characters(text: str, number: int) -> Unparsed | None:
             if char in table:
                 name = f"U+{ord(char):04X}"
                 shown = f"{char} ({name})" if char.isprintable() else name
-                plain = "a plain blank" if table is _BLANKS else table[char]
+                plain = "a plain space" if table is _BLANKS else table[char]
                 what = kind if kind == "full-width character" else f"typographic {kind}"
-                return _known(number, col, f"{shown} is a {what}, which Python does not read", f"type {plain} in its place, in the whole file")  # fmt: skip
+                return _known(number, col, f"{shown} is a {what}, which Python does not accept", f"type {plain} in its place, in the whole file")  # fmt: skip
     return None
 
 

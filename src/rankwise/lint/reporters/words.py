@@ -61,7 +61,7 @@ def summary(findings: Sequence[Finding]) -> str:
     )
     # A command that was typed is no file: there `--fix` can only be read.
     fixable = sum(1 for one in findings if one.edits and not one.path.startswith("<"))
-    return f"{count(len(findings), 'finding')}: {counts}" + (f"; `--fix` mends {fixable}" if fixable else "")
+    return f"{count(len(findings), 'finding')}: {counts}" + (f"; `--fix` fixes {fixable}" if fixable else "")
 
 
 def count(number: int, noun: str) -> str:

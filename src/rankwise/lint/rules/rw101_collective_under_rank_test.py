@@ -77,7 +77,7 @@ def _fix(script: Script, op: Op, guard: Guard) -> str:
         return f"call {called(op)} before line {line}, or let every rank reach it"
     is_alone = isinstance(parents_of(script.tree).get(op.call.node), ast.Expr)
     if is_alone and not op.call.name.rpartition(".")[2].startswith(_FILLING):
-        return f"call {called(op)} on every rank, outside of the test"
+        return f"call {called(op)} on every rank, outside the test"
     return f"call {called(op)} on every rank, and keep only the use of its result under the test"
 
 

@@ -56,8 +56,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits until the others make"
-            " one barrier more, from there on all are off by one",
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits until the others call"
+            " one more barrier, and from there on all are off by one",
             _fix(one, op),
             severity="error" if one.is_sure else "warning",
             failure_class="C2" if _is_half(script, one) else "C1",
@@ -76,7 +76,7 @@ def _fix(one: Missed, op: Op) -> str:
         return f"call {called(op)} before line {line}, or let every rank reach it"
     for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
         if tuple(one.others) == others:
-            return f"let {words} call {called(op)} as well, behind what it does first: `if {test} == 0: {called(op)}`"
+            return f"let {words} call {called(op)} as well, after what it does first: `if {test} == 0: {called(op)}`"
     return f"move {called(op)} out of the test: every rank must call it"
 
 
@@ -85,6 +85,6 @@ RULE: Rule[Script] = Rule(
     name="unbalanced-barrier",
     severity="error",
     classes=("C2", "C1"),
-    summary="some ranks make one barrier more than others",
+    summary="some ranks call one more barrier than others",
     check=check,
 )

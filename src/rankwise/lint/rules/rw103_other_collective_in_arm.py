@@ -107,7 +107,7 @@ def _crossed(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 second[at].node,
-                f"ranks with `{written(test)}` reduce `{words[at][1]}` where the others reduce `{others[at][1]}`: the two are added up, and nobody complains",
+                f"ranks with `{written(test)}` reduce `{words[at][1]}` where the others reduce `{others[at][1]}`: the two are added up without an error",
                 "use the same order on all ranks",
                 failure_class="C3",
             )
@@ -135,6 +135,6 @@ RULE: Rule[Script] = Rule(
     name="other-collective-in-arm",
     severity="error",
     classes=("C8", "C1", "C3", "D17", "D28"),
-    summary="the arms of a test on the rank make different collectives",
+    summary="branches of a rank test call different collectives",
     check=check,
 )

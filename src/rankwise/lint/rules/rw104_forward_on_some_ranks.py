@@ -64,9 +64,7 @@ def check(script: Script) -> Iterator[Finding]:
         thing = op.call.receiver.thing
         is_ddp = isinstance(thing, Object) and thing.kind == DDP
         why = (
-            "its buffers are sent to all at each forward pass"
-            if is_ddp
-            else "its shards are gathered from all"
+            "each forward pass broadcasts its buffers" if is_ddp else "its shards are gathered from all ranks"
         )
         fix = (
             f"evaluate with {model}.module on this rank, or let every rank evaluate"
@@ -76,7 +74,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is spread over the ranks: {why}",
+            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is distributed over the ranks: {why}",
             fix,
             severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),
@@ -88,6 +86,6 @@ RULE: Rule[Script] = Rule(
     name="forward-on-some-ranks",
     severity="error",
     classes=("D17", "D18", "C1"),
-    summary="only some ranks run a model that is spread over all",
+    summary="only some ranks run a model that is distributed over all",
     check=check,
 )

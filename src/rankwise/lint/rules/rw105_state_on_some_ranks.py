@@ -62,8 +62,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which gathers or writes together"
-            " with all ranks: it waits for the others",
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which all ranks must call"
+            " together: it waits for the others",
             _fix(op, guard),
             severity="error" if one.is_sure else "warning",
             failure_class="K6" if op.family == "save" else "D28",
@@ -85,6 +85,6 @@ RULE: Rule[Script] = Rule(
     name="state-on-some-ranks",
     severity="error",
     classes=("D28", "K6"),
-    summary="only some ranks ask for, or save, a state that is spread over all",
+    summary="only some ranks gather or save a state that is distributed over all",
     check=check,
 )

@@ -60,7 +60,7 @@ def check(script: Script) -> Iterator[Finding]:
             one.at,
             f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
             " all ranks: it waits for the others",
-            "let every rank make the same number of backward passes",
+            "make every rank run the same number of backward passes",
             severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),
         )
@@ -71,6 +71,6 @@ RULE: Rule[Script] = Rule(
     name="backward-on-some-ranks",
     severity="error",
     classes=("C27", "D14", "C1"),
-    summary="only some ranks make the backward pass of a wrapped model",
+    summary="only some ranks run the backward pass of a wrapped model",
     check=check,
 )

@@ -71,8 +71,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at[0],
-            f"{who(one.doers, one.others, 'may')} {left.kind} here (`{tested(left, one.guard)}`): the others go on and wait for it"
-            " in what they do together",
+            f"{who(one.doers, one.others, 'may')} {left.kind} here (`{tested(left, one.guard)}`): the others continue and wait for it"
+            " in their next collective",
             "decide on one rank, broadcast the decision, and let every rank act on it",
             # Of a function that the text does not call, it is not seen who calls it, and with what.
             severity="error" if one.in_program else "warning",
@@ -96,6 +96,6 @@ RULE: Rule[Script] = Rule(
     name="left-on-some-ranks",
     severity="error",
     classes=("D16", "D15", "C27"),
-    summary="some ranks leave a loop or function that the others stay in",
+    summary="some ranks leave a loop or function in which the others stay",
     check=check,
 )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
 
-_FIX = "give every rank the same number of turns: cut to the shortest, pad, agree on the number by all_reduce(MIN), or use DDP's join()"
+_FIX = "give every rank the same number of iterations: cut to the shortest, pad, agree on the number by all_reduce(MIN), or use DDP's join()"
 
 
 def check(script: Script) -> Iterator[Finding]:
@@ -65,7 +65,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 _head(loop.node),
-                f"ranks make different numbers of turns over `{written(_over(loop.node))}`, with collectives at each turn",
+                f"ranks run different numbers of iterations over `{written(_over(loop.node))}`, with collectives in each iteration",
                 _FIX,
                 failure_class=_class(loop),
             )
@@ -80,7 +80,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 _head(share.node),
-                f"the share of this rank, `{written(_over(share.node))}`, may be longer than another's, and each turn comes to"
+                f"the share of this rank, `{written(_over(share.node))}`, may be longer than another's, and each iteration calls"
                 f" {called(path.op)}",
                 _FIX,
                 severity="warning",
@@ -108,6 +108,6 @@ RULE: Rule[Script] = Rule(
     name="turns-differ",
     severity="error",
     classes=("D14", "C1", "C27"),
-    summary="ranks make different numbers of turns in a loop with collectives",
+    summary="ranks run different numbers of iterations of a loop with collectives",
     check=check,
 )

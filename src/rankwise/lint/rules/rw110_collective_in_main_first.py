@@ -58,7 +58,7 @@ def check(script: Script) -> Iterator[Finding]:
                     RULE,
                     op.call.node if op.call.module is script.module else at[0],
                     f"{called(op)} in a block that the main process runs first: it waits for the others, and they wait for it",
-                    f"move {called(op)} behind the block",
+                    f"move {called(op)} after the block",
                 )
 
 

@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"{called(op)} in a signal handler: each rank gets the signal at a moment of its own, in the middle of whatever it does",
+                f"{called(op)} in a signal handler: each rank gets the signal at a different moment, in the middle of whatever it does",
                 "only set a flag in the handler; let all ranks agree on it at the end of a step (all_reduce with MAX)",
                 failure_class="K9",
             )
@@ -80,7 +80,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             node,
             f"a rank that meets an exception reaches {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
-            " are in another collective: both wait, and the traceback is never seen",
+            " are in another collective: both wait, and the traceback never shows",
             f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
             severity=_severity(path),
         )

@@ -67,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             handler,
-            f"a rank that reaches this `except` goes on without {called(path.op)}, which the others make: from there on they wait"
+            f"a rank that reaches this `except` goes on without {called(path.op)}, which the others call: from there on they wait"
             " for each other, or mix up steps",
             "let the exception end the rank, or let all ranks agree on skipping (all_reduce a flag) before the collective",
             severity="error"
@@ -93,6 +93,6 @@ RULE: Rule[Script] = Rule(
     name="exception-swallowed",
     severity="error",
     classes=("R1", "D15", "C24"),
-    summary="a rank swallows an exception and goes on, although it left out collectives",
+    summary="a rank swallows an exception and goes on, having skipped collectives",
     check=check,
 )

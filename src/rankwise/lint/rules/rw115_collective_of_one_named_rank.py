@@ -76,7 +76,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call,
-                f"only rank {number} reaches {text}() (`{ast.unparse(test.test)}`): it waits for the others, or meets their next collective",
+                f"only rank {number} reaches {text}() (`{ast.unparse(test.test)}`): it waits for the others, or pairs with their next collective",
                 f"call {text}() on every rank, and keep only the use of its result under the test",
             )
     for claim in scopes.all(ast.Assert):

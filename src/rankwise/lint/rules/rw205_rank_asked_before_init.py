@@ -178,8 +178,8 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Finding:
     return script.finding(
         RULE,
         at,
-        f"`{shown}` is asked before the process group is made{where}: every rank believes it is rank 0 here",
-        "make the process group first, or read int(os.environ['RANK'])",
+        f"`{shown}` is called before the process group is created{where}: every rank thinks it is rank 0 here",
+        "create the process group first, or read int(os.environ['RANK'])",
         severity="warning" if is_talk else "error",
     )
 
@@ -189,6 +189,6 @@ RULE: Rule[Script] = Rule(
     name="rank-asked-before-init",
     severity="error",
     classes=("I25",),
-    summary="the rank is asked for before the process group exists",
+    summary="the rank is read before the process group exists",
     check=check,
 )

@@ -138,6 +138,6 @@ RULE: Rule[Script] = Rule(
     name="fixed-init-file",
     severity="error",
     classes=("I13",),
-    summary="all runs meet at one fixed file",
+    summary="all runs share one fixed init file",
     check=check,
 )

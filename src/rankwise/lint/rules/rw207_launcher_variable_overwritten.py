@@ -83,8 +83,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 one.node,
-                f"each run takes port {one.value.const}: a second job on this host fails, or meets the first one",
-                "let the launcher choose the port, or bind a free one once in the parent and hand it on",
+                f"each run takes port {one.value.const}: a second job on this host fails, or joins the first one",
+                "let the launcher choose the port, or bind a free one once in the parent and pass it on",
                 severity="warning",
                 failure_class="I9",
             )
@@ -121,8 +121,8 @@ def _fixed_addresses(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"each run takes the port of {text}: a second job on this host fails, or meets the first one",
-                "bind a free port once in the parent and hand it to the ranks"
+                f"each run takes the port of {text}: a second job on this host fails, or joins the first one",
+                "bind a free port once in the parent and pass it to the ranks"
                 if spawns(script)
                 else "take the address and the port from the command line, or start the ranks by torchrun, which chooses a port",
                 severity="warning",
@@ -176,10 +176,10 @@ def _tell_launched(script: Script, setting: Setting, launched: str) -> Finding:
     key, const = setting.key, setting.value.const
     if key.startswith("MASTER"):
         message = (
-            f"{key} = {const!r} overwrites what {launched} gave: ranks look for each other where nobody waits"
+            f"{key} = {const!r} overwrites what {launched} set: ranks look for each other in the wrong place"
         )
     else:
-        message = f"{key} = {const!r} overwrites what {launched} gave: all processes claim the same place"
+        message = f"{key} = {const!r} overwrites what {launched} set: all processes claim the same place"
     return script.finding(
         RULE,
         setting.node,
@@ -194,6 +194,6 @@ RULE: Rule[Script] = Rule(
     name="launcher-variable-overwritten",
     severity="error",
     classes=("L12", "I9"),
-    summary="constants are written over the launcher's variables",
+    summary="constants overwrite the launcher's variables",
     check=check,
 )

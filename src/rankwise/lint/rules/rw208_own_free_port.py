@@ -95,7 +95,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             node,
             f"each process draws its own port with {drawn}(): rank 0 listens where no other rank looks for it",
-            "draw the port once in the parent and hand it on, or leave it to the launcher",
+            "draw the port once in the parent and pass it on, or leave it to the launcher",
         )
 
 

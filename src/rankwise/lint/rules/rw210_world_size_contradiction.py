@@ -119,7 +119,7 @@ def _same_rank(script: Script, place: Place) -> Iterator[Finding]:
     if call.tests or call.guards:
         return
     if is_spawned(call) and type(size.const) is int and size.const > 1 and (_num_started(place) or 0) > 1:
-        message = f"each of the processes that mp.spawn starts says that it is rank {rank.const}: they never make up a world of {size.const}"
+        message = f"each of the processes that mp.spawn starts says that it is rank {rank.const}: they never form a world of {size.const}"
         yield script.finding(
             RULE, node, message, "give the first argument that mp.spawn passes", failure_class="I10"
         )
@@ -127,7 +127,7 @@ def _same_rank(script: Script, place: Place) -> Iterator[Finding]:
     if (size.const != 1 and "world_size" not in size.origin) or size.const == 1:
         return
     if reads_launcher(script) is not None:
-        message = f"each process says that it is rank {rank.const}: they never make up a world of that size"
+        message = f"each process says that it is rank {rank.const}: they never form a world of that size"
         yield script.finding(RULE, node, message, 'give int(os.environ["RANK"])', failure_class="I10")
 
 

@@ -79,12 +79,12 @@ def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
             ):
                 yield (
                     call,
-                    f"the process group was made already (line {line_of(held)}): this raises ValueError",
+                    f"the process group already exists (line {line_of(held)}): this raises ValueError",
                 )
             elif call.loops and not _destroyed_in_loop(calls, call):
                 yield (
                     call,
-                    "the process group is made anew in each turn of the loop and never destroyed: the second turn raises ValueError",
+                    "the process group is created in each iteration of the loop and never destroyed: the second iteration raises ValueError",
                 )
             held = call
         elif held is None and not call.args:
@@ -130,6 +130,6 @@ RULE: Rule[Script] = Rule(
     name="init-twice",
     severity="error",
     classes=("I16",),
-    summary="the process group is made twice",
+    summary="the process group is created twice",
     check=check,
 )

@@ -93,7 +93,7 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
         if call.index < first.index and not _in_own_loop(call, first):
             yield (
                 call,
-                f"{what} needs the process group, which is made only later, in line {line_of(first)}: it raises ValueError",
+                f"{what} needs the process group, which is created only later, in line {line_of(first)}: it raises ValueError",
             )
         elif call.index > first.index and len(inits) == 1 and _is_optional(call, first) and entry.is_program:
             test = text_of(first.tests[-1][0])
@@ -117,7 +117,7 @@ def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
         if what is not None and not call.tests and not call.guards and not _is_guarded(call, call):
             yield (
                 call,
-                f"{what} needs the process group, and this program never makes one: it raises ValueError",
+                f"{what} needs the process group, and this program never creates one: it raises ValueError",
             )
             return
 
@@ -215,6 +215,6 @@ RULE: Rule[Script] = Rule(
     name="used-before-init",
     severity="error",
     classes=("I15",),
-    summary="something needs the process group before it is made",
+    summary="something needs the process group before it exists",
     check=check,
 )

@@ -69,12 +69,12 @@ def check(script: Script) -> Iterator[Finding]:
         if 0 < seconds < _SHORT_S:
             message = f"`{text_of(node)}` is {seconds:g} s: a rank that loads, saves or compiles for longer ends the job"
             yield script.finding(
-                RULE, node, message, "give the time that the slowest step may take, in minutes"
+                RULE, node, message, "allow as long as the slowest step may take, in minutes"
             )
         elif seconds > _LONG_S:
-            message = f"`{text_of(node)}` is {seconds / 86400:g} days: a hang is not told before"
+            message = f"`{text_of(node)}` is {seconds / 86400:g} days: a hang is not reported before that"
             yield script.finding(
-                RULE, node, message, "give the time that the slowest step may take", severity="hint"
+                RULE, node, message, "allow as long as the slowest step may take", severity="hint"
             )
 
 

@@ -115,7 +115,7 @@ def _scans(script: Script) -> Iterator[Finding]:
     for node in ast.walk(script.tree):
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
         if text.rstrip("= ") in {"--local_rank", "--local-rank"} and not _is_option(script, node):
-            message = "torchrun does not pass --local_rank on the command line: this is never found"
+            message = "torchrun does not pass --local_rank on the command line: this is never set"
             yield script.finding(RULE, node, message, _FIX)
             return
 

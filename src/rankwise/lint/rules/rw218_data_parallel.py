@@ -50,7 +50,7 @@ def check(script: Script) -> Iterator[Finding]:
         is_job = is_distributed(place.entry) and not place.last.tests
         message = "DataParallel drives all GPUs from one process, copies the model at each step and gathers on GPU 0"
         if is_job:
-            message = "in a job of several processes each of them drives all GPUs with DataParallel, and gradients stay apart"
+            message = "in a job of several processes each of them drives all GPUs with DataParallel, and gradients are not averaged"
         fix = "use DistributedDataParallel, one process for each GPU"
         yield script.finding(RULE, place.last.node, message, fix, severity="warning" if is_job else "hint")
 

@@ -74,8 +74,8 @@ def check(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     used.node,
-                    f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher forks behind it: the forked ranks"
-                    " can't use CUDA any more",
+                    f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher then forks: the forked ranks"
+                    " can't use CUDA",
                     f"move `{written(used.node)}` into the function that is launched, and restart the kernel",
                     also=[place("the processes are forked here", launch.node, launch.module)],
                 )

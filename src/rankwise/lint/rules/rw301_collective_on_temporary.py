@@ -88,7 +88,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"{word_of(call)} writes its result into `{shown}`, which is made here and held by nobody, so the result is lost on every rank",
+            f"{word_of(call)} writes its result into `{shown}`, which is created here and not kept, so the result is lost on every rank",
             f"give it a name first: `result = {shown}`, then `{word_of(call)}(result, ...)`, and go on with `result`",
             severity=severity,
         )
@@ -166,6 +166,6 @@ RULE: Rule[Script] = Rule(
     name="collective-on-temporary",
     severity="error",
     classes=("C15",),
-    summary="a collective writes into a tensor that nobody holds",
+    summary="a collective writes into a tensor that nothing keeps",
     check=check,
 )

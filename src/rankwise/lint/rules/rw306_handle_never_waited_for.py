@@ -132,7 +132,7 @@ def _told(tree: ast.Module, call: Call) -> tuple[ast.AST, str] | None:
     parents = parents_of(tree)
     parent, statement = parents.get(call.node), statement_of(tree, call.node)
     if isinstance(parent, ast.Expr):
-        return call.node, "and its handle is thrown away, so nobody can wait for it"
+        return call.node, "and its handle is discarded, so nothing can wait for it"
     holder = _holder(tree, call.node)
     if not holder or statement is None:
         return None
@@ -150,7 +150,7 @@ def _told(tree: ast.Module, call: Call) -> tuple[ast.AST, str] | None:
         reads = loads(list(ast.walk(around)), holder)
     used = [one for one in reads if not _only_fills(parents, one)]
     if not used:
-        return call.node, f"and nobody ever waits for what `{holder}` holds"
+        return call.node, f"and nothing ever waits for what `{holder}` holds"
     return _too_early(tree, call, holder, used, statement)
 
 
@@ -232,6 +232,6 @@ RULE: Rule[Script] = Rule(
     name="handle-never-waited-for",
     severity="error",
     classes=("C12",),
-    summary="an asynchronous collective that nobody waits for",
+    summary="an asynchronous collective that is never waited for",
     check=check,
 )

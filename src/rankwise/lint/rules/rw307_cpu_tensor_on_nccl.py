@@ -108,6 +108,6 @@ RULE: Rule[Script] = Rule(
     name="cpu-tensor-on-nccl",
     severity="error",
     classes=("C17",),
-    summary="a CPU tensor is given to NCCL",
+    summary="a CPU tensor is passed to NCCL",
     check=check,
 )

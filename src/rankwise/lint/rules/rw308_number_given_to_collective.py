@@ -70,8 +70,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"{word_of(call)} wants a tensor, and `{shown}` is none: every rank fails with a TypeError",
-            f"give it a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards",
+            f"{word_of(call)} takes a tensor, and `{shown}` is not one: every rank fails with a TypeError",
+            f"pass a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards",
         )
 
 
@@ -104,6 +104,6 @@ RULE: Rule[Script] = Rule(
     name="number-given-to-collective",
     severity="error",
     classes=("C18",),
-    summary="a number is given where a collective wants a tensor",
+    summary="a number is passed where a collective takes a tensor",
     check=check,
 )

@@ -65,8 +65,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             place.last.node,
-            f"`{text_of(node)}` holds {known[first]} on rank {first} and {known[last]} on rank {last}, so receivers abort or wait for ever",
-            "make the receivers' list as long as the source's, or put all into one object: `[everything]` and `[None]`",
+            f"`{text_of(node)}` holds {known[first]} on rank {first} and {known[last]} on rank {last}, so receivers abort or wait forever",
+            "make the receivers' list as long as the source's, or put everything into one object: `[everything]` and `[None]`",
         )
 
 

@@ -64,7 +64,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"each rank makes another group here, `{text_of(node)}`, but every rank must make all groups, in the same order",
+            f"each rank creates a different group here, `{text_of(node)}`, but every rank must create all groups, in the same order",
             "make all groups on every rank in one loop, and keep the one with this rank in it; or use `dist.new_subgroups_by_enumeration`",
         )
 
@@ -98,6 +98,6 @@ RULE: Rule[Script] = Rule(
     name="group-differs-between-ranks",
     severity="error",
     classes=("C10",),
-    summary="ranks make different groups at the same place",
+    summary="ranks create different groups at the same place",
     check=check,
 )

@@ -79,7 +79,7 @@ def check(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     source,
-                    f"{order} has another order in each process, so ranks meet in `{op.name}` for different items of `{text_of(source)}`",
+                    f"{order} has a different order in each process, so ranks call `{op.name}` for different items of `{text_of(source)}`",
                     f"loop over `sorted({text_of(source)})`",
                     severity="error" if order.startswith("a set") else "warning",
                 )
@@ -154,7 +154,7 @@ def _of_call(tree: ast.Module, node: ast.Call, depth: int) -> str:
     if word in _SET_METHODS and isinstance(node.func, ast.Attribute):
         return "a set" if _order(tree, node.func.value, depth + 1) else ""
     if word in _LISTINGS:
-        return "a folder's listing"
+        return "a directory listing"
     if word == "copy" and isinstance(node.func, ast.Attribute):
         return _order(tree, node.func.value, depth + 1)
     return (
@@ -177,6 +177,6 @@ RULE: Rule[Script] = Rule(
     name="order-differs-between-ranks",
     severity="error",
     classes=("C4",),
-    summary="collectives are made in the order of a set or of a folder's listing",
+    summary="collectives run in the order of a set or of a directory listing",
     check=check,
 )

@@ -72,8 +72,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"a rank that fails here reaches `{op.name}` again in its next turn, while the other ranks have gone on: attempts are paired with other calls",
-                "try again only what this rank does alone, and make the collective once, behind the loop",
+                f"a rank that fails here reaches `{op.name}` again in its next iteration, while the other ranks have gone on: its retries pair with their next calls",
+                "retry only what this rank does alone, and call the collective once, after the loop",
                 also=[("the attempts", script.piece.path, span_of(loop, script.lines))],
             )
             break
@@ -111,6 +111,6 @@ RULE: Rule[Script] = Rule(
     name="retry-around-collective",
     severity="error",
     classes=("C24",),
-    summary="a collective stands in a loop that tries again on one rank",
+    summary="a collective stands in a loop that retries on one rank",
     check=check,
 )

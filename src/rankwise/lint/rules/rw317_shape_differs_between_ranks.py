@@ -77,7 +77,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"`{text_of(node)}` has size {_shown(shapes[first])} on rank {first} and {_shown(shapes[last])} on rank {last}: {word_of(place.last)} aborts, hangs or gives garbage",
+            f"`{text_of(node)}` has size {_shown(shapes[first])} on rank {first} and {_shown(shapes[last])} on rank {last}: {word_of(place.last)} aborts, hangs or returns garbage",
             "pad to one size, or gather the sizes first and then tensors of the largest",
         )
     yield from _selected(script)
@@ -99,7 +99,7 @@ def _selected(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"`{text_of(made)}` picks from each rank's own data, so `{text_of(node)}` has another length on each rank: {word_of(call)} aborts, hangs or gives garbage",
+                f"`{text_of(made)}` picks from each rank's own data, so `{text_of(node)}` has another length on each rank: {word_of(call)} aborts, hangs or returns garbage",
                 "gather the lengths first, then pad to the longest, gather, and cut the padding off",
             )
 
@@ -138,6 +138,6 @@ RULE: Rule[Script] = Rule(
     name="shape-differs-between-ranks",
     severity="error",
     classes=("C5",),
-    summary="ranks give tensors of different shape to one collective",
+    summary="ranks pass tensors of different shapes to one collective",
     check=check,
 )

@@ -65,7 +65,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"`{text_of(node)}` is a transposed view, and NCCL takes tensors in one piece only: {word_of(place.last)} fails unless a dimension is 1",
+                f"`{text_of(node)}` is a transposed view, and NCCL takes contiguous tensors only: {word_of(place.last)} fails unless a dimension is 1",
                 f"call `.contiguous()` first: `{text_of(node)} = {text_of(node)}.contiguous()`",
             )
 
@@ -81,6 +81,6 @@ RULE: Rule[Script] = Rule(
     name="tensor-not-contiguous",
     severity="warning",
     classes=("C23",),
-    summary="a transposed tensor is given to NCCL",
+    summary="a transposed tensor is passed to NCCL",
     check=check,
 )

@@ -84,7 +84,7 @@ def _judged(script: Script, word: str, node: ast.expr, made: ast.expr) -> Iterat
             RULE,
             node,
             f"`{shown}` is empty, and {word} fills a list that has one entry for each rank: every rank fails",
-            f"make room first: `{new}`",
+            f"fill it first: `{new}`",
         )
         return
     inside = _repeated(made)
@@ -93,7 +93,7 @@ def _judged(script: Script, word: str, node: ast.expr, made: ast.expr) -> Iterat
         yield script.finding(
             RULE,
             node,
-            f"`{ast.unparse(made)}` is one tensor named many times: after {word} every entry is the last rank's",
+            f"`{ast.unparse(made)}` is one tensor repeated: after {word} every entry is the last rank's",
             f"make a tensor for each rank: `[{text} for _ in range(world_size)]`",
         )
 
@@ -178,7 +178,7 @@ RULE: Rule[Script] = Rule(
     name="gather-list-of-one-tensor",
     severity="error",
     classes=(),
-    summary="the list to gather into is empty, or holds one tensor many times",
+    summary="the list to gather into is empty, or repeats one tensor",
     check=check,
     needs_ranks=False,
 )

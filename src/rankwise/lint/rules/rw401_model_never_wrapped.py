@@ -97,7 +97,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             back.node,
-            "each rank trains a model of its own: a process group is made, but the model is never wrapped and nobody reduces its gradients",
+            "each rank trains its own model: a process group is created, but the model is never wrapped and its gradients are never reduced",
             "wrap the model before the optimizer is made: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
             also=[("the process group", script.piece.path, span_of(init.node, script.lines))],
         )

@@ -91,7 +91,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"the loss is computed past `{name}`, so its gradients are never averaged: every rank trains a model of its own",
+            f"the loss is computed past `{name}`, so its gradients are never averaged: every rank trains its own model",
             f"call `{name}(...)` itself; put what the loss needs into the model's `forward`",
             also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
             if is_in(script.tree, wrap.call.node)
@@ -164,6 +164,6 @@ RULE: Rule[Script] = Rule(
     name="forward-past-the-wrapper",
     severity="error",
     classes=("D7",),
-    summary="training goes through the model inside of DistributedDataParallel",
+    summary="training goes through the model inside DistributedDataParallel",
     check=check,
 )

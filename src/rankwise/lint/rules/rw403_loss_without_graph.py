@@ -118,7 +118,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                "the loss is this constant for some batches, and has no way back to the parameters: this rank reduces no gradients while the others wait",
+                "the loss is this constant for some batches, and is not connected to the parameters: this rank reduces no gradients while the others wait",
                 "keep the graph: use `prediction.sum() * 0.0` as the loss of such a batch",
                 also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
                 if is_in(script.tree, back)

@@ -82,7 +82,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"`{text_of(call.node)}` moves the model after it was wrapped; DDP goes on with the old parameters, and gradients are no longer averaged",
+                f"`{text_of(call.node)}` moves the model after it was wrapped; DDP keeps the old parameters, and gradients are no longer averaged",
                 f"move the model before it is wrapped; to save it, take a copy of `{name}.module.state_dict()` to the CPU",
                 also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
                 if is_in(script.tree, wrap.call.node)

@@ -94,7 +94,7 @@ def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
             test = text_of(call.guards[-1].node)
             yield (
                 call,
-                f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks go on with other weights, for ever",
+                f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks go on with different weights for good",
                 f"load it on every rank, outside of `{test}`, or before the model is wrapped",
             )
         elif (own := _own_file(call)) is not None:
@@ -191,7 +191,7 @@ def _copies(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
         yield (
             call,
             f"`{text_of(call.node)}` is taken before DDP sends rank 0's weights, and ranks draw their first weights from different seeds: each rank keeps a copy of its own",
-            "take the copy after the model was wrapped: `copy.deepcopy(model.module)`",
+            "copy after the model was wrapped: `copy.deepcopy(model.module)`",
         )
 
 

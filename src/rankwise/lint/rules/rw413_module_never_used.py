@@ -125,7 +125,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 made.node,
                 f"`self.{name}` is used in no forward pass, so its parameters get no gradient, and DistributedDataParallel stops in the second step",
-                f"take `self.{name} = {text_of(made.node)}` away, or wrap with `find_unused_parameters=True`",
+                f"remove `self.{name} = {text_of(made.node)}`, or wrap with `find_unused_parameters=True`",
             )
 
 

@@ -158,6 +158,6 @@ RULE: Rule[Script] = Rule(
     name="attribute-of-the-model-inside",
     severity="error",
     classes=(),
-    summary="an attribute of the model inside is asked of the DistributedDataParallel around it",
+    summary="an attribute of the inner model is read from the DistributedDataParallel around it",
     check=check,
 )

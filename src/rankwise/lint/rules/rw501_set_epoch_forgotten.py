@@ -111,7 +111,7 @@ def _endless(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     node,
-                    f"nobody calls set_epoch on this sampler, so each time that the loader begins again (line {line}) its samples come in the same order",
+                    f"set_epoch is never called on this sampler, so each time the loader starts again (line {line}) its samples come in the same order",
                     "count the passes where the loader begins again, and call set_epoch(count) on the sampler there, on all ranks",
                 )
 
@@ -171,7 +171,7 @@ def _message(one: Shuffled, silent: list[Pass]) -> str:
     told = len(one.passes) - len(silent)
     if told:
         return f"only some ranks call set_epoch on the sampler of {what}: the others shuffle for another epoch, so ranks share samples and miss some"
-    return f"nobody calls set_epoch on this sampler, so each epoch goes over {what} in the same order"
+    return f"set_epoch is never called on this sampler, so each epoch goes over {what} in the same order"
 
 
 def _fix(one: Pass, shuffled: Shuffled) -> str:
@@ -205,6 +205,6 @@ RULE: Rule[Script] = Rule(
     name="set-epoch-forgotten",
     severity="error",
     classes=("X1",),
-    summary="a DistributedSampler shuffles each epoch in the same way, as nobody calls set_epoch",
+    summary="a DistributedSampler shuffles every epoch the same way, because set_epoch is never called",
     check=check,
 )

@@ -116,12 +116,12 @@ def _fault(call: Call, one: Pass, loops: list[ast.AST]) -> tuple[Severity, str] 
     if one.loop in call.loops:
         return (
             "warning",
-            f"set_epoch comes when the order of this epoch has been drawn: the first two epochs over `{over}` are equal",
+            f"set_epoch is called after the order of this epoch was drawn: the first two epochs over `{over}` are equal",
         )
     if one.inside and call.index > one.inside[-1].index:
         return (
             "warning",
-            f"set_epoch comes behind the loop over `{over}`, for an epoch that is over: the first two epochs are equal",
+            f"set_epoch comes after the loop over `{over}`, for an epoch that is over: the first two epochs are equal",
         )
     return None
 

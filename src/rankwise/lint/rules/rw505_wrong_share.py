@@ -89,7 +89,7 @@ def _fault(call: Call) -> tuple[Severity, str, str] | None:
         return (
             "error",
             "rank",
-            f"each rank takes the samples of rank {rank_node.value}, and nobody takes those of the others",
+            f"each rank takes the samples of rank {rank_node.value}, and those of the others are never used",
         )
     if rank is not None and rank.origin == {"local_rank"} and (count is None or "world_size" in count.origin):
         return (

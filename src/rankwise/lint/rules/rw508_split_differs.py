@@ -90,7 +90,7 @@ def check(script: Script) -> Iterator[Finding]:
         if reason is not None:
             severity, why = reason
             node = here(script, call)
-            message = f"each rank makes another split at `{text_of(call.node)}`: {why}"
+            message = f"each rank splits differently at `{text_of(call.node)}`: {why}"
             if node is not None:
                 yield script.finding(RULE, node, message, _fix(call), severity=severity)
 
@@ -186,6 +186,6 @@ RULE: Rule[Script] = Rule(
     name="split-differs",
     severity="error",
     classes=("X5",),
-    summary="ranks split the data at random, each in another way",
+    summary="ranks split the data at random, each differently",
     check=check,
 )

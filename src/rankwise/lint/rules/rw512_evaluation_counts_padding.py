@@ -112,7 +112,7 @@ def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]
         and not _is_used_for_training(script, one, sampler)
         and _is_summed(one.history, one.inside[-1].index if one.inside else sampler.call.index, one)
     ):
-        message = f"samples are repeated so that all ranks have equally many, and count twice in what is reduced behind the loop over `{shown(one)}`"
+        message = f"samples are repeated so that all ranks have equally many, and count twice in what is reduced after the loop over `{shown(one)}`"
         yield sampler.call, node, message, _FIX
 
 

@@ -68,8 +68,8 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         if _filters(function.node) and (node := here(script, place.last)) is not None:
             call = place.last
-            message = f"`{function.name}` drops samples behind the sampler's back: a rank may get a smaller batch than the others, or none"
-            fix = "filter the data set before the sampler is made, or let __getitem__ give another sample in the place of a broken one"
+            message = f"`{function.name}` drops samples without the sampler knowing: a rank may get a smaller batch than the others, or none"
+            fix = "filter the data set before the sampler is made, or let __getitem__ give another sample in place of a broken one"
             yield script.finding(RULE, call.arg_node(6, "collate_fn") or node, message, fix)
 
 

@@ -91,7 +91,7 @@ def check(script: Script) -> Iterator[Finding]:
                     RULE,
                     node,
                     message,
-                    "call dist.barrier() behind the download, before anybody reads the data",
+                    "call dist.barrier() after the download, before any rank reads the data",
                 )
             continue
         if not _collides(place):
@@ -154,7 +154,7 @@ def _use_without_wait(place: Place) -> Call | None:
     return None
 
 
-_FIX = "let one rank of each node do it first: `if local_rank == 0:` around it, dist.barrier() behind it, then read the data on all ranks"
+_FIX = "let one rank of each node do it first: `if local_rank == 0:` around it, dist.barrier() after it, then read the data on all ranks"
 
 RULE: Rule[Script] = Rule(
     id="RW515",

@@ -102,9 +102,9 @@ def _is_temporary(call: Call) -> bool:
 def _finding(script: Script, call: Call, node: ast.AST) -> Finding:
     shown = text_of(call.node)
     if call.name == "shutil.rmtree":
-        message = f"all ranks run `{shown}`: one removes what another has just made, or fails half way (FileNotFoundError)"
+        message = f"all ranks run `{shown}`: one removes what another has just created, or fails half way (FileNotFoundError)"
         return script.finding(
-            RULE, node, message, "let rank 0 remove and make the folder, and call dist.barrier() behind it"
+            RULE, node, message, "let rank 0 remove and make the folder, and call dist.barrier() after it"
         )
     message = f"all ranks run `{shown}`, and only the first one can: FileExistsError on the others"
     if call.name == "os.mkdir":

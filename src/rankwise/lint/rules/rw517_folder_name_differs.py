@@ -106,7 +106,7 @@ def check(script: Script) -> Iterator[Finding]:
         node = here(script, first.last)
         if node is not None:
             shown = text_of(_path_node(used[0].last)) or text_of(used[0].last.node)
-            message = f"each rank has another path in `{shown}`: its name comes from this process's own clock or random id"
+            message = f"each rank has a different path in `{shown}`: its name comes from this process's own clock or random id"
             yield script.finding(RULE, node, message, _FIX)
 
 
@@ -217,6 +217,6 @@ RULE: Rule[Script] = Rule(
     name="folder-name-differs",
     severity="error",
     classes=("X13",),
-    summary="each rank makes up another name for the run's folder",
+    summary="each rank makes up a different name for the run's folder",
     check=check,
 )

@@ -73,7 +73,7 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         seen.add(id(one.loop))
         for test in _skips(one):
-            message = f"a rank whose batch meets `{text_of(test)}` leaves this step out, and the others wait for it in the backward pass"
+            message = f"a rank whose batch meets `{text_of(test)}` skips this step, and the others wait for it in the backward pass"
             yield script.finding(
                 RULE,
                 test,
@@ -136,6 +136,6 @@ RULE: Rule[Script] = Rule(
     name="batch-skipped-by-shape",
     severity="error",
     classes=("X10", "D15"),
-    summary="a rank leaves a step out because of its batch's shape",
+    summary="a rank skips a step because of its batch's shape",
     check=check,
 )

@@ -82,7 +82,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 use.call.node,
-                f"`{path}` is written over in place, and line {line} resumes from it: a stop in the midst of it leaves neither old nor new",
+                f"`{path}` is overwritten in place, and line {line} resumes from it: a crash during the write leaves neither the old file nor the new one",
                 f"write to {path} + '.tmp' first, then os.replace(...) it",
             )
 

@@ -74,7 +74,7 @@ def check(script: Script) -> Iterator[Finding]:
             None,
         )
         if test is not None:
-            message = f"each rank asks its own disk (`{text_of(test)}`) whether to resume: ranks that see another answer go apart"
+            message = f"each rank asks its own disk (`{text_of(test)}`) whether to resume: ranks that see different answers diverge"
         elif use.path.spread and use.path.origin & _OWN:
             message = f"each rank looks for `{text_of(use.node)}` on its own disk: ranks may resume from different files"
         else:

@@ -1,4 +1,4 @@
-"""A signal handler saves, or waits for other ranks, in the midst of a step.
+"""A signal handler saves, or waits for other ranks, in the middle of a step.
 
 **Why it breaks.** Python runs the handler between two lines of the training step: the optimizer may have updated half of the
 parameters, other ranks are in another step, and a collective there meets one of theirs. The file is inconsistent, or the
@@ -86,7 +86,7 @@ def check(script: Script) -> Iterator[Finding]:
         elif _is_term(place) and ast.unparse(place.last.arg_node(1, "handler") or place.last.node).endswith(
             "SIG_IGN"
         ):
-            message = "SIGTERM is ignored: a scheduler that wants the node back kills the job after its grace, and nothing is saved"
+            message = "SIGTERM is ignored: a scheduler that wants the node back kills the job after its grace period, and nothing is saved"
             yield script.finding(RULE, place.last.node, message, _FIX, severity="warning", failure_class="R7")
 
 
@@ -101,11 +101,11 @@ def _judge(script: Script, place: Place, handler: ast.AST) -> Iterator[Finding]:
     names = _with_helpers(script, handler)
     meets = sorted(_MEETS & names)
     if meets and meets != ["destroy_process_group"]:
-        message = f"the handler calls {meets[0]} in the midst of a step: other ranks are elsewhere, and do not answer it"
+        message = f"the handler calls {meets[0]} in the middle of a step: other ranks are elsewhere, and do not answer it"
         yield script.finding(RULE, place.last.node, message, _FIX, severity="error")
     elif saves := sorted(_SAVES & names):
         message = (
-            f"the handler calls {saves[0]} in the midst of a step: what it saves may be half of an update"
+            f"the handler calls {saves[0]} in the middle of a step: what it saves may be half of an update"
         )
         yield script.finding(RULE, place.last.node, message, _FIX)
     elif _is_term(place) and _LEAVES & names:

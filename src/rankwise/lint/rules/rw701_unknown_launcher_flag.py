@@ -69,7 +69,7 @@ def _tell(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
     fix = (
         f"write {meant}"
         if meant
-        else f"take it out, or put it behind the script if it is the script's; see `{launch.label} --help`"
+        else f"remove it, or put it after the script if it is the script's; see `{launch.label} --help`"
     )
     edits = typed(flag.word, flag.spelled, meant) if meant else ()
     yield shell.finding(RULE, flag.word.span, message, fix, edits=edits)

@@ -68,7 +68,7 @@ def _late(shell: Shell, launch: Launch) -> Iterator[Finding]:
                 RULE, word.span, message, fix, severity="error" if known is False else "warning"
             )
         else:
-            message = f"{spelled} stands behind {script}, so {script} gets it and {launch.label} does not"
+            message = f"{spelled} comes after {script}, so {script} gets it and {launch.label} does not"
             yield shell.finding(RULE, word.span, message, f"put it in front of {script}")
         return
 
@@ -78,7 +78,7 @@ RULE: Rule[Shell] = Rule(
     name="launcher-flag-behind-script",
     severity="error",
     classes=("L3",),
-    summary="a launcher's flag behind the script goes to the script",
+    summary="a launcher's flag after the script goes to the script",
     looks_at="shell",
     check=_check,
 )

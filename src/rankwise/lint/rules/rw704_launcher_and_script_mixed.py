@@ -96,7 +96,7 @@ def _behind(shell: Shell, launch: Launch) -> Iterator[Finding]:
             ("torch.distributed.", "accelerate.commands", "rankwise.run")
         ):
             script = launch.script.raw if launch.script else ""
-            message = f"-m {module} stands behind {script}, so {script} runs once and gets it as an argument"
+            message = f"-m {module} comes after {script}, so {script} runs once and gets it as an argument"
             yield shell.finding(RULE, first.span, message, f"torchrun [flags] {script}")
 
 

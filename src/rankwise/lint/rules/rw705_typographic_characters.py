@@ -47,7 +47,7 @@ def _word(shell: Shell, word: Word) -> Iterator[Finding]:
     if found := _DASHES.match(word.head):
         rest = word.head[found.end() :]
         plain = "-" if len(rest.partition("=")[0]) == 1 else "--"
-        message = f"{word.raw} begins with a typographic dash, so it is no flag"
+        message = f"{word.raw} begins with a typographic dash, so it is not a flag"
         yield shell.finding(
             RULE, word.span, message, f"type {plain}{rest}", edits=typed(word, found[0], plain)
         )

@@ -91,14 +91,14 @@ def _lines(shell: Shell, launch: Launch) -> Iterator[Finding]:
         if (found := _BLANK_BEHIND.search(line)) and then.strip() and not line.lstrip().startswith("#"):
             span = Span(number, found.start() + 1, number, len(line) + 1)
             blanks = Span(number, found.start(1) + 1, number, len(line) + 1)
-            message = "a blank follows the backslash, so the command ends here and the next line is a command of its own"
-            yield shell.finding(RULE, span, message, "delete the blank", edits=[Edit(span=blanks, text="")])
+            message = "a space follows the backslash, so the command ends here and the next line is a command of its own"
+            yield shell.finding(RULE, span, message, "delete the space", edits=[Edit(span=blanks, text="")])
         elif number < last and _GLUED.search(line) and re.match(r"-|\S+\.py\b", then):
             word = line.split()[-1][:-1]
             span = Span(number, len(line), number, len(line) + 1)
             edit = Edit(span=Span(number, len(line), number, len(line)), text=" ")
-            message = f"no blank stands before the backslash or in the next line, so {word} and {then.split()[0]} become one word"
-            yield shell.finding(RULE, span, message, "put a blank before the backslash", edits=[edit])
+            message = f"there is no space before the backslash or in the next line, so {word} and {then.split()[0]} become one word"
+            yield shell.finding(RULE, span, message, "put a space before the backslash", edits=[edit])
 
 
 def _left_over(shell: Shell) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
         flag, nodes = launch.flag("standalone"), launch.num_nodes
         if launch.is_elastic and flag and nodes is not None and nodes > 1:
             message = (
-                f"--standalone means one node, and {nodes} are asked for: it waits for the others for ever"
+                f"--standalone means one node, and {nodes} are asked for: it waits for the others forever"
             )
             fix = "drop --standalone and give --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or ask for one node"
             yield shell.finding(RULE, flag.word.span, message, fix)
@@ -48,7 +48,7 @@ RULE: Rule[Shell] = Rule(
     name="standalone-with-nodes",
     severity="error",
     classes=("L8",),
-    summary="--standalone with several nodes waits for ever",
+    summary="--standalone with several nodes waits forever",
     looks_at="shell",
     check=_check,
 )

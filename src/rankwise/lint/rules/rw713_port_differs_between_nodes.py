@@ -71,7 +71,7 @@ RULE: Rule[Shell] = Rule(
     name="port-differs-between-nodes",
     severity="error",
     classes=("I27", "I2"),
-    summary="each node throws its own dice for the port at which all should meet",
+    summary="each node draws its own random port, and they never meet",
     looks_at="shell",
     check=_check,
 )

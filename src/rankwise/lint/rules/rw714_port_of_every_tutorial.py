@@ -54,7 +54,7 @@ def _flag(shell: Shell, launch: Launch) -> Iterator[Finding]:
     fix = f"{flag.spelled} with a port of your own"
     if launch.is_elastic:
         fix = "--standalone in its place" if host else f"leave out {flag.spelled}: a free port is taken"
-    message = f"port {port} is the one that every other job takes too"
+    message = f"port {port} is the default that every other job uses too"
     yield shell.finding(RULE, flag.word.span, message, fix)
 
 
@@ -72,7 +72,7 @@ def _settings(shell: Shell) -> Iterator[Finding]:
         return
     for setting in shell.reading.settings:
         if setting.name == "MASTER_PORT" and setting.value.text in _USUAL:
-            message = f"port {setting.value.text} is the one that every other job takes too"
+            message = f"port {setting.value.text} is the default that every other job uses too"
             yield shell.finding(
                 RULE,
                 setting.span,
@@ -86,7 +86,7 @@ RULE: Rule[Shell] = Rule(
     name="port-of-every-tutorial",
     severity="warning",
     classes=("I9",),
-    summary="a job of one host on a port that everybody uses",
+    summary="a single-host job on a port that everyone uses",
     looks_at="shell",
     check=_check,
 )

@@ -209,7 +209,7 @@ def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Finding]:
             RULE,
             first.command.span,
             message,
-            "end the line with &, and `wait` behind the last one; or use torchrun",
+            "end the line with &, and `wait` after the last one; or use torchrun",
         )
 
 

@@ -126,7 +126,7 @@ def _finding(
         RULE,
         statement,
         f"the comma at the end makes `{target}` the tuple `({inner},)`: {why}",
-        f"remove the comma behind `{inner}`; write `({inner},)` if a tuple is meant",
+        f"remove the comma after `{inner}`; write `({inner},)` if a tuple is meant",
         severity="error" if certain else "warning",
         edits=[Edit(span=comma, text="")] if certain else (),
     )

@@ -110,7 +110,7 @@ def check_selectors(settings: Settings, rules: Iterable[Rule[Any]]) -> None:
             folded = word.upper() if word.upper().startswith("RW") else word.lower()
             near = difflib.get_close_matches(folded, known, n=1, cutoff=0.8)
             hint = f"did you mean {near[0]}?" if near else "`rankwise rules` lists them"
-            raise UsageError(f"{word!r} is no rule, and no beginning of a rule's id", hint=hint)
+            raise UsageError(f"{word!r} is neither a rule nor the start of a rule's id", hint=hint)
 
 
 def pick_rules(settings: Settings, rules: Iterable[Rule[Any]]) -> tuple[Rule[Any], ...]:
@@ -215,7 +215,7 @@ def _to_settings(table: dict[str, Any], path: Path) -> Settings:
             raise UsageError(f"{path}: [tool.rankwise.check] has no key {key!r}", hint=hint)
     severity = table.get("severity", "warning")
     if severity not in _RANKS:
-        raise UsageError(f"{path}: severity = {severity!r} is none of error, warning, hint")
+        raise UsageError(f"{path}: severity = {severity!r} is not one of error, warning, hint")
     ignores = table.get("per-file-ignores", {})
     if not isinstance(ignores, dict):
         raise UsageError(f"{path}: per-file-ignores is to be a table of patterns, each with a list of rules")
