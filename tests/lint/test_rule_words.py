@@ -109,3 +109,26 @@ def test_too_deep_nesting_is_told_without_names_of_classes() -> None:
     with pytest.raises(SyntaxError) as caught:
         parse("(" * 100_000 + ")" * 100_000)
     assert "Error" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["RW101", "RW102"])
+@pytest.mark.parametrize(
+    ("ending", "is_told"),
+    [
+        ('sys.exit("no data for this rank")', False),
+        ("sys.exit(3)", False),
+        ("os.abort()", False),
+        ('raise ValueError("no data")', False),
+        ("raise SystemExit(1)", False),
+        ("stop()", False),
+        ("sys.exit()", True),
+        ("sys.exit(0)", True),
+        ("raise SystemExit", True),
+    ],
+)
+def test_a_rank_that_fails_on_purpose_is_missed_by_none(rule: str, ending: str, *, is_told: bool) -> None:
+    """The launcher stops the others with it; who leaves with exit code 0 is waited for."""
+    stop = 'def stop():\n    print("no data")\n    sys.exit("no data")\n'
+    code = f"{HEAD}{stop}if me == 1:\n    {ending}\n"
+    op = {"RW101": "dist.all_reduce(x)", "RW102": "dist.barrier()"}[rule]
+    assert bool(findings(rule, code + op)) == is_told

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Exit, Loop, Op
+from rankwise.lint.model.history import Exit, Inline, Loop, Op
 from rankwise.lint.paths.tokens import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.lint.model.calls import Guard
-    from rankwise.lint.model.history import History
+    from rankwise.lint.model.history import History, Item
     from rankwise.lint.paths.tokens import Token
 
 
@@ -39,7 +40,11 @@ class Parting:
 
 
 def partings(histories: Sequence[History]) -> Iterator[Parting]:
-    """All places where one rank's history has what another's has not, each once."""
+    """All places where one rank's history has what another's has not, each once.
+
+    A rank that fails on purpose, as by ``sys.exit("no data")``, ends the job by it: no other waits for that one.
+    """
+    histories = [history for history in histories if not _fails(history.items)]
     if len(histories) < 2 or any(history.is_cut for history in histories):
         return
     tokens = {history.rank: flatten(history.items) for history in histories}
@@ -53,6 +58,29 @@ def partings(histories: Sequence[History]) -> Iterator[Parting]:
         for token, instead in _unmatched(tokens[lead], tokens[others[0]]):
             for one in _really_odd(token, tokens):
                 yield from _parting(one, instead, tokens, outcomes, seen)
+
+
+def _fails(items: Sequence[Item]) -> bool:
+    """Tell whether a rank surely ends with an exception, or an exit code that is not 0."""
+    for item in items:
+        if isinstance(item, Exit) and item.kind in {"raise", "exit"}:
+            return _is_failure(item.node)
+        if isinstance(item, (Inline, Loop)) and _fails(item.items):
+            return True
+    return False
+
+
+def _is_failure(node: ast.AST) -> bool:
+    thrown = node.exc if isinstance(node, ast.Raise) else node.value if isinstance(node, ast.Expr) else None
+    if isinstance(node, ast.Raise) and not (
+        isinstance(thrown, ast.Call) and getattr(thrown.func, "id", "") == "SystemExit"
+    ):
+        return getattr(thrown, "id", "") != "SystemExit"
+    given = thrown.args[:1] if isinstance(thrown, ast.Call) else []
+    is_abort = isinstance(thrown, ast.Call) and getattr(thrown.func, "attr", "") == "abort"
+    return is_abort or any(
+        not isinstance(code, ast.Constant) or code.value not in {0, None} for code in given
+    )
 
 
 def _really_odd(token: Token, tokens: dict[int, list[Token]]) -> list[Token]:
