@@ -18,6 +18,7 @@ from rankwise.launcher import output, stderr_tail
 from rankwise.launcher.console import Console
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words
 from rankwise.launcher.spec import Logs, Std
+from support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -451,3 +452,29 @@ def test_a_process_that_takes_anothers_place_is_judged_by_its_own_words(tmp_path
     for ending in (None, Ending(stderr_bytes=(streams.log.stat().st_size,) * 2)):
         assert read_last_words(streams, ranks.pump, ending) == "its own"
     assert read_last_words(ranks.streams[0], ranks.pump) == "its own"
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+_INTERRUPTED = b'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n    step()\n    ^^^^^^\nKeyboardInterrupt\n'
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("prefix", [b"", b"[rank3]: "])
+def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(
+    size: int, prefix: bytes, tmp_path: Path
+) -> None:
+    """After Ctrl-C, in whatever pieces it comes; what else a rank says is shown, another exception too."""
+    told = b"".join(prefix + line for line in _INTERRUPTED.splitlines(keepends=True))
+    other = told.replace(b"KeyboardInterrupt", b"ValueError: no")
+    whole = b"saving\n" + told + b"saved\n" + other + b"\r 10%"
+    ranks = Ranks(tmp_path, 1)
+    ranks.pump.start()
+    ranks.pump.hide_interrupts()
+    for at in range(0, len(whole), size):
+        ranks.say(0, whole[at : at + size])
+        wait_until(lambda seen=at + size: _size_of(tmp_path / "0" / "stderr.log") >= min(seen, len(whole)))
+    assert ranks.finish() == b"saving\nsaved\n" + other + b"\r 10%"
+    assert (tmp_path / "0" / "stderr.log").read_bytes() == whole

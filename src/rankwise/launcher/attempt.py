@@ -405,6 +405,8 @@ class Attempt:
                 self._workers.signal(rank.tag, number)
         elif self._interrupted is None:
             self._interrupted = number
+            if number == signal.SIGINT:
+                self._pump.hide_interrupts()
         elif number == signal.SIGTERM and any(self._is_saving(rank) for rank in self._living()):
             return  # a scheduler repeats itself
         else:

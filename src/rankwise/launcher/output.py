@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.files import read_tail
 from rankwise.base.osdoor import IS_LINUX, IS_WINDOWS, copy_terminal_size, open_terminal
 from rankwise.base.terminal import is_same_place
+from rankwise.launcher.interrupt_traces import InterruptTraces
 from rankwise.launcher.spec import Std
 from rankwise.launcher.stderr_tail import END_MARK, TAIL_BYTES, StderrTail
 
@@ -104,6 +105,7 @@ class Pump:
         self._logs: dict[int, _RollingLog] = {}
         self._open: dict[int, RankStreams] = {}
         self._stop_by: float | None = None
+        self._traces: dict[int, InterruptTraces] | None = None
         self._thread = threading.Thread(target=self._run, name="rankwise-pump", daemon=True)
 
     def add(self, streams: RankStreams) -> None:
@@ -124,6 +126,10 @@ class Pump:
         """Tell the ranks' terminals that ours has another size."""
         for source in list(self._open):
             copy_terminal_size(2, source)
+
+    def hide_interrupts(self) -> None:
+        """From now on show no traceback of KeyboardInterrupt: the user has asked for it."""
+        self._traces = {streams.local_rank: InterruptTraces() for streams in list(self._open.values())}
 
     def tail(self, local_rank: int) -> StderrTail:
         """Return the last bytes that a rank wrote."""
@@ -186,6 +192,8 @@ class Pump:
         if not data:
             self._pass_on(streams, tail.give_up_waiting())
             self._show_held(streams)
+            if self._traces is not None and (traces := self._traces.pop(streams.local_rank, None)):
+                self._show(streams, traces.flush())
             self._selector.unregister(source)
             del self._open[source]
             os.close(source)
@@ -217,6 +225,8 @@ class Pump:
         self._show(streams, held)
 
     def _show(self, streams: RankStreams, data: bytes) -> None:
+        if self._traces is not None and streams.local_rank in self._traces:
+            data = self._traces[streams.local_rank].filter(data)
         if data and streams.shown:
             self._console.write(2, data)
 
