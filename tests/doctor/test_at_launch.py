@@ -69,13 +69,15 @@ def test_what_may_stand_behind_a_failure_is_looked_at_too(
 
 
 def test_fixes_are_told_as_they_are_typed() -> None:
-    """The first command of a fix stands behind the arrow; where a remark above is itself what is to be done, that."""
+    """The first command of a fix stands behind the arrow, without a remark; where a remark above is itself what is to be done, that."""
     commands = Reading(verdict="fail", what="a", fix="# on node2:\nsudo ufw allow 1\nsudo ufw reload")
     remark = Reading(verdict="fail", what="b", fix="# fewer ranks")
     advice = Reading(verdict="fail", what="c", fix="# a volume: emptyDir: {medium: Memory}\nls -lhS /dev/shm")
-    assert tell([commands, remark, advice, Reading(verdict="fail", what="d")]) == (
+    behind = Reading(verdict="fail", what="e", fix="export A=b  # on all hosts")
+    assert tell([commands, remark, advice, Reading(verdict="fail", what="d"), behind]) == (
         "a -> sudo ufw allow 1",
         "b -> fewer ranks",
         "c -> a volume: emptyDir: {medium: Memory}",
         "d",
+        "e -> export A=b",
     )

@@ -44,11 +44,11 @@ def test_what_is_no_host_name_comes_into_no_command(name: str, tmp_path: Path) -
     """I3: the probe of the address and the meeting say that it is none, and give a command without it."""
     told = find_one(ask("master-address", tmp_path, job=JobShape(num_nodes=2, master_addr=name)))
     assert (told.verdict, told.class_id) == ("fail", "I3")
-    assert told.what.endswith(" is no host name")
+    assert told.what.endswith(" is not a host name")
     assert told.fix.startswith("export MASTER_ADDR=…  #")
     failed = explain_failure(make_host(tmp_path), Plan(endpoint_host=name, endpoint_port=29500), socket.gaierror(-2, "unknown"))  # fmt: skip
     assert failed.class_id == "I3"
-    assert failed.message.endswith(" is no host name")
+    assert failed.message.endswith(" is not a host name")
     assert failed.fix.startswith("export MASTER_ADDR=…  #")
     found = Together(hosts=(), names=(NameLook(source="h1", name=name, target="", got=(), is_written=False),))
     (judged,) = judge_names(found, Plan(endpoint_host=name, endpoint_port=29500))

@@ -35,19 +35,19 @@ def _has_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--node-rank", "1"], "how many hosts are there"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a"], "numbered from 0 to 1"),
         (["--nnodes", "2", "--node-rank", "0"], "--master-addr ADDRESS-OF-NODE-0"),
-        (["--nnodes", "0"], "'0' is no number above 0"),
-        (["--master_port", "70000"], "'70000' is no port"),
-        (["--arrival-timeout", "nan"], "no number of seconds"),
+        (["--nnodes", "0"], "'0' is not a number above 0"),
+        (["--master_port", "70000"], "'70000' is not a port"),
+        (["--arrival-timeout", "nan"], "not a number of seconds"),
         (["--hosts", "a", "--rdzv-endpoint", "a:1"], "leave out --rdzv-endpoint"),
         (["--nnodes", "1:4"], "say how many there are now, as in --nnodes 4"),
         (["--nnodes", "4:4"], "--nnodes 4: say where they meet"),
-        (["--workers", "-3"], "'-3' is no number from 0 on"),
+        (["--workers", "-3"], "'-3' is not a number from 0"),
         (["--html", "nowhere/x.html"], "its folder does not exist"),
         (["--html", "."], "that is a folder; name a file in it: doctor.html"),
-        (["--html", "/dev/null"], "that is no file"),
+        (["--html", "/dev/null"], "that is not a file"),
         (["--hosts", "gpu[01-"], "the brackets of 'gpu[01-' are not closed"),
-        (["--hosts=-oProxyCommand=x"], "is no host name"),
-        (["--rdzv-endpoint", "foo:x"], "'x' is no port"),
+        (["--hosts=-oProxyCommand=x"], "is not a host name"),
+        (["--rdzv-endpoint", "foo:x"], "'x' is not a port"),
         (["--bogus"], "unrecognized arguments: --bogus"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_page_of_a_probe_can_be_read(capsys: pytest.CaptureFixture[str]) -> No
     """`rankwise probe` shows what, why, how and what to do."""
     assert main(["probe", "shared-memory"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("shared-memory: room in /dev/shm (resources; class X16)\n")
+    assert told.startswith("shared-memory: space in /dev/shm (resources; class X16)\n")
     assert "docker run --shm-size=16g" in told
     assert main(["probe", "nonsense"]) == 2
 

@@ -88,7 +88,7 @@ def test_readings_survive_json() -> None:
     )
     assert Reading.from_json(one.to_json()) == one
     for wrong in ({}, {**one.to_json(), "verdict": "grand"}, {**one.to_json(), "hosts": "h"}):
-        with pytest.raises(ValueError, match="no reading of the doctor"):
+        with pytest.raises(ValueError, match="not a reading of the doctor"):
             Reading.from_json(wrong)
 
 

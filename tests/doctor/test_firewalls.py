@@ -246,9 +246,9 @@ HANGS = Ran(code=None, why="nft did not end within 5 s")
 @pytest.mark.parametrize(
     ("programs", "verdict", "says"),
     [
-        ({"iptables-save": SAVED}, "ok", "no firewall runs here"),
+        ({"iptables-save": SAVED}, "ok", "no firewall is running here"),
         ({"iptables-save": SAVED, "nft --json": HANGS}, "skipped", "nft did not end within 5 s"),
-        ({"iptables-save": SAVED, "nft --json": Ran(code=1, err="Protocol not supported")}, "ok", "no firewall runs here"),
+        ({"iptables-save": SAVED, "nft --json": Ran(code=1, err="Protocol not supported")}, "ok", "no firewall is running here"),
         ({"iptables-save": UNSURE}, "skipped", "can't be told, by iptables: eth0 (ports"),
         ({"iptables-save": SAVED, "nft --json": SERVER}, "warn", "drops TCP from neighbours, by nftables: eth0"),
         ({"iptables-save": Ran(code=1, err="odd"), "nft --json": SERVER}, "warn", "drops TCP from neighbours"),

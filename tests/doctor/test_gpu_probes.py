@@ -308,7 +308,7 @@ def test_gpus_that_lack_peer_access_are_told_without_alarm(tmp_path: Path) -> No
     programs = RTX_4090 | {"nvidia-smi topo -p2p r": texts.access(2, "CNS")}
     (told,) = look(gpu_peer_access.PROBE, make_host(tmp_path, programs=programs))
     assert told.verdict == "ok"
-    assert "CNS: the chipset does not let them" in told.what
+    assert "CNS: the chipset does not allow it" in told.what
 
 
 def make_switch(root: Path, group: str = "identity") -> dict[str, str | Ran]:

@@ -358,7 +358,7 @@ def test_blames_explain_all_that_is_bad() -> None:
 def test_a_host_that_speaks_otherwise_is_asked_for_its_version() -> None:
     """Its answer made no sense: nobody died there, and the kernel's log tells nothing of it."""
     found = make_set(3)
-    lost = f"{NO_SENSE} (99 is no other host of 3): it is no doctor of this version"
+    lost = f"{NO_SENSE} (99 is not another host of 3): it is not a doctor of this version"
     (told,) = bad(replace(found, hosts=(*found.hosts[:2], replace(found.hosts[2], lost=lost))))
     assert "dies" not in told.why
     assert told.fix.splitlines()[-1] == "rankwise --version"

@@ -421,7 +421,7 @@ def test_a_small_limit_on_a_host_that_is_nearly_full(tmp_path: Path) -> None:
         ({"/sys/fs/cgroup/job/step/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"}, "has killed 2 processes"),
         ({"/sys/fs/cgroup/job/step/memory.events": "oom_kill 1\n"}, "has killed 1 process of"),
         ({"/proc/meminfo": "MemTotal: 65536000 kB\nMemAvailable: 3000000 kB\nSwapTotal: 8388608 kB\nSwapFree: 2097152 kB\n"}, "6.0 GiB have gone to swap"),
-        ({"/proc/sys/vm/overcommit_memory": "2\n", "/proc/meminfo": MEMORY + "CommitLimit:    34000000 kB\nCommitted_AS:   33000000 kB\n"}, "977 MiB are left to promise"),
+        ({"/proc/sys/vm/overcommit_memory": "2\n", "/proc/meminfo": MEMORY + "CommitLimit:    34000000 kB\nCommitted_AS:   33000000 kB\n"}, "977 MiB can still be committed"),
     ],
 )  # fmt: skip
 def test_memory_that_was_short(tmp_path: Path, files: dict[str, str], says: str) -> None:

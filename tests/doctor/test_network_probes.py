@@ -92,7 +92,7 @@ def test_an_empty_host_is_no_mistake(tmp_path: Path, probe: str) -> None:
             "127.0.0.1 localhost\n10.0.0.1 host0\n",
         ),
         ([], "127.0.0.1 localhost\n", "host0 has no address", "127.0.0.1 localhost\n10.0.0.1 host0\n"),
-        (["10.0.0.9"], "10.0.0.9 host0\n", "which no interface here has", "10.0.0.1 host0\n"),
+        (["10.0.0.9"], "10.0.0.9 host0\n", "which is on no interface here", "10.0.0.1 host0\n"),
         (
             ["127.0.1.1"],
             "127.0.0.1 localhost\n127.0.1.1 host0\n::1 host0\n",
@@ -120,7 +120,7 @@ def test_an_empty_host_is_no_mistake(tmp_path: Path, probe: str) -> None:
         (
             ["10.0.0.9"],
             "10.0.0.9 storage host0\n",
-            "which no interface here has",
+            "which is on no interface here",
             "10.0.0.9 storage\n10.0.0.1 host0\n",
         ),
     ],
@@ -359,8 +359,8 @@ def test_ports_below_1024(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("files", "job", "words"),
     [
-        ({}, JobShape(num_nodes=2, master_port=40000), "one of those that the system gives out"),
-        ({"/proc/sys/net/ipv4/ip_local_port_range": "50000 50100"}, TWO, "gives out 101 ports"),
+        ({}, JobShape(num_nodes=2, master_port=40000), "is in the ephemeral range"),
+        ({"/proc/sys/net/ipv4/ip_local_port_range": "50000 50100"}, TWO, "101 ephemeral ports"),
         (
             {"/proc/net/sockstat": "sockets: used 9\nTCP: inuse 4 orphan 0 tw 28000 alloc 4 mem 1\n"},
             TWO,

@@ -84,7 +84,7 @@ def test_what_all_hosts_say_is_told_once_and_the_worst_first() -> None:
     ]
     assert told.count("/dev/shm has 64 GiB") == 1
     assert "all 4 hosts: /dev/shm has 64 GiB" in told
-    assert lines[-1] == "1 fail, 4 ok, 4 skipped, in 3.2 s; more on one of them: rankwise probe links"
+    assert lines[-1] == "1 fail, 4 ok, 4 skipped, in 3.2 s; for details: rankwise probe links"
 
 
 def test_of_several_hosts_only_what_is_not_well_is_told_and_the_links_are_a_matrix() -> None:
@@ -163,9 +163,9 @@ def test_many_hosts_are_listed_only_if_not_well() -> None:
     assert "38 of 40 hosts are ok" in told
     assert re.search(r"^  node2 +10\.0\.0\.3", told, re.MULTILINE)
     assert not re.search(r"^  node3 ", told, re.MULTILINE)
-    assert "1560 ways measured; --html shows them as a heat map" in told
+    assert "1560 links measured; --html shows them as a heat map" in told
     assert "--html" not in text.render(make(4))
-    assert "6 ways measured; --html" in text.render(make(3), width=62)
+    assert "6 links measured; --html" in text.render(make(3), width=62)
 
 
 def test_missing_and_lost_hosts_are_named() -> None:

@@ -117,7 +117,7 @@ def test_a_run_prints_none(tmp_path: Path) -> None:
     """The command itself, started for real with a wrong value that is a secret."""
     script = write_script(tmp_path, "print('rank is here')")
     done = run_rankwise(["--nproc-per-node", "2", str(script)], tmp_path, env={"TORCH_DISTRIBUTED_DEBUG": _TOKEN, "NCCL_AUTH": _HIDDEN})  # fmt: skip
-    assert "TORCH_DISTRIBUTED_DEBUG=*** is none of" in done.out + done.err
+    assert "TORCH_DISTRIBUTED_DEBUG=*** is not one of" in done.out + done.err
     assert _HIDDEN not in done.out + done.err
 
 

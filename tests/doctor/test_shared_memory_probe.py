@@ -73,7 +73,7 @@ def test_what_fills_shared_memory_is_named(
     assert found.what.startswith(f"/dev/shm has {size} MiB, 1 MiB of it free; ")
     assert found.what.endswith(told)
     *lines, more = found.fix.splitlines()
-    assert more.startswith("# or more room: sudo mount -o remount,size=16g /dev/shm")
+    assert more.startswith("# or more space: sudo mount -o remount,size=16g /dev/shm")
     remarks = [line for line in lines if line.startswith("# ")]
     assert len(remarks) == len(removals)
     assert all(end in line for end, line in zip(removals, remarks, strict=True))
@@ -88,7 +88,7 @@ def test_what_fills_shared_memory_is_named(
         ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"),
         ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory"),
         ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
-        ({"/.singularity.d/actions/run": ""}, {}, "# /dev/shm mostly is the host's, outside of the container; there: sudo mount"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "# /dev/shm mostly"),
+        ({"/.singularity.d/actions/run": ""}, {}, "# /dev/shm mostly is the host's, outside the container; there: sudo mount"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "# /dev/shm mostly"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("free", [64 << 20, 1 << 20])
@@ -154,8 +154,7 @@ def test_a_closed_one_in_apptainer_is_opened_outside(tmp_path: Path, monkeypatch
     (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files))
     assert told.verdict == "fail"
     assert (
-        told.fix
-        == "# /dev/shm mostly is the host's, outside of the container; there: sudo chmod 1777 /dev/shm"
+        told.fix == "# /dev/shm mostly is the host's, outside the container; there: sudo chmod 1777 /dev/shm"
     )
 
 

@@ -232,7 +232,7 @@ def test_a_folder_that_nobody_else_may_look_into(tmp_path: Path) -> None:
         "checkpoints=(registry.find('disk-space', 'checkpoint-folder'), os.seteuid(65534), pathlib.Path('/mnt/a/ck/run'))[-1]",
     )
     (told,) = [one for one in found if one["probe"] == "checkpoint-folder"]
-    assert (told["verdict"], told["what"]) == ("fail", "nothing can be written in /mnt/a: Permission denied")
+    assert (told["verdict"], told["what"]) == ("fail", "/mnt/a can't be written to: Permission denied")
 
 
 @needs_root
@@ -262,7 +262,7 @@ def test_a_real_disk_that_is_full() -> None:
     told = [(one["probe"], one["verdict"]) for one in found]
     assert told[0] == ("disk-space", "fail")
     assert told[-1] == ("checkpoint-folder", "fail")
-    assert found[-1]["what"] == "nothing can be written in /mnt: No space left on device"
+    assert found[-1]["what"] == "/mnt can't be written to: No space left on device"
 
 
 @needs_root
@@ -271,7 +271,7 @@ def test_a_real_disk_that_is_read_only_or_in_memory() -> None:
     found = look_in_namespace("mount -t tmpfs -o ro none /mnt", "checkpoints=pathlib.Path('/mnt/ck')")
     bad = [one for one in found if one["verdict"] == "fail"]
     assert [one["probe"] for one in bad] == ["disk-space", "checkpoint-folder"]
-    assert bad[1]["what"] == "nothing can be written in /mnt: Read-only file system"
+    assert bad[1]["what"] == "/mnt can't be written to: Read-only file system"
     memory = look_in_namespace("mount -t tmpfs none /mnt", "checkpoints=pathlib.Path('/mnt')")
     assert "/mnt is in memory (tmpfs)" in [one["what"] for one in memory]
 
@@ -360,7 +360,7 @@ def test_a_mount_that_is_missing_on_one_host(tmp_path: Path) -> None:
     """The host on which the shared file system is not mounted is the one that is named."""
     (told,) = compare(make_cluster(tmp_path, {"a": "nfs4", "b": "nfs4", "c": "ext4"}))
     assert (told.verdict, told.class_id, told.hosts) == ("fail", "K8", ("c",))
-    assert "shared by a, b, and a disk of its own on c" in told.what
+    assert "shared by a, b, and local to each of c" in told.what
 
 
 def test_containers_on_one_machine_share_a_folder(tmp_path: Path) -> None:

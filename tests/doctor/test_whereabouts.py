@@ -89,7 +89,7 @@ def test_a_batch_script_is_alone() -> None:
         (Wish(num_hosts=2, master_addr="localhost"), {}, "can't meet at localhost"),
         (Wish(num_hosts=2, node_rank=1, master_addr="0.0.0.0"), {}, "can't meet at 0.0.0.0"),
         (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "0.0.0.0"}, "can't meet at 0.0.0.0"),
-        (Wish(num_hosts=2, endpoint="node0:none"), {}, "'none' is no port"),
+        (Wish(num_hosts=2, endpoint="node0:none"), {}, "'none' is not a port"),
         (Wish(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nobody says where they meet"),
     ],
 )  # fmt: skip
@@ -136,11 +136,11 @@ def test_slurms_short_form_is_expanded(short: str, hosts: tuple[str, ...]) -> No
         ("gpu[01-", "not closed"),
         ("gpu01],b", "not opened"),
         ("gpu[[1]]", "not closed"),
-        ("gpu[1,]", "'' in 'gpu[1,]' is no number"),
+        ("gpu[1,]", "'' in 'gpu[1,]' is neither a number"),
         ("gpu[]", "'' in 'gpu[]'"),
-        ("gpu[3-1]", "'3-1' in 'gpu[3-1]' is no number, and no range"),
+        ("gpu[3-1]", "'3-1' in 'gpu[3-1]' is neither a number nor a range"),
         ("a,gpu[1-b]", "'1-b'"),
-        ("a,-l", "'-l' is no host name"),
+        ("a,-l", "'-l' is not a host name"),
         ("r[1-999]n[1-999]", "is more than 65536 hosts"),
     ],
 )

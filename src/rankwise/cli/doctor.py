@@ -108,5 +108,5 @@ def _write_page(path: Path, together: Together, now: datetime) -> None:
     except OSError as error:
         raise LaunchError(
             f"--html {path}: the page can't be written: {error.strerror or error}",
-            hint="name a file in a folder with room",
+            hint="name a file in a folder with space",
         ) from error

@@ -15,10 +15,10 @@ from rankwise.cli.parser import Given, Parser, read_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and nothing is doubtful); 1 something does; 2 it can't be looked at"
+EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and no warnings); 1 something does; 2 the check could not run"
 _DESCRIPTION = """\
-Look whether this host, or several together, can run a distributed job: software, GPUs, limits, storage, names, interfaces, firewalls,
-clocks, and every link between hosts. Each finding comes with the command that mends it."""
+Check whether this host, or several together, can run a distributed job: software, GPUs, limits, storage, names, interfaces, firewalls,
+clocks, and every link between hosts. Each finding comes with the command that fixes it."""
 _SEVERAL = """\
 Several hosts: start the same command on each of them (under srun or mpirun without any of these flags), or let ssh do it with --hosts.
 They meet at the address and port at which the job would meet."""
@@ -41,14 +41,14 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         action=Given,
         type=_split,
         default=(),
-        help="Look only at these: ids or topics.",
+        help="Run only these probes: ids or topics.",
     )
-    parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Leave these out.")
-    parser.add_argument("--list", action="store_true", help="List all probes, and end.")
+    parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Skip these probes.")
+    parser.add_argument("--list", action="store_true", help="List all probes, and exit.")
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    job = parser.add_argument_group("the job that is to run")
+    job = parser.add_argument_group("the job to run")
     _add_both(
         job,
         "--nproc-per-node",
@@ -71,13 +71,13 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         action=Given,
         type=read_path,
         metavar="FOLDER",
-        help="Where checkpoints go: room, speed, atomic renaming, shared or not.",
+        help="Where checkpoints go: checks space, speed, atomic renames, shared or not.",
     )
     job.add_argument(
         "--backend",
         choices=["gloo", "nccl"],
         default="",
-        help="Which one the job uses (default: nccl where there are GPUs).",
+        help="Backend of the job (default: nccl if there are GPUs).",
     )
     job.add_argument(
         "--python",
@@ -95,14 +95,14 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         "--nnodes",
         type=_nodes,
         metavar="N",
-        help="How many (default: what the environment says, or 1).",
+        help="Number of hosts (default: from the environment, or 1).",
     )
     _add_both(
         hosts,
         "--node-rank",
         type=int,
         metavar="R",
-        help="Which one this is, from 0; node 0 holds the meeting.",
+        help="Number of this host, from 0; node 0 hosts the meeting.",
     )
     _add_both(
         hosts,
@@ -112,14 +112,14 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="Name or address of node 0.",
     )
-    _add_both(hosts, "--master-port", type=_port, metavar="PORT", help="The port there (default 29500).")
+    _add_both(hosts, "--master-port", type=_port, metavar="PORT", help="Port there (default: 29500).")
     _add_both(
         hosts,
         "--rdzv-endpoint",
         action=Given,
         default="",
         metavar="HOST:PORT",
-        help="Both in one word; the host whose address it is holds the meeting.",
+        help="Both in one; the host with that address hosts the meeting.",
     )
     hosts.add_argument(
         "--hosts",
@@ -127,31 +127,31 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         type=_split_hosts,
         default=(),
         metavar="A,B,...",
-        help="Start it on these by ssh; the first one is node 0.",
+        help="Start it on these hosts over ssh; the first one is node 0.",
     )
     hosts.add_argument(
         "--hostfile",
         action=Given,
         type=read_path,
         metavar="FILE",
-        help="The same from a file, a host a line, as Open MPI and DeepSpeed take.",
+        help="The same from a file with one host per line, as for Open MPI and DeepSpeed.",
     )
     hosts.add_argument(
         "--ssh",
         action=Given,
         default="ssh",
         metavar="COMMAND",
-        help="How to reach them: 'ssh -p 2222 -i key' (default: ssh).",
+        help="ssh command to reach them, such as 'ssh -p 2222 -i key' (default: ssh).",
     )
     hosts.add_argument(
         "--arrival-timeout",
         type=_seconds,
         default=30.0,
         metavar="S",
-        help="So long to wait for hosts (default 30 s).",
+        help="Seconds to wait for hosts (default: 30).",
     )
     hosts.add_argument("--no-measure", action="store_true", help="Don't measure latency and bandwidth.")
-    hosts.add_argument("--no-all-reduce", action="store_true", help="Don't try an all-reduce by torch.")
+    hosts.add_argument("--no-all-reduce", action="store_true", help="Don't run an all-reduce with torch.")
     hosts.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)
     hosts.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
     hosts.add_argument(
@@ -175,21 +175,21 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--format", choices=["text", "json"], default="text", help="For people, or for programs."
+        "--format", choices=["text", "json"], default="text", help="Output for people, or for programs."
     )
     output.add_argument(
         "--html",
         action=Given,
         type=read_path,
         metavar="FILE",
-        help="Write a page too, with the hosts as a heat map; it needs no network.",
+        help="Also write a self-contained HTML page, with a heat map of the hosts.",
     )
-    output.add_argument("--strict", action="store_true", help="Exit with 1 for warnings, too.")
+    output.add_argument("--strict", action="store_true", help="Exit with 1 for warnings too.")
     shown = output.add_mutually_exclusive_group()
     shown.add_argument(
-        "-v", "--verbose", action="store_true", help="Of several hosts, show also what is well."
+        "-v", "--verbose", action="store_true", help="For several hosts, show also what passed."
     )
-    shown.add_argument("-q", "--quiet", action="store_true", help="Show only what is not.")
+    shown.add_argument("-q", "--quiet", action="store_true", help="Show problems only.")
 
 
 def _add_both(group: argparse._ArgumentGroup, flag: str, **facts: object) -> None:
@@ -216,13 +216,13 @@ def _ranks(text: str) -> int | None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)
 
 
 def _count_from_zero(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
     return int(text)
 
 
@@ -238,7 +238,7 @@ def _nodes(text: str) -> int:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
     return int(text)
 
 
@@ -248,7 +248,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
 
 
@@ -328,7 +328,7 @@ def _find_page_fault(path: Path) -> str:
         if path.is_dir():
             return f"that is a folder; name a file in it: {path / 'doctor.html'}"
         if path.exists() and not path.is_file():
-            return "that is no file"
+            return "that is not a file"
     except OSError as error:
         return (error.strerror or str(error)).lower()
     return "" if os.access(path.absolute().parent, os.W_OK | os.X_OK) else "its folder can't be written to"

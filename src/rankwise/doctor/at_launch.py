@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rankwise.doctor import registry
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host
+from rankwise.doctor.reading import first_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -121,9 +122,5 @@ def tell(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
 
 
 def _tell_fix(one: Reading) -> str:
-    lines = [line for line in one.fix.splitlines() if line.strip()]
-    # A remark that ends so leads to the command below it; another one is itself what is to be done first.
-    first = next(
-        (line for line in lines if not (line.startswith("#") and line.endswith((":", "?")))), one.fix
-    )
-    return f" -> {first.lstrip('# ')}" if first else ""
+    step = first_step(one.fix)
+    return f" -> {step}" if step else ""

@@ -116,7 +116,7 @@ class _Asked:
 
 def _tell_late(probe: Probe, bound_s: float) -> list[Reading]:
     late = f"{probe.title}: no answer within {bound_s:g} s"
-    return [skipped(late, "a disk, a driver or a name server does not answer; look at it by hand")]
+    return [skipped(late, "a disk, a driver or a name server does not answer; check it by hand")]
 
 
 def _tell_broken(error: Exception) -> Reading:
@@ -125,6 +125,4 @@ def _tell_broken(error: Exception) -> Reading:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     told = f"{type(error).__name__}: {error}{place}"
-    return skipped(
-        "the probe itself failed", f"{told}; this is a mistake of rankwise's own, please report it"
-    )
+    return skipped("the probe itself failed", f"{told}; this is a bug in rankwise, please report it")

@@ -63,7 +63,7 @@ class Reading:
         facts, hosts = told.get("facts"), told.get("hosts")
         known = next((one for one in VERDICTS if one == told.get("verdict")), None)
         if known is None or not isinstance(facts, dict) or not isinstance(hosts, list):
-            raise ValueError(f"this is no reading of the doctor: {told!r:.200}")
+            raise ValueError(f"this is not a reading of the doctor: {told!r:.200}")
 
         def text(name: str) -> str:
             return str(told.get(name) or "")
@@ -87,3 +87,11 @@ def skipped(what: str, why: str) -> Reading:
 def find_worst(readings: Iterable[Reading]) -> Verdict:
     """Return the worst verdict; ok where there is none."""
     return max((one.verdict for one in readings), key=VERDICTS.index, default="ok")
+
+
+def first_step(fix: str) -> str:
+    """Return the first command of a fix, without the remark behind it; where it has none, what is to be done, in words."""
+    lines = [line for line in fix.splitlines() if line.strip()]
+    # A remark that ends so leads to the command below it; another one is itself what is to be done first.
+    first = next((line for line in lines if not (line.startswith("#") and line.endswith((":", "?")))), fix)
+    return first.lstrip("# ").partition("  # ")[0]

@@ -35,10 +35,11 @@ class HostLook:
         if not self._is_on:
             return
         from rankwise.doctor.at_launch import look_before  # noqa: PLC0415 - beside the import of torch
+        from rankwise.doctor.reading import first_step  # noqa: PLC0415
 
         for one in look_before(self._host()):
             why = f"; {one.why}" if one.why else ""
-            fix = next(iter(one.fix.splitlines()), "")
+            fix = first_step(one.fix)
             console.say(
                 f"rankwise: {one.what}{why}"
                 + (f"\n  -> {fix}" if fix else "")

@@ -71,9 +71,9 @@ class Cards:
     def skip(self) -> Reading:
         """Return the reading of a probe that needs GPUs where there are none to ask; what is broken is told by ``gpus-seen``."""
         if self.sight == "ok":
-            return skipped("no GPU is left", "; ".join(self.lost) or "nvidia-smi lists none")
+            return skipped("no GPUs left", "; ".join(self.lost) or "nvidia-smi lists none")
         words = {
-            "none": ("no NVIDIA driver here", self.why), "amd": ("AMD GPUs (ROCm)", "this probe knows the tools of NVIDIA only"),
+            "none": ("no NVIDIA driver here", self.why), "amd": ("AMD GPUs (ROCm)", "this probe only knows NVIDIA's tools"),
         }  # fmt: skip
         return skipped(*words.get(self.sight, ("nvidia-smi does not tell", self.why)))
 
@@ -170,7 +170,9 @@ def _explain_silence(host: Host, ran: Ran, said: str) -> Cards:
     if host.has("/dev/kfd"):
         return Cards(sight="amd")
     if list_pci_gpus(host):
-        return Cards(sight="broken", why="a GPU of NVIDIA is on PCI, and no driver of NVIDIA is loaded")
+        return Cards(
+            sight="broken", why="there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
+        )
     return Cards(sight="none", why=said[:300] or "there is no nvidia-smi, and no loaded driver")
 
 

@@ -168,7 +168,7 @@ class Answering:
                 self._take(guest, len(guest.waiting))
                 guest.waiting.clear()
             else:
-                raise ConnectionAbortedError("it is no doctor")
+                raise ConnectionAbortedError("it is not a doctor")
 
     def _take(self, guest: _Guest, count: int) -> None:
         """Count what came of a stream. What comes after its end is read, too: else the sender would not hear of the answer."""

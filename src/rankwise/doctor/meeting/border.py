@@ -90,7 +90,7 @@ def read_address(told: Fact) -> str:
             pass
         else:
             return told
-    raise BadMessageError(f"{told!r:.60} is no address")
+    raise BadMessageError(f"{told!r:.60} is not an address")
 
 
 def read_port(told: Fact) -> int:
@@ -101,7 +101,7 @@ def read_port(told: Fact) -> int:
     """
     if isinstance(told, int) and not isinstance(told, bool) and 0 < told < 1 << 16:
         return told
-    raise BadMessageError(f"{told!r:.60} is no port")
+    raise BadMessageError(f"{told!r:.60} is not a port")
 
 
 def read_number(told: Fact, count: int, own: int) -> int:
@@ -117,4 +117,4 @@ def read_number(told: Fact, count: int, own: int) -> int:
     """
     if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < count and told != own:
         return told
-    raise BadMessageError(f"{told!r:.60} is no other host of {count}")
+    raise BadMessageError(f"{told!r:.60} is not another host of {count}")

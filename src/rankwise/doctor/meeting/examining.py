@@ -108,7 +108,7 @@ def _read_result(told: Message, plan: Plan) -> Together:
         return together_json.from_json(told)
     except ValueError as error:
         raise MeetingError(
-            f"what the host at {plan.endpoint} tells is no result: {error}",
+            f"what the host at {plan.endpoint} tells is not a result: {error}",
             hint="use the same version of rankwise on all hosts",
         ) from error
 

@@ -104,7 +104,7 @@ class Holding:
             self._break_off_for(str(error))
         except Exception as error:  # noqa: BLE001 - all hosts wait for us: they must be told
             why = f"the meeting broke: {type(error).__name__}: {error}"
-            self._break_off(why, "this is a mistake of rankwise's own, please report it")
+            self._break_off(why, "this is a bug in rankwise, please report it")
         finally:
             self._table.close()
 
@@ -323,7 +323,7 @@ class Holding:
         try:
             take(seat, told)
         except BadMessageError as error:
-            self._table.lose(seat, f"{NO_SENSE} ({error}): it is no doctor of this version")
+            self._table.lose(seat, f"{NO_SENSE} ({error}): it is not a doctor of this version")
 
     def _tell_loss(self, seat: Seat) -> None:
         self._say(f"{seat.name} was lost: {seat.lost}")

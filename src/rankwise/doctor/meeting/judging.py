@@ -103,7 +103,7 @@ def _judge_losses(found: Together) -> Iterator[Reading]:
             if one.lost.startswith(NO_SENSE):
                 yield Reading(
                     verdict="fail", what=what, hosts=(one.name,),
-                    why="the doctors don't speak the same language: what this host found is not in the result, and nothing is known of its links",
+                    why="the doctors don't speak the same language: what this host found is not in the result, and nothing is known about its links",
                     fix=f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version",
                 )  # fmt: skip
                 continue

@@ -129,7 +129,7 @@ class _Line:
             byte = self.read(1, until_s)
             if byte == b"\n":
                 return
-        raise ConnectionAbortedError("it is no doctor")
+        raise ConnectionAbortedError("it is not a doctor")
 
     def ping(self) -> float:
         until_s = self._clock.monotonic() + _PINGS_S
@@ -161,7 +161,7 @@ class _Line:
                 sent += self.sock.send(_CHUNK)
         kind, took_us, taken = ORDER.unpack(self.read(ORDER.size, until_s))
         if kind != TAKEN:
-            raise ConnectionAbortedError("it is no doctor")
+            raise ConnectionAbortedError("it is not a doctor")
         return taken, took_us / 1e6
 
 

@@ -46,7 +46,7 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
         what = (
             f"at {plan.endpoint} somebody listens who says nothing ({waited}): another program, or a doctor that is frozen"
             if isinstance(error, SilentError)
-            else f"at {plan.endpoint} somebody else answers, who is no doctor of rankwise: {error}"
+            else f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
         )
         who = f"ss -ltnp 'sport = :{port}'"
         return MeetingError(
@@ -87,7 +87,7 @@ def _tell_no_address(name: str, waited: str) -> MeetingError:
         )  # fmt: skip
     if not is_host_name(name):
         return MeetingError(
-            f"{name}, where the hosts are to meet, is no host name", class_id="I3", hint="give the name or an address of the first host",
+            f"{name}, where the hosts are to meet, is not a host name", class_id="I3", hint="give the name or an address of the first host",
             fix="export MASTER_ADDR=…  # the name or an address of the first host, on all hosts",
         )  # fmt: skip
     command = f"getent hosts {shlex.quote(name)}"

@@ -44,7 +44,7 @@ def from_json(told: Facts) -> Together:
     told = clean_all(told)
     if not isinstance(told.get("hosts"), list):
         raise ValueError(  # noqa: TRY004 - a text from elsewhere, not an argument of the wrong type
-            f"this is no result of several hosts: {told!r:.200}"
+            f"this is not a result of several hosts: {told!r:.200}"
         )
     reduced = told.get("all_reduce")
     return Together(

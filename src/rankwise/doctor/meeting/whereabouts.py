@@ -158,7 +158,7 @@ def read_place(wish: Wish) -> tuple[str, int | None]:
         return wish.endpoint.strip("[]"), DEFAULT_PORT
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"--rdzv-endpoint {wish.endpoint}: {port!r} is no port",
+            f"--rdzv-endpoint {wish.endpoint}: {port!r} is not a port",
             hint="HOST:PORT, with a port from 1 to 65535",
         )
     return host.strip("[]"), int(port)

@@ -44,7 +44,7 @@ _SLOW_BYTES_PER_S = 10e6
 def look(host: Host) -> Iterator[Reading]:
     """Try the folder, and tell what it is on."""
     if host.job.checkpoints is None:
-        yield skipped("no folder for checkpoints was named", "nothing to look at")
+        yield skipped("no checkpoint folder given (--checkpoints)", "nothing to look at")
         return
     if is_object_store(host.job.checkpoints):
         address = str(host.job.checkpoints).replace(":/", "://", 1)
@@ -68,7 +68,7 @@ def look(host: Host) -> Iterator[Reading]:
     if not host.path(folder).is_dir():
         yield Reading(
             verdict="fail",
-            what=f"{folder} is no folder",
+            what=f"{folder} is not a folder",
             why="the first checkpoint fails: `Not a directory`",
             fix=f"ls -l {folder}",
             facts=facts,
@@ -77,7 +77,7 @@ def look(host: Host) -> Iterator[Reading]:
     trial = try_folder(host.path(folder), host.clock)
     if trial.error:
         yield Reading(
-            verdict="fail", what=f"nothing can be written in {folder}: {trial.error}", why="the first checkpoint fails, long after the start",
+            verdict="fail", what=f"{folder} can't be written to: {trial.error}", why="the first checkpoint fails, long after startup",
             fix=f"ls -ld {folder}; df -h {folder}  # or use another folder", facts=facts,
         )  # fmt: skip
         return
@@ -96,7 +96,7 @@ def _tell_dangling(host: Host, link: str) -> Reading:
     if error:
         return Reading(
             verdict="fail", what=f"{link} is a link to {target}, which can't be looked at: {error}",
-            why=f"the first checkpoint fails, long after the start: `{error}`", fix=f"namei -l {shlex.quote(link)}  # or use another folder",
+            why=f"the first checkpoint fails, long after startup: `{error}`", fix=f"namei -l {shlex.quote(link)}  # or use another folder",
         )  # fmt: skip
     return Reading(
         verdict="fail", what=f"{link} is a link to {target}, and there is nothing",
@@ -116,20 +116,20 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     if shared and local:
         yield Reading(
             verdict="fail",
-            what=f"{folder} is shared by {', '.join(shared[:8])}, and a disk of its own on {', '.join(local[:8])}: {say_groups(_say_kinds(facts))}",
+            what=f"{folder} is shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {say_groups(_say_kinds(facts))}",
             why="the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume", class_id="K8",
             fix="mount -a  # there, or: findmnt " + folder, hosts=tuple(local),
         )  # fmt: skip
     elif local:
         yield Reading(
             verdict="warn", what=f"{folder} is another folder on each host: {say_groups(_say_kinds(facts))}", class_id="K8", hosts=tuple(facts),
-            why="no host has a whole checkpoint of a sharded model, and only some find one to resume from: the others start anew, and the job hangs",
+            why="no host has a whole checkpoint of a sharded model, and only some find one to resume from: the others start from scratch, and the job hangs",
             fix="# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
         )  # fmt: skip
     else:
         yield Reading(
             verdict="warn", what=f"{folder} is not the same folder on all hosts: {say_groups(groups)}", class_id="K8", hosts=find_odd_hosts(groups),
-            why="only some ranks find a checkpoint to resume from: the others start anew, and the job hangs", fix=f"findmnt -T {folder}  # on these hosts",
+            why="only some ranks find a checkpoint to resume from: the others start from scratch, and the job hangs", fix=f"findmnt -T {folder}  # on these hosts",
         )  # fmt: skip
 
 

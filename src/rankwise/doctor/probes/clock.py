@@ -32,20 +32,20 @@ def look(host: Host) -> Iterator[Reading]:
     told = _ask_chrony(host) or _ask_systemd(host) or _ask_ntp(host)
     if told is None:
         yield skipped(
-            "the clock's keeper",
+            "clock synchronization",
             "no chronyc, timedatectl or ntpq answers here; a container has its host's clock",
         )
         return
     who, is_kept, offset_s = told
     off = "" if offset_s is None else f", {abs(offset_s):.6f} s off"
     if is_kept and abs(offset_s or 0.0) < _FAR_S:
-        yield ok(f"{who} keeps the clock{off}")
+        yield ok(f"{who} synchronizes the clock{off}")
     elif not has_several_hosts(host):
-        yield ok(f"by {who}, no time server keeps the clock{off}; one host needs none")
+        yield ok(f"by {who}, no time server synchronizes the clock{off}; one host needs none")
     else:
         yield Reading(
-            verdict="warn", what=f"by {who}, {'the clock is wrong' if is_kept else 'no time server keeps the clock'}{off}", class_id="I23",
-            why="where clocks of hosts are more than 15 s apart, c10d drops living nodes, and they come back for ever",
+            verdict="warn", what=f"by {who}, {'the clock is wrong' if is_kept else 'no time server synchronizes the clock'}{off}", class_id="I23",
+            why="where clocks of hosts are more than 15 s apart, c10d drops live nodes, which rejoin forever",
             fix="sudo chronyc makestep" if who == "chronyc" else "sudo timedatectl set-ntp true",
         )  # fmt: skip
 

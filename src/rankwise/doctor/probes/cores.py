@@ -63,7 +63,7 @@ def look(host: Host) -> Iterator[Reading]:
     cores = read_cores(host)
     if cores is None:
         yield skipped(
-            "this system does not tell which cores a process may use", "there is no /proc/self/status"
+            "this system does not report which cores a process may use", "there is no /proc/self/status"
         )
         return
     found = [*_check_ranks(host, cores), *_check_throttled(host)]
@@ -119,7 +119,7 @@ def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     )
     if ranks > cores.usable:
         yield Reading(
-            verdict="warn", what=f"{say_count(ranks, 'rank')}, and {seen}", why="ranks take turns: good for trying out, and slower than fewer ranks",
+            verdict="warn", what=f"{say_count(ranks, 'rank')}, and {seen}", why="ranks share cores: fine for testing, but slower than fewer ranks",
             class_id="X17", fix=f"rankwise run --nproc-per-node {cores.usable} …",
         )  # fmt: skip
     else:
@@ -127,7 +127,7 @@ def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     if ranks * workers > cores.usable:
         yield Reading(
             verdict="warn", what=f"{say_count(ranks, 'rank')} with {say_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {say_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
-            why="they get in each other's way and in that of the ranks; torch says `Our suggested max number of worker`", class_id="X17",
+            why="they compete with each other and with the ranks; torch says `Our suggested max number of worker`", class_id="X17",
             fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
         )  # fmt: skip
 
@@ -140,7 +140,7 @@ def _check_threads(host: Host, cores: Cores, ranks: int, seen: str) -> Iterator[
     if ranks * threads > cores.usable:
         yield Reading(
             verdict="warn", what=f"{say_count(ranks, 'rank')} with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
-            why="the threads get in each other's way: many times slower than with fewer", fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
+            why="the threads compete for cores: many times slower than with fewer", fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
         )  # fmt: skip
     elif threads == 1 and share >= _IDLE and host.job.backend == "gloo":
         yield Reading(
@@ -150,7 +150,7 @@ def _check_threads(host: Host, cores: Cores, ranks: int, seen: str) -> Iterator[
     elif not text and launcher and ranks > 1:
         yield Reading(
             verdict="warn", what=f"{launcher} starts {ranks} ranks here without OMP_NUM_THREADS: each starts a thread for each of {say_count(cores.cpus, 'processor')}",
-            why="the threads get in each other's way: many times slower than with fewer; torchrun and rankwise run set it, srun and mpirun do not",
+            why="the threads compete for cores: many times slower than with fewer; torchrun and rankwise run set it, srun and mpirun do not",
             fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
         )  # fmt: skip
 
@@ -179,7 +179,7 @@ def _check_throttled(host: Host) -> Iterator[Reading]:
         periods, stopped = told.get("nr_periods", 0), told.get("nr_throttled", 0)
         if periods >= _ENOUGH_PERIODS and stopped > _OFTEN * periods:
             yield Reading(
-                verdict="warn", what=f"the quota of the control group was used up in {stopped} of {periods} periods ({stopped / periods:.0%})",
+                verdict="warn", what=f"the cgroup's CPU quota was exhausted in {stopped} of {periods} periods ({stopped / periods:.0%})",
                 why="all threads were stopped until the next period: ranks stall for up to 0.1 s at a time, and all wait for them", class_id="X17",
                 fix="# fewer threads and workers, or a larger quota: docker run --cpus=…, resources.limits.cpu of Kubernetes",
             )  # fmt: skip

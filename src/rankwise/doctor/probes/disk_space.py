@@ -67,7 +67,7 @@ def look(host: Host) -> Iterator[Reading]:
             told.append(f"{place.folder}: {_say(usage[1])}")
     yield from found
     if not told and not found:
-        yield skipped("free space is unknown", "this system reports it in another way")
+        yield skipped("free space is unknown", "this system reports it differently")
     elif not found:
         yield ok(f"free: {', '.join(told)}")
 
@@ -102,12 +102,12 @@ def _judge(
     where = f"{place.title} {place.folder}"
     disk = f" (on {mount.point}, {mount.kind})" if mount else ""
     inodes = host.count_inodes(folder)
-    fix = f"du -xsh {mount.point if mount else folder}/* | sort -h | tail  # what takes the room"
+    fix = f"du -xsh {mount.point if mount else folder}/* | sort -h | tail  # what takes the space"
     if place.title.startswith("the temporary"):
-        fix += "\nexport TMPDIR=…  # a folder with room"
+        fix += "\nexport TMPDIR=…  # a folder with space"
     if mount is not None and not mount.holds_files and place.must_write:
         return Reading(
-            verdict="fail", what=f"{where} is in {mount.point} ({mount.kind}), where the kernel shows its own facts and nobody can put files",
+            verdict="fail", what=f"{where} is in {mount.point} ({mount.kind}), a kernel file system that holds no files",
             why="a rank ends with `No such file or directory` or `Permission denied`" + (" at the first checkpoint" if "checkpoints" in place.title else ""),
             fix="export TMPDIR=…  # a folder on a disk" if place.title.startswith("the temporary") else "# use a folder on a disk",
         )  # fmt: skip
@@ -118,7 +118,7 @@ def _judge(
         )  # fmt: skip
     if inodes is not None and inodes[1] < _FEW_INODES:
         return Reading(
-            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has room for {say_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {_say(free)} free",
+            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {say_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {_say(free)} free",
             why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {mount.point if mount else folder}/* | sort -n | tail",
         )  # fmt: skip
     if free < min(place.tight_bytes, size):
@@ -133,4 +133,4 @@ def _say(size: float) -> str:
     return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"
 
 
-PROBE = Probe(id="disk-space", title="room on the disks", topic="storage", speed="instant", look=look)
+PROBE = Probe(id="disk-space", title="disk space", topic="storage", speed="instant", look=look)

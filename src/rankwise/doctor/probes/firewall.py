@@ -45,7 +45,9 @@ def look(host: Host) -> Iterator[Reading]:
         yield _tell_unsure(host, unsure, name)
     else:
         yield ok(
-            f"no rule keeps the other hosts' ranks out{name}" if firewall.program else "no firewall runs here"
+            f"no rule keeps the other hosts' ranks out{name}"
+            if firewall.program
+            else "no firewall is running here"
         )
 
 

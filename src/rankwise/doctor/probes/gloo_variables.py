@@ -56,7 +56,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         )
         yield Reading(
             verdict="warn", what=f"GLOO_DEVICE_TRANSPORT differs: {say_groups(groups)}", hosts=odd, fix=f"# on {', '.join(odd)}:\n{fix}",
-            why="hosts whose Gloo speaks in different ways do not connect: `connectFullMesh failed`, or a hang",
+            why="hosts with different Gloo transports do not connect: `connectFullMesh failed`, or a hang",
         )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def _judge_names(host: Host) -> Iterator[Reading]:
     interfaces = host.interfaces() if value else ()
     if len(value) == 1:
         yield Reading(
-            verdict="warn", what=f"GLOO_SOCKET_IFNAME={value} is one letter", why="torch ignores it, and takes the address of the host's name",
+            verdict="warn", what=f"GLOO_SOCKET_IFNAME={value} is one letter", why="torch ignores it, and uses the address of the host's name",
             fix=_set(host, "GLOO_SOCKET_IFNAME"),
         )  # fmt: skip
     for name in split_names(value):
@@ -78,12 +78,12 @@ def _judge_names(host: Host) -> Iterator[Reading]:
             )  # fmt: skip
         elif one is not None and has_several_hosts(host) and one.kind in {"loopback", "container"}:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {say_interface(one)} is of this host alone", class_id="I5",
+                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {say_interface(one)} is of this host only", class_id="I5",
                 why="the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", fix=_set(host, "GLOO_SOCKET_IFNAME"),
             )  # fmt: skip
         elif one is not None and not one.is_up:
             yield Reading(
-                verdict="warn", what=f"GLOO_SOCKET_IFNAME={value}: {name} is down", why="nobody reaches this host there: a hang",
+                verdict="warn", what=f"GLOO_SOCKET_IFNAME={value}: {name} is down", why="no host can reach this one there: a hang",
                 fix=f"sudo ip link set dev {name} up",
             )  # fmt: skip
 
@@ -96,9 +96,9 @@ def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
     if not name:
         return "there is an empty name between two commas"
     if name[0] in "^=":
-        return f"{name!r} is NCCL's way of writing, which Gloo does not know"
+        return f"{name!r} is NCCL's syntax, which Gloo does not know"
     if name != name.strip(" \t'\""):
-        return f"there are blanks or quotes in the name {name!r}"
+        return f"there are spaces or quotes in the name {name!r}"
     return f"this host has no interface {name}"
 
 
@@ -108,7 +108,7 @@ def _judge_transport(host: Host) -> Iterator[Reading]:
         return
     if value not in _TRANSPORTS:
         yield Reading(
-            verdict=_bad(host), what=f"GLOO_DEVICE_TRANSPORT={value} is none of {', '.join(_TRANSPORTS[:3])}",
+            verdict=_bad(host), what=f"GLOO_DEVICE_TRANSPORT={value} is not one of {', '.join(_TRANSPORTS[:3])}",
             why="every rank that uses Gloo fails: `makeDeviceForHostname(): unsupported gloo device`", fix="unset GLOO_DEVICE_TRANSPORT",
         )  # fmt: skip
     elif value == "TCP_TLS":

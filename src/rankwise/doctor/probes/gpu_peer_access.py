@@ -45,13 +45,13 @@ def look(host: Host) -> Iterator[Reading]:
     """Tell which GPUs reach each other, and what stands in their way."""
     cards = list_cards(host)
     if len(cards.gpus) < 2:
-        yield cards.skip() if not cards.gpus else ok("one GPU: there is no other to reach")
+        yield cards.skip() if not cards.gpus else ok("one GPU: no peer to reach")
         return
     access = list_gpu_pairs(read_matrix(ask_smi(host, "topo", "-p2p", "r").out))
     ways = list_gpu_pairs(read_matrix(ask_smi(host, "topo", "-m").out))
     if not access:
         yield skipped(
-            "nvidia-smi does not tell which GPUs reach each other", "`nvidia-smi topo -p2p r` has no matrix"
+            "nvidia-smi does not report which GPUs reach each other", "`nvidia-smi topo -p2p r` has no matrix"
         )
         return
     direct = {pair: ways.get(pair, "") for pair, cell in access.items() if cell == "OK"}
@@ -69,9 +69,9 @@ def _say(access: _Pairs, direct: _Pairs) -> str:
             else "both GPUs reach each other directly"
         )
     words = {
-        "CNS": "the chipset does not let them",
+        "CNS": "the chipset does not allow it",
         "GNS": "these GPUs can't",
-        "TNS": "not on these ways",
+        "TNS": "not on these paths",
         "NS": "not supported",
         "DR": "switched off",
     }

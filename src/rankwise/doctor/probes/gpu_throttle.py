@@ -39,7 +39,7 @@ def look(host: Host) -> Iterator[Reading]:
     told = _query_reasons(host)
     if not told:
         yield skipped(
-            "this driver does not tell what slows a GPU down",
+            "this driver does not report what slows a GPU down",
             "`nvidia-smi --query-gpu` knows none of the fields",
         )
         return

@@ -42,7 +42,7 @@ def look(host: Host) -> Iterator[Reading]:
         return
     yield from _check_fabric(host)
     if len(cards.gpus) == 1:
-        yield ok("one GPU: there is no way to another")
+        yield ok("one GPU: no links to others")
         return
     yield from _check_links(host, cards)
     matrix = read_matrix(ask_smi(host, "topo", "-m").out)
@@ -75,7 +75,7 @@ def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
             which = f"; inactive: {dead}" if dead else ""
             yield Reading(
                 verdict="warn", what=f"GPU {index} has {say_count(sum(active), 'active NVLink')}, others of its model here have {max(alike)}{which}",
-                why="all GPUs wait for the slowest way: collectives are slower by as much",
+                why="all GPUs wait for the slowest link: collectives are slower by as much",
                 fix="nvidia-smi nvlink -e  # counts its errors\nsudo nvidia-smi --gpu-reset  # when idle",
             )  # fmt: skip
 
@@ -95,5 +95,5 @@ def _say(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str
 
 
 PROBE = Probe(
-    id="gpu-topology", title="ways between the GPUs", topic="gpu", speed="slow", look=look, classes=("R12",)
+    id="gpu-topology", title="links between the GPUs", topic="gpu", speed="slow", look=look, classes=("R12",)
 )

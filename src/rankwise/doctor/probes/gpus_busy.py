@@ -64,7 +64,7 @@ def look(host: Host) -> Iterator[Reading]:
             is_quiet = False
             yield _tell(gpu, others, orphans, gpu.used_mib - ours)
     if is_quiet:
-        yield ok(f"nobody else holds memory on {say_count(len(cards.gpus), 'GPU')}")
+        yield ok(f"no other process holds memory on {say_count(len(cards.gpus), 'GPU')}")
 
 
 def _tell(gpu: Gpu, others: list[_Holder], orphans: list[_Holder], used_mib: int) -> Reading:

@@ -42,8 +42,8 @@ def look(host: Host) -> Iterator[Reading]:
     yield _judge_address(host, ips)
     if took_s > _SLOW_S:
         yield Reading(
-            verdict="warn", what=f"looking up {host.name} took {took_s:.1f} s", why="each rank asks for it when it starts, and waits as long",
-            fix=f"getent hosts {shlex.quote(host.name)}  # slow too? then write the name into /etc/hosts, or mend the name server in /etc/resolv.conf",
+            verdict="warn", what=f"looking up {host.name} took {took_s:.1f} s", why="each rank looks it up at startup, and waits as long",
+            fix=f"getent hosts {shlex.quote(host.name)}  # slow too? then write the name into /etc/hosts, or fix the name server in /etc/resolv.conf",
         )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _say(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface]) -> s
     if not ips:
         return f"the host's own name {host.name} has no address"
     if not any(can_bind(ip, interfaces) for ip in ips):
-        return f"{host.name} is {', '.join(ips)}, which no interface here has"
+        return f"{host.name} is {', '.join(ips)}, which is on no interface here"
     return f"{host.name} is {', '.join(ips)}"
 
 

@@ -1,6 +1,6 @@
 """InfiniBand and RoCE: ports, their speed, and whether ranks may use them.
 
-**Why it matters.** Where no port is active, or a container lacks `/dev/infiniband`, NCCL goes by TCP, many times slower, and says so only
+**Why it matters.** Where no port is active, or a container lacks `/dev/infiniband`, NCCL falls back to TCP, many times slower, and says so only
 with `NCCL_DEBUG=INFO`. Where a process may lock little memory, NCCL fails: `ibv_reg_mr failed`, `Cannot allocate memory`.
 
 **How it is looked at.** The kernel's files in `/sys/class/infiniband`, the device files, and the limit of locked memory. Of several hosts,
@@ -56,7 +56,7 @@ def look(host: Host) -> Iterator[Reading]:
     devices = list_rdma_devices(host)
     if not devices:
         yield replace(
-            skipped("InfiniBand", "this host has no device of InfiniBand or RoCE"), facts={"active": 0}
+            skipped("InfiniBand", "this host has no InfiniBand or RoCE device"), facts={"active": 0}
         )
         return
     ports = [
@@ -68,7 +68,7 @@ def look(host: Host) -> Iterator[Reading]:
     told = ", ".join(map(str, ports)) or f"{', '.join(devices)} without a port"
     if not active and uses_nccl(host):
         yield Reading(
-            verdict="warn", what=f"no port of InfiniBand is active: {told}", why="NCCL goes by TCP, many times slower", fix="ibstat",
+            verdict="warn", what=f"no InfiniBand port is active: {told}", why="NCCL falls back to TCP, many times slower", fix="ibstat",
             facts={"active": 0},
         )  # fmt: skip
     else:
@@ -88,7 +88,7 @@ def _read_port(host: Host, device: str, number: str) -> _Port:
 def _judge_access(host: Host) -> Iterator[Reading]:
     if not any(name.startswith("uverbs") for name in host.names("/dev/infiniband")):
         yield Reading(
-            verdict="warn", what="there are ports of InfiniBand, and no /dev/infiniband/uverbs0", why="NCCL goes by TCP, many times slower",
+            verdict="warn", what="there are InfiniBand ports, but no /dev/infiniband/uverbs0", why="NCCL falls back to TCP, many times slower",
             fix="docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …  # outside of a container: sudo modprobe ib_uverbs",
         )  # fmt: skip
     limit = next(

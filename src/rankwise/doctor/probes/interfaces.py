@@ -213,6 +213,6 @@ def _fits(variable: str, value: str, told: Facts) -> bool:
 
 
 PROBE = Probe(
-    id="interfaces", title="network interfaces, and which ones are taken", topic="network", speed="quick", look=look, classes=("I7",),
+    id="interfaces", title="network interfaces, and which ones are used", topic="network", speed="quick", look=look, classes=("I7",),
     compare=_compare,
 )  # fmt: skip

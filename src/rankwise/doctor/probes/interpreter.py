@@ -42,7 +42,7 @@ def look(host: Host) -> Iterator[Reading]:
         if python and not _is_same_environment(host, python, told.python):
             yield Reading(
                 verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {told.python}", class_id="L17",
-                why=f"a job that is started with {name} here has the packages of another environment",
+                why=f"a job started with {name} here uses the packages of another environment",
                 fix=_write_fix(host, name, told.python),
             )  # fmt: skip
 
@@ -77,7 +77,7 @@ def _tell_torch(told: TorchFacts) -> Reading:
         return ok(what, python=minor, torch=told.version, interpreter=told.python, folder=told.folder)
     if "did not end" in told.why or told.why == "not asked":
         return skipped(
-            f"torch could not be asked: {told.why}",
+            f"torch could not be queried: {told.why}",
             "an import of torch takes seconds; a disk or a driver does not answer in time",
         )
     install = (

@@ -50,7 +50,7 @@ def _describe(host: Host) -> str:
     if host.read("/proc/sys/net/ipv6/conf/all/disable_ipv6") == "1":
         return "IPv4; IPv6 is switched off (net.ipv6.conf.all.disable_ipv6)"
     if any(not address.is_ipv4 for one in host.interfaces() for address in one.addresses):
-        return "IPv4; IPv6 for loopback and single cables only"
+        return "IPv4; IPv6 for loopback and link-local only"
     return "IPv4 only"
 
 

@@ -53,7 +53,7 @@ def look(host: Host) -> Iterator[Reading]:
         where = "" if node is None else f": node {node}" + (f" of {nodes}" if nodes else "")
         yield ok(f"{it.place.what}{where}, where a launcher is to be started")
     else:
-        yield ok("no variable says that a process here is one of several")
+        yield ok("no variable says that this process is one of several")
 
 
 PROBE = Probe(

@@ -59,7 +59,7 @@ def look(host: Host) -> Iterator[Reading]:
         names = sorted(files, key=lambda name: -files[name])[:_MOST_NAMES]
         yield Reading(
             verdict="warn", what=f"{say_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB", class_id="R5",
-            why="they take memory, and room that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
+            why="they take memory, and space that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
             fix="rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host),
         )  # fmt: skip
     elif not left:

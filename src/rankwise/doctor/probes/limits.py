@@ -41,7 +41,7 @@ def look(host: Host) -> Iterator[Reading]:
     """Tell the limits that break jobs."""
     limits = read_limits(host.read("/proc/self/limits"))
     if not limits:
-        yield skipped("this system does not tell its limits", "there is no /proc/self/limits")
+        yield skipped("this system does not report its limits", "there is no /proc/self/limits")
         return
     found = [
         *_check_files(host, limits),
@@ -113,7 +113,7 @@ def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if not math.isinf(time):
         yield Reading(
             verdict="warn", what=f"a process may use {time / 60:.0f} min of processor time, as on a login node",
-            why="the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, and no word of Python", class_id="R3",
+            why="the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, with no message from Python", class_id="R3",
             fix=_raise_time(host, limits),
         )  # fmt: skip
     if not math.isinf(size):

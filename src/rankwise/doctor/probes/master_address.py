@@ -39,7 +39,7 @@ def look(host: Host) -> Iterator[Reading]:
         return
     name, _ = find_master(host)
     if not name:
-        yield ok("no address of a master is given")
+        yield ok("no master address given")
         return
     if is_loopback(name) or is_unspecified(name):
         yield _judge_localhost(host, name)
@@ -68,7 +68,7 @@ def _find_slip(host: Host) -> Reading | None:
         return None
     return Reading(
         verdict="fail", what=f"the master's address {slip.what}", class_id="I3",
-        why="ranks can't find the store: `The client socket has timed out`, and no word of the name", fix=write_remedy(slip, find_master(host)[1]),
+        why="ranks can't find the store: `The client socket has timed out`, with no mention of the name", fix=write_remedy(slip, find_master(host)[1]),
     )  # fmt: skip
 
 
@@ -96,14 +96,14 @@ def _tell_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
 def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Reading | None:
     if not ips and not is_host_name(name):
         return Reading(
-            verdict="fail", what=f"the master's address {name} is no host name", class_id="I3",
-            why="ranks can't find the store: `The client socket has timed out`, and no word of the name",
+            verdict="fail", what=f"the master's address {name} is not a host name", class_id="I3",
+            why="ranks can't find the store: `The client socket has timed out`, with no mention of the name",
             fix="export MASTER_ADDR=…  # the name or an address of the first host",
         )  # fmt: skip
     if not ips:
         return Reading(
             verdict="fail", what=f"the master's name {name} has no address here", class_id="I3",
-            why="ranks here can't find the store: `The client socket has timed out`, and no word of the name",
+            why="ranks here can't find the store: `The client socket has timed out`, with no mention of the name",
             fix=f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts",
         )  # fmt: skip
     leads_here = any(ip in own or is_loopback_address(ip) for ip in ips)
@@ -120,7 +120,7 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
     if host.job.is_master and not leads_here and has_several_hosts(host):
         best = suggest_interface(host, host.interfaces())
         return Reading(
-            verdict="warn", what=f"the ranks are to meet on this host, and {_tell_ips(name, ips)}, which no interface here has",
+            verdict="warn", what=f"the ranks are to meet on this host, and {_tell_ips(name, ips)}, which is on no interface here",
             why="behind a translated address this may work; else the ranks look for the store on another host: `The client socket has timed out`",
             fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", class_id="I2",
         )  # fmt: skip

@@ -40,7 +40,7 @@ def look(host: Host) -> Iterator[Reading]:
         for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     }
     if "MemAvailable" not in told:
-        yield skipped("this system does not tell its memory", "there is no /proc/meminfo")
+        yield skipped("this system does not report its memory", "there is no /proc/meminfo")
         return
     limit, room = find_memory_room(host)
     size, left = min(float(told["MemTotal"]), limit), min(float(told["MemAvailable"]), max(0.0, room))
@@ -85,7 +85,7 @@ def _check_kills(host: Host) -> Iterator[Reading]:
     if kills:
         yield Reading(
             verdict="warn", what=f"the kernel has killed {say_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
-            why="a rank or a data-loading worker that is killed so ends with SIGKILL (exit code -9), without a word",
+            why="a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently",
             fix=say_more_memory(host),
         )  # fmt: skip
 
@@ -105,7 +105,7 @@ def _check_promises(host: Host, told: dict[str, int]) -> Iterator[Reading]:
     left = told.get("CommitLimit", 0) - told.get("Committed_AS", 0)
     if left < 8 * _GIB * (host.job.num_ranks or 1):
         yield Reading(
-            verdict="warn", what=f"the kernel promises no memory that might not be there (vm.overcommit_memory=2), and {_say(left)} are left to promise",
+            verdict="warn", what=f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {_say(left)} can still be committed",
             why="CUDA and workers reserve much more than they use: `Cannot allocate memory` with memory free", fix="sudo sysctl vm.overcommit_memory=0",
         )  # fmt: skip
 

@@ -98,7 +98,7 @@ def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:
             near = _find_near(name)
             if near:
                 yield Reading(
-                    verdict="warn", what=f"{told}: NCCL knows no such variable; did you mean {near}?", why="NCCL ignores it without a word",
+                    verdict="warn", what=f"{told}: NCCL knows no such variable; did you mean {near}?", why="NCCL ignores it silently",
                     fix=f"unset {name}; export {near}={one.value.strip()}",
                 )  # fmt: skip
 
@@ -166,13 +166,13 @@ def _find_fault(host: Host, name: str, value: str, form: Form) -> tuple[str, str
     known = form.words if form.is_exact else tuple(word.lower() for word in form.words)
     lost = next((word for word in words if (word if form.is_exact else word.lower()) not in known), None)
     allowed = ", ".join(form.words)
-    return ("", "") if lost is None else (f"{lost or 'nothing'} is none of {allowed}", "NCCL ignores it")
+    return ("", "") if lost is None else (f"{lost or 'nothing'} is not one of {allowed}", "NCCL ignores it")
 
 
 def _tell_no_number(value: str) -> tuple[str, str]:
     digits = re.match(r"\s*[+-]?\d+", value)
     read = digits[0].strip() if digits else "0"
-    return f"this is no whole number, and NCCL reads it as {read}", "what was meant does not happen"
+    return f"this is not a whole number, and NCCL reads it as {read}", "what was meant does not happen"
 
 
 def _find_wrong_number(name: str, value: str, form: Form) -> tuple[str, str]:
@@ -195,7 +195,7 @@ def _find_unknown_word(name: str, value: str) -> str:
         words = part.rpartition(":")[2].lstrip("^").split(",")
         lost = [word for word in words if word.strip().lower() not in known]
         if lost:
-            return f"{lost[0] or 'nothing'} is none of {', '.join(known)}"
+            return f"{lost[0] or 'nothing'} is not one of {', '.join(known)}"
     return ""
 
 
@@ -268,8 +268,8 @@ def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
     off = {
         "NCCL_P2P_DISABLE": ("1", "GPUs of this host copy through its memory, not directly"),
         "NCCL_P2P_LEVEL": ("LOC", "GPUs of this host copy through its memory, not directly"),
-        "NCCL_SHM_DISABLE": ("1", "ranks of this host talk through the network"),
-        "NCCL_IB_DISABLE": ("1", "hosts talk by TCP, though there is InfiniBand or RoCE"),
+        "NCCL_SHM_DISABLE": ("1", "ranks of this host communicate through the network"),
+        "NCCL_IB_DISABLE": ("1", "hosts use TCP, though there is InfiniBand or RoCE"),
         "NCCL_NET_GDR_LEVEL": ("LOC", "the network card copies through the host's memory"),
     }
     for name, (value, why) in off.items():
@@ -277,7 +277,7 @@ def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
         matters = has_ib if name in {"NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL"} else not is_alone
         if one is not None and one.value.upper() == value and uses_nccl(host) and matters:
             yield Reading(
-                verdict="warn", what=f"{name}={one.value}{one.place}", why=f"{why}: slow; if it was set to find a fault, take it out again",
+                verdict="warn", what=f"{name}={one.value}{one.place}", why=f"{why}: slow; if it was set for debugging, remove it",
                 fix=f"sed -i '/^{name}=/d' {one.source}" if one.source else f"unset {name}",
             )  # fmt: skip
 

@@ -54,7 +54,7 @@ def _judge_port(host: Host, low: int, high: int) -> Reading:
     if host.job.is_master is False:
         return skipped("the master's port", "the ranks meet on another host")
     if port is None:
-        return ok(f"no port is given, so the launcher takes a free one from {low} to {high}")
+        return ok(f"no port given, so the launcher takes a free one from {low} to {high}")
     if "TORCHELASTIC_RUN_ID" in host.env:
         return ok(f"MASTER_PORT {port} was chosen by the launcher of this process")
     return _judge_given(host, port) or _judge_place(host, port, low, high)
@@ -85,8 +85,8 @@ def _judge_given(host: Host, port: int) -> Reading | None:
 def _judge_place(host: Host, port: int, low: int, high: int) -> Reading:
     if low <= port <= high and has_several_hosts(host):
         return Reading(
-            verdict="warn", what=f"port {port}, where the ranks are to meet, is one of those that the system gives out ({low} to {high})",
-            why="any program may get it by chance, and then the job fails to start: `EADDRINUSE`", class_id="I9",
+            verdict="warn", what=f"port {port}, where the ranks are to meet, is in the ephemeral range ({low} to {high})",
+            why="any program may be assigned it, and then the job fails to start: `EADDRINUSE`", class_id="I9",
             fix=f"export MASTER_PORT={_find_free(host, _TORCH_PORT)}  # on all hosts",
         )  # fmt: skip
     return ok(f"port {port}, where the ranks are to meet, is free")
@@ -110,7 +110,7 @@ def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
     waiting = int(told[told.index("tw") + 1]) if "tw" in told else 0
     if size < _FEW_PORTS:
         yield Reading(
-            verdict="warn", what=f"the system gives out {size} ports, {low} to {high}", fix=f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"',
+            verdict="warn", what=f"the system has {size} ephemeral ports, {low} to {high}", fix=f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"',
             why="each pair of ranks takes several: `Cannot assign requested address` with many ranks",
         )  # fmt: skip
     elif waiting > _MUCH_WAITING * size:
@@ -127,11 +127,11 @@ def _judge_queue(host: Host) -> Iterator[Reading]:
     if told.isdecimal() and int(told) < num_ranks and host.job.is_master is not False:
         yield Reading(
             verdict="warn", what=f"{num_ranks} ranks, and {told} connections may wait to be accepted (net.core.somaxconn)",
-            why="ranks that come at once are turned away, and come late: `The client socket has timed out`",
+            why="ranks that connect at once are rejected, and retry late: `The client socket has timed out`",
             fix="sudo sysctl -w net.core.somaxconn=4096",
         )  # fmt: skip
 
 
 PROBE = Probe(
-    id="ports", title="the meeting port, and ports in general", topic="network", speed="instant", look=look, classes=("I9",)
+    id="ports", title="the master port, and ports in general", topic="network", speed="instant", look=look, classes=("I9",)
 )  # fmt: skip

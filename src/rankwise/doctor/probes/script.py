@@ -1,7 +1,7 @@
 """Whether all hosts have the same program.
 
 **Why it matters.** Where the code is copied to each host, one of them easily keeps an older copy: the ranks there do other collectives or build
-another model. They hang, or end with `params[0] in this process with sizes ... appears not to match`, or train on without a word.
+another model. They hang, or end with `params[0] in this process with sizes ... appears not to match`, or keep training silently.
 
 **How it is looked at.** The script is read, and the modules that it imports from its own folder, and theirs; of a folder, all of its
 Python files. Nothing is run. Between hosts the contents are compared; only checksums leave a host.
@@ -35,7 +35,7 @@ _NOT_OURS = {"site-packages", "node_modules", "__pycache__", "venv", "env", "bui
 def look(host: Host) -> Iterator[Reading]:
     """Tell what the program consists of, with a checksum of each file."""
     if host.job.script is None:
-        yield skipped("no script was named", "nothing to compare between hosts")
+        yield skipped("no script given (--script)", "nothing to compare between hosts")
         return
     script = host.path(str(host.job.script.absolute()))
     if not script.exists():
@@ -73,7 +73,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     more = f", and {len(differing) - 1} more file{'s' * (len(differing) > 2)}" if len(differing) > 1 else ""
     yield Reading(
         verdict="fail", what=f"{name} differs: {say_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
-        why="ranks with other code do other collectives or build another model: they hang, or train on without a word",
+        why="ranks with other code do other collectives or build another model: they hang, or keep training silently",
         fix="rsync -a ./ HOST:\"$PWD\"/  # to each of these hosts, from one whose code is right",
     )  # fmt: skip
 

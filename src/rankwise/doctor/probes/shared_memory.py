@@ -43,7 +43,7 @@ _MOST_FILES, _MOST_NAMES = 5000, 3
 #: What a launcher of rankwise keeps there, and removes itself.
 _OWN = "rankwise-"
 #: Apptainer and Singularity mostly bind it from the host.
-_OUTSIDE = "/dev/shm mostly is the host's, outside of the container; there"
+_OUTSIDE = "/dev/shm mostly is the host's, outside the container; there"
 _WHO_HAS_IT = r"find /proc/[0-9]*/fd /proc/[0-9]*/map_files -lname '/dev/shm/*' -printf '%h %l\n' 2>/dev/null | sort -u  # who has what open there"
 
 
@@ -51,7 +51,7 @@ def look(host: Host) -> Iterator[Reading]:
     """Tell the size of /dev/shm and what is free in it."""
     usage = host.usage(_SHM)
     if usage is None:
-        yield skipped("there is no /dev/shm", "this system passes shared memory in another way")
+        yield skipped("there is no /dev/shm", "this system does shared memory differently")
         return
     if host.has(_SHM) and not host.may_write(_SHM):
         yield _tell_closed(host)
@@ -66,7 +66,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield _tell_full(host, told, size, free, more)
     elif more:
         yield Reading(
-            verdict="warn", what=told, class_id="X16", why="workers that hand over large batches fill it, and die with SIGBUS (exit code -7)",
+            verdict="warn", what=told, class_id="X16", why="workers that pass large batches fill it, and die with SIGBUS (exit code -7)",
             fix=more, facts={"size": size, "free": free},
         )  # fmt: skip
     else:
@@ -99,7 +99,7 @@ def _tell_full(host: Host, told: str, size: int, free: int, more: str) -> Readin
         fix = (
             [more, *clear]
             if size < _TINY_BYTES
-            else [*clear, f"# or more room: {more.removeprefix('# ')}" if more else ""]
+            else [*clear, f"# or more space: {more.removeprefix('# ')}" if more else ""]
         )
     return Reading(
         verdict="fail" if is_used_up else "warn", what=what, class_id="X16", fix="\n".join(line for line in fix if line),
@@ -198,7 +198,7 @@ def _find_container(host: Host) -> Container:
 
 PROBE = Probe(
     id="shared-memory",
-    title="room in /dev/shm",
+    title="space in /dev/shm",
     topic="resources",
     speed="instant",
     look=look,

@@ -39,7 +39,7 @@ def look(host: Host) -> Iterator[Reading]:
     """Tell what the build is made for, and what of it does not fit."""
     told = host.torch
     if not told.has_torch:
-        yield skipped("torch could not be asked", f"{told.why} ({told.python})")
+        yield skipped("torch could not be queried", f"{told.why} ({told.python})")
         return
     cards = list_cards(host)
     found = [*_check_devices(host, told, cards), *_check_packages(told)]

@@ -61,7 +61,7 @@ def _judge_spelling(host: Host) -> Iterator[Reading]:
         if near and near[0].count("_") == name.count("_"):
             yield Reading(
                 verdict="warn", what=f"{name}={host.env[name]}: torch knows no such variable; did you mean {near[0]}?",
-                why="torch ignores it without a word", fix=f"unset {name}; export {near[0]}={host.env[name]}",
+                why="torch ignores it silently", fix=f"unset {name}; export {near[0]}={host.env[name]}",
             )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _judge_debugging(host: Host) -> Iterator[Reading]:
     debug, log = host.env.get("TORCH_DISTRIBUTED_DEBUG", ""), host.env.get("TORCH_CPP_LOG_LEVEL", "")
     if debug and debug.upper() not in _DEBUG:
         yield Reading(
-            verdict="fail", what=f"TORCH_DISTRIBUTED_DEBUG={debug} is none of {', '.join(_DEBUG)}", fix="unset TORCH_DISTRIBUTED_DEBUG",
+            verdict="fail", what=f"TORCH_DISTRIBUTED_DEBUG={debug} is not one of {', '.join(_DEBUG)}", fix="unset TORCH_DISTRIBUTED_DEBUG",
             why="importing torch.distributed fails: `The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.`",
         )  # fmt: skip
     if debug.upper() == "DETAIL":
@@ -79,13 +79,13 @@ def _judge_debugging(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
     if log and log.upper() not in _LOG:
         yield Reading(
-            verdict="warn", what=f"TORCH_CPP_LOG_LEVEL={log} is none of {', '.join(_LOG[:4])}", why="torch says so, and goes on without it",
+            verdict="warn", what=f"TORCH_CPP_LOG_LEVEL={log} is not one of {', '.join(_LOG[:4])}", why="torch says so, and goes on without it",
             fix="export TORCH_CPP_LOG_LEVEL=INFO",
         )  # fmt: skip
     if _is_on(host, "CUDA_LAUNCH_BLOCKING"):
         yield Reading(
             verdict="warn", what=f"CUDA_LAUNCH_BLOCKING={host.env['CUDA_LAUNCH_BLOCKING']}", fix="unset CUDA_LAUNCH_BLOCKING",
-            why="every kernel is waited for: training is slow, and collectives never overlap with the backward",
+            why="every kernel launch is synchronous: training is slow, and collectives never overlap with the backward",
         )  # fmt: skip
 
 
@@ -95,12 +95,12 @@ def _judge_waiting(host: Host) -> Iterator[Reading]:
         return
     if _is_on(host, wait):
         yield Reading(
-            verdict="warn", what=f"{wait}={host.env[wait]}", why="every collective is waited for: slow", fix=f"unset {wait}"
+            verdict="warn", what=f"{wait}={host.env[wait]}", why="every collective blocks: slow", fix=f"unset {wait}"
         )  # fmt: skip
     if host.env.get(handling, "").strip() == "0":
         yield Reading(
             verdict="warn", what=f"{handling}=0", fix=f"unset {handling}",
-            why="no time-out ends a collective: where a rank is gone, the others wait for ever",
+            why="no timeout ends a collective: when a rank is gone, the others wait forever",
         )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _judge_threads(host: Host) -> Iterator[Reading]:
         value = host.env.get(name, "").strip()
         if value and not all(part.strip().isdecimal() and int(part) > 0 for part in value.split(",")):
             yield Reading(
-                verdict="warn", what=f"{name}={value} is no number above 0", class_id="X17",
+                verdict="warn", what=f"{name}={value} is not a number above 0", class_id="X17",
                 why="it is ignored, and each rank starts as many threads as the host has cores", fix=f"unset {name}",
             )  # fmt: skip
 

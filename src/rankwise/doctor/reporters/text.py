@@ -19,7 +19,7 @@ from rankwise.doctor.reporters.grouping import (
 from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from rankwise.doctor.meeting.together import Measure, Together
     from rankwise.doctor.reading import Verdict
@@ -144,7 +144,7 @@ class _Text:
         yield ""
         matrix = self._make_matrix()
         if not matrix or max(map(len, matrix)) > (self._width or _WIDEST):
-            yield f"  {len(measures)} ways measured; --html shows them as a heat map. The slowest:"
+            yield f"  {len(measures)} links measured; --html shows them as a heat map. The slowest:"
             for one in sorted(measures, key=lambda one: one.bytes_per_s)[:3]:
                 yield f"    {one.source} to {one.target}: {format_rate(one.bytes_per_s)}, round trip {format_seconds(one.latency_s)}"
             return
@@ -173,7 +173,7 @@ class _Text:
         took = "" if is_one else f", in {self._all.took_s:.1f} s"
         worst = next((one.probe for one in self._readings if one.verdict == find_worst(self._readings)), "")
         is_bad = find_worst(self._readings) in {"warn", "fail"}
-        more = f"; more on one of them: rankwise probe {worst}" if is_bad else ""
+        more = f"; for details: rankwise probe {worst}" if is_bad else ""
         return f"{count_verdicts(self._readings)}{took}{more}"
 
 
@@ -191,15 +191,3 @@ def _paint(style: str, text: str) -> str:
 
 def _plain(_style: str, text: str) -> str:
     return text
-
-
-def tell_briefly(readings: Sequence[Line], *, prefix: str) -> list[str]:
-    """Return readings as lines beside other output: what, and what to do."""
-    found = []
-    for line in readings:
-        one = line.reading
-        first = next(iter(one.fix.splitlines()), "")
-        found.append(
-            f"{prefix}{one.what}" + (f"; {one.why}" if one.why else "") + (f"\n  -> {first}" if first else "")
-        )
-    return found

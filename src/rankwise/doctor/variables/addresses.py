@@ -60,7 +60,7 @@ def _find_strange_signs(text: str) -> Slip | None:
     if not text or is_plain(text) or (is_plain(text.partition("%")[0]) and re.fullmatch(r"[^\s/]+", text)):
         return None
     shown = text if text.isprintable() and " " not in text else repr(text)
-    return Slip(what=f"{shown} is no host name", host="")
+    return Slip(what=f"{shown} is not a host name", host="")
 
 
 def write_remedy(slip: Slip, port: int | None) -> str:

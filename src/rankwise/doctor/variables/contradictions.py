@@ -189,7 +189,7 @@ def _check_address(env: Mapping[str, str]) -> Iterator[Reading]:
     is_rank = _winner(env) is not None and (place is None or place.is_rank_too)
     yield Reading(
         verdict="fail" if is_rank else "warn", what=f"MASTER_ADDR={slip.what}", class_id="I3",
-        why="no host has such a name: `The client socket has timed out`, and no word of the name", fix=write_remedy(slip, number(env, "MASTER_PORT")),
+        why="no host has such a name: `The client socket has timed out`, with no mention of the name", fix=write_remedy(slip, number(env, "MASTER_PORT")),
     )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def _check_ports(env: Mapping[str, str]) -> Iterator[Reading]:
         if text and port is None:
             what = f"{name}={text!r} is not a whole number"
         elif port is not None and not first <= port <= 65535:
-            what = f"{name}={port} is no port that all ranks can meet at: {first} to 65535"
+            what = f"{name}={port} is not a port that all ranks can meet at: {first} to 65535"
         else:
             continue
         yield Reading(verdict="fail", what=what, why="the store can't be opened, or each rank looks for it elsewhere", fix=f"export {name}=29500")  # fmt: skip
