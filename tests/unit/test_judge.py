@@ -139,7 +139,7 @@ def test_ranks_that_fail_alike_are_named_together() -> None:
     """The same exception at the same line on all ranks is one failure."""
     verdict = _judge(*(_raised(rank, f"KeyError: '{rank}'", at=1 + rank / 10) for rank in (1, 0, 2)))
     assert verdict.culprits == (0, 1, 2)
-    assert verdict.message.startswith("all 3 ranks alike")
+    assert verdict.message.startswith("all 3 ranks, rank 0 first")
 
 
 def test_a_later_other_error_is_a_casualty() -> None:
@@ -283,14 +283,14 @@ def test_a_kill_for_memory_is_told() -> None:
     verdict = _judge(_end(0, -9, at=1.0, last_words=_PEER), _raised(1, _PEER, at=1.1), oom_kills=1)
     assert (verdict.culprits, verdict.class_id, verdict.exit_code) == ((0,), "R3", 137)
     assert "ran out of memory" in verdict.reason
-    assert "no out-of-memory kill" in _judge(_end(0, -9), _stopped(1)).reason
+    assert "no OOM kill" in _judge(_end(0, -9), _stopped(1)).reason
 
 
 @pytest.mark.parametrize(
     ("code", "facts", "told"),
     [
         (-7, {"shm_free_bytes": 1 << 20}, "/dev/shm is full (1 MiB free)"),
-        (-7, {"shm_free_bytes": 1 << 40}, "mostly a full /dev/shm"),
+        (-7, {"shm_free_bytes": 1 << 40}, "usually a full /dev/shm"),
         (-11, {}, "crash in native code"),
         (-77, {}, "signal 77"),
         (137, {}, "SIGKILL"),
@@ -539,7 +539,7 @@ def test_who_had_destroyed_its_group_is_who_was_missed() -> None:
     through = _judge(*lost, _end(1, 0, at=30.0, finished_s=29.0), scene=seen)
     assert (through.culprits, through.message.split(":")[0]) == (
         (1,),
-        "rank 1 ended with exit code 0 while others had not",
+        "rank 1 ended with exit code 0 while others were still running",
     )
     stopped = _judge(*lost, _stopped(1, at=6.0), scene=seen)
     assert stopped.culprits == (1,)

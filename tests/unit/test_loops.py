@@ -102,10 +102,11 @@ def test_the_script_tells_why_a_rank_made_fewer_steps(text: str, at: int, class_
 
 
 def test_who_is_still_in_the_loop_has_not_left_it() -> None:
-    """Rank 1 sleeps in the loop: the continue there is beside the matter."""
+    """Rank 1 stands still in the loop: the continue there is beside the matter, and it has not run out of batches."""
     waits = rank(0, gradient(4), gradient(4, is_over=False), at=in_backward(4))
     inside = rank(1, gradient(4), at=elsewhere(2))
-    assert look(scene(waits, inside, sources={"/job/train.py": _SKIPS}))[0].class_id == "D14"
+    sight = look(scene(waits, inside, sources={"/job/train.py": _SKIPS}))[0]
+    assert (sight.rule, sight.class_id) == ("kept_waiting", None)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_an_except_that_throws_a_step_away_is_told_before_the_clean_up_after_it(
     met = rank(1, gradient(3), op("barrier", at=10, is_over=False), at=in_call("barrier", 10))
     sight = look(scene(waits, met, sources={"/job/train.py": _SWALLOWS}))[0]
     assert (sight.rule, sight.class_id) == ("gradients_met", "D15")
-    assert "the except at train.py:4 throws a step away" in sight.fix
+    assert "the except at train.py:4 throws away a step" in sight.fix
 
 
 def test_an_except_around_the_whole_script_throws_no_step_away() -> None:

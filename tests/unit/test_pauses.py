@@ -14,7 +14,7 @@ from rankwise.evidence.kernel_wait import find_wait
 from rankwise.evidence.notes import Frame, Stack
 from rankwise.verdict.look import look
 from rankwise.verdict.pause import find_pause
-from scenes import elsewhere, in_call, op, rank, scene, stack
+from scenes import elsewhere, gradient, in_backward, in_call, op, rank, scene, stack
 from support import wait_until
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def test_what_serves_for_many_things_tells_nothing(start: Callable[[str], int]) 
 @pytest.mark.parametrize(
     ("frames", "told"),
     [
-        ([("subprocess.py", "_try_wait"), ("subprocess.py", "wait")], "a process that it has started"),
-        ([("threading.py", "wait"), ("queue.py", "get")], "something in a queue"),
+        ([("subprocess.py", "_try_wait"), ("subprocess.py", "wait")], "a process it has started"),
+        ([("threading.py", "wait"), ("queue.py", "get")], "an item in a queue"),
         ([("threading.py", "wait"), ("threading.py", "wait")], "another thread"),
         ([("socket.py", "readinto"), ("http/client.py", "begin")], "a server to answer"),
         ([("ssl.py", "read"), ("socket.py", "readinto")], "a server to answer"),
-        ([("site-packages/filelock/_api.py", "acquire")], "the lock of a file"),
+        ([("site-packages/filelock/_api.py", "acquire")], "a file lock"),
         ([("multiprocessing/connection.py", "_recv")], "another process to send something"),
     ],
 )
@@ -111,10 +111,10 @@ def test_frames_tell_what_is_waited_for(frames: list[tuple[str, str]], told: str
         ("with lock:", "waiting for a lock"),
         ("with B:", "waiting for a lock"),
         ("self._mutex.acquire()", "waiting for a lock"),
-        ("fcntl.flock(file, fcntl.LOCK_EX)", "waiting for the lock of a file"),
+        ("fcntl.flock(file, fcntl.LOCK_EX)", "waiting for a file lock"),
         ("data = sock.recv(10)", "waiting for data from a socket"),
         ("with open(path) as file:", None),
-        ("time.sleep(10)", None),
+        ("time.sleep(10)", "sleeping"),
         ("x = ]", None),
     ],
 )
@@ -155,3 +155,22 @@ def test_who_sleeps_or_works_is_told_as_such() -> None:
     assert _told().message.startswith("rank 1 is asleep at train.py:5")
     at = Stack(frames=(Frame(file=f"{_LIB}/queue.py", line=1, function="get"), *elsewhere(5).frames))
     assert "is busy" in _told(at=at, is_asleep=False).message
+
+
+def test_a_lock_within_a_step_is_no_step_less() -> None:
+    """Who trained along and waits for a lock, sleeps or reads a file is told as that, and not as one that made fewer backward passes."""
+    waiting = rank(0, gradient(), gradient(is_over=False), at=in_backward(), steps=3)
+    text = "for batch in loader:\n" + "    step()\n" * 10 + "    time.sleep(1000)\n"
+    for facts, told in (
+        (
+            {"awaits": "waiting for the lock of /data/tokens.lock"},
+            "waiting for the lock of /data/tokens.lock",
+        ),
+        ({"awaits": "reading from /data/part-3"}, "reading from /data/part-3"),
+        ({}, "sleeping"),
+    ):
+        other = rank(1, gradient(), at=elsewhere(12), steps=3, **facts)  # type: ignore[arg-type]
+        sight = look(scene(waiting, other, sources={"/job/train.py": text}))[0]
+        assert (sight.rule, sight.culprits) == ("kept_waiting", (1,))
+        assert sight.message.startswith(f"rank 1 is {told} at train.py:12; rank 0 waits")
+        assert "backward passes" not in sight.fix

@@ -118,7 +118,7 @@ def test_under_a_rank_test_the_test_is_named(file: str, name: str) -> None:
     sources = {"/job/train.py": text}
     sights = look(scene(_alone(file, name), _backward(1), sources=sources))
     assert [(one.class_id, one.culprits) for one in sights] == [("C1", (0,))]
-    assert "take the collective at train.py:31 out of the rank test at line 30" in sights[0].fix
+    assert "move the collective at train.py:31 out of the rank test at line 30" in sights[0].fix
 
 
 @pytest.mark.parametrize(("file", "name"), _WAITS)

@@ -189,7 +189,7 @@ def test_a_line_on_the_terminal_tells_for_how_long() -> None:
     sight = look(scene(*waiting, rank(3, op(), at=elsewhere(88), world=4, is_asleep=False)))[0]
     assert render_sight(sight, now_s=NOW_S) == (
         "rank 3 is busy (98 % CPU) at train.py:88; ranks 0-2 wait in all_reduce #2 ([4] float32) from train.py:7 "
-        "(for 12 s now); this may be right, and is only slow"
+        "(for 12 s now); it may just be slow"
     )
     assert "\n" not in render_sight(replace(sight, message="a\nb"))
 
@@ -250,7 +250,7 @@ def test_a_job_that_ended_well_did_not_fail() -> None:
     """Exit code 0 with wrong pairs: the head says what was wrong, and of no failure."""
     silent = scene(ended(0, op()), ended(1, op(dtypes=("int32",))))
     text = render(_judge(_end(0, 0), _end(1, 0), scene=silent))
-    assert text.startswith("rankwise: the job ended, but the ranks diverged\n")
+    assert text.startswith("rankwise: the job finished, but the ranks diverged\n")
     strict = render(_judge(_end(0, 0), _end(1, 0), scene=silent, strict=True))
     assert strict.startswith("rankwise: the job failed: the ranks diverged\n")
 

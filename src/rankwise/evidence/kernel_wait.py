@@ -28,7 +28,7 @@ _STREAMS = {"read": ("reading from", "waiting for data from"), "write": ("writin
 _TOLD = {
     "open": "waiting for a file or a pipe to open",
     "accept": "waiting for a client to connect",
-    "connect": "waiting for a server to take its connection",
+    "connect": "connecting to a server",
 }
 #: fcntl's F_SETLKW and F_OFD_SETLKW.
 _LOCKING = {7, 38}
@@ -59,7 +59,7 @@ def find_wait(pid: int) -> str:
 
 def _tell_child(pid: int) -> str:
     if not 0 < pid < _NEGATIVE:
-        return "waiting for a process that it has started"
+        return "waiting for a process it has started"
     found = read_stat(pid)
     return f"waiting for process {pid}" + (f" ({found[0]})" if found else "")
 

@@ -55,14 +55,14 @@ def find_alone(view: View, parting: Parting) -> Alone | None:
     if len(found) != 1:
         return None
     ranks, op, at = found[0]
-    fix = f"the condition at {at} asks for what each rank has of its own: let one rank decide, and broadcast the decision before {shorten(op.site)}"
+    fix = f"the condition at {at} depends on data of each rank: let one rank decide, and broadcast the decision before {shorten(op.site)}"
     return Alone(ranks=ranks, op=op, class_id="C26", fix=fix)
 
 
 def _tell_rank_test(test: Guard, ranks: tuple[int, ...], op: Op) -> Alone:
     fix = (
-        f"take the collective at {shorten(op.site)} out of the rank test at line {test.line} of {shorten(test.file)}: "
-        "all ranks make it, and only what follows is for some"
+        f"move the collective at {shorten(op.site)} out of the rank test at line {test.line} of {shorten(test.file)}: "
+        "all ranks must call it, only what follows may differ"
     )
     return Alone(ranks=ranks, op=op, class_id="C1", fix=fix)
 

@@ -45,13 +45,13 @@ def judge_scene(scene: Scene, notes: Sequence[str] = (), *, has_hung: bool = Fal
     if sights:
         verdict = judge(Case(ranks=_to_ends(scene), world_size=scene.world_size, scene=scene, hung=True))
         if not any(sight.is_proof for sight in sights):
-            told = ("this is what the facts suggest, and no proof", *told)
+            told = ("this is what the evidence suggests, not proof", *told)
         return _hide_unknown(replace(verdict, casualties=(), exits={}, notes=(*verdict.notes, *told)))
     if _wait_apart(scene, has_hung=has_hung):
         return Verdict(
             kind="hang",
-            message="all ranks wait in collectives, and not all in the same",
-            fix="compare the lines below: all ranks of a group must make the same collectives, in the same order",
+            message="all ranks are waiting in collectives, but not all in the same one",
+            fix="compare the lines below: all ranks of a group must call the same collectives in the same order",
             exit_code=1,
             notes=told,
         )
@@ -114,7 +114,7 @@ def _tell(facts: RankFacts, standing: Standing) -> str:
     if last is not None:
         return f"its last was {name_op(last)} from {shorten(last.site)}{', which is over' if last.is_over else ''}"
     return (
-        "nothing is known of it"
+        "nothing is known about it"
         if facts.cpu_share is None
         else f"{facts.state}, {100 * facts.cpu_share:.0f} % CPU"
     )
@@ -129,8 +129,8 @@ def _tell_nothing(scene: Scene, *, has_hung: bool) -> str:
     if not any(facts.stack or (facts.evidence and facts.evidence.ops) for facts in scene.ranks):
         return "without stacks it can't be told who waits for whom"
     if not scene.is_whole:
-        here = "all ranks that are seen here wait" if _do_all_wait(scene, has_hung=has_hung) else "nothing here shows that one rank keeps another waiting"  # fmt: skip
-        return f"{here}; the others of the job are not seen: look at them, too"
+        here = "all ranks seen here are waiting" if _do_all_wait(scene, has_hung=has_hung) else "nothing here shows that one rank keeps another waiting"  # fmt: skip
+        return f"{here}; the job's other ranks can't be seen from here: look at them too"
     if _do_all_wait(scene, has_hung=has_hung):
         return "all ranks wait in the same collective: if that stays so, look at the network between them"
     return "nothing here shows that one rank keeps another waiting"

@@ -19,7 +19,7 @@ Fate = Literal[
     "finished",
     "left for a requeue",
     "lost its peer",
-    "failed alike",
+    "failed the same way",
     "failed later",
     "terminated by rankwise",
     "timed out",

@@ -53,7 +53,7 @@ def _find_message(case: Case, rank: int, given_bytes: int, expected_bytes: int) 
         where=sent.site,
         message=f"rank {giver} gives rank {rank} a message of {name_tensors(sent)} ({given_bytes} bytes) at {shorten(sent.site)}, "
         f"and rank {rank} expects {name_tensors(awaited)} ({expected_bytes} bytes) at {shorten(awaited.site)}",
-        fix=f"give both sides of the message the same size, at {' and '.join(places)}: where only the sender knows it, let it send the size first",
+        fix=f"make both sides of the message the same size, at {' and '.join(places)}: where only the sender knows it, send the size first",
         key=f"message {giver} {rank} {given_bytes} {expected_bytes}",
         doing="in a collective",
     )
@@ -78,7 +78,7 @@ def _find_state(case: Case) -> Sight | None:
         waiting=tuple(Waiting(rank=rank, where=told[rank].where, op=None) for rank in others),
         message=f"{name_ranks(gathering)} gathered the state of a sharded model at {shorten(where)} while {name_ranks(others)} did not: "
         f"{name_ranks(others[:1])} was at {shorten(away)}",
-        fix=f"let all ranks gather the state at {shorten(where)}, and only one write it",
+        fix=f"call it on all ranks at {shorten(where)}, and write the file on one rank only",
         key=f"state {name_ranks(gathering)}",
         doing="in a collective",
     )

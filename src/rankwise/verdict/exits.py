@@ -21,7 +21,7 @@ def name_signal(number: int) -> str:
         return f"signal {number}"
 
 
-_LOST_WORDS = "what it said is not known here, and stands on its standard error"
+_LOST_WORDS = "its message is not known here: see its stderr"
 
 
 def explain_exit(code: int, case: Case, end: RankEnd) -> str:
@@ -34,14 +34,14 @@ def explain_exit(code: int, case: Case, end: RankEnd) -> str:
         "SIGKILL": _explain_kill(case),
         "SIGBUS": _explain_bus(case),
         "SIGSEGV": "a crash in native code: a library of another build, a bad extension, or a stack overflow",
-        "SIGABRT": f"native code gave up: {_LOST_WORDS if is_wordless_abort(end) else 'the last lines of its standard error say why'}",
-        "SIGTERM": "somebody outside the job asked it to stop",
+        "SIGABRT": f"native code aborted: {_LOST_WORDS if is_wordless_abort(end) else 'the last lines of its stderr say why'}",
+        "SIGTERM": "something outside the job asked it to stop",
         "SIGINT": "interrupted from outside the job",
-        "SIGHUP": "its terminal went away",
-        "SIGILL": "a machine instruction that this CPU lacks: a library built for another one",
+        "SIGHUP": "its terminal was closed",
+        "SIGILL": "an instruction that this CPU lacks: a library built for another CPU",
         "SIGFPE": "a division by zero in native code",
         "SIGPIPE": "it wrote to a pipe whose reader was gone",
-        "SIGXCPU": "its limit of CPU time is used up",
+        "SIGXCPU": "it exceeded its CPU time limit",
     }
     reason = reasons.get(name, "")
     return f"killed by {name} ({-code})" + (f": {reason}" if reason else "")
@@ -49,18 +49,16 @@ def explain_exit(code: int, case: Case, end: RankEnd) -> str:
 
 def _explain_code(code: int, end: RankEnd) -> str:
     if code == 2 and "error: " in end.last_words and "usage: " in end.last_words:
-        return "exit code 2: the script's own argument parser refused its arguments"
+        return "exit code 2: the script's own argument parser rejected its arguments"
     if code == 0:
         return "exit code 0"
     if code == REQUEUE:
-        return f"exit code {code}, without a word that this means a requeue: for that call ctx.leave_for_requeue()"
+        return f"exit code {code}, but not announced as a requeue: call ctx.leave_for_requeue() for that"
     shells = {126: ": found, but not executable", 127: ": command not found"}
     if code in shells:
         return f"exit code {code}{shells[code]}"
     if 128 < code < 160:
-        return (
-            f"exit code {code}: a shell's way to say that its program was killed by {name_signal(code - 128)}"
-        )
+        return f"exit code {code}: a shell's code for a program killed by {name_signal(code - 128)}"
     return f"exit code {code}"
 
 
@@ -70,13 +68,15 @@ def _explain_kill(case: Case) -> str:
             f"the kernel ran out of memory for this job (oom_kill count went up by {case.oom_kills}): "
             "less memory per rank, fewer loader workers, or a larger limit"
         )
-    return "no out-of-memory kill is counted for this job, so a scheduler, a supervisor or a person killed it with -9"
+    return (
+        "no OOM kill was counted for this job, so a scheduler, a supervisor or a person sent it SIGKILL (-9)"
+    )
 
 
 def _explain_bus(case: Case) -> str:
     if case.shm_free_bytes is not None and case.shm_free_bytes < 64 << 20:
         return f"/dev/shm is full ({case.shm_free_bytes >> 20} MiB free), and data-loading workers pass batches through it"
-    return "mostly a full /dev/shm, or a mapped file that was cut short"
+    return "usually a full /dev/shm, or a truncated memory-mapped file"
 
 
 def is_wordless_abort(end: RankEnd) -> bool:

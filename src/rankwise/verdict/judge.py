@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
 
 
-_SILENT_EXIT = "look for an exit that tells nothing (os._exit, sys.exit) behind {at}: an exception in its place would name its line"
-_EXPIRED = "what stands in the timer's `with` took longer than its `after`: see what the rank did there, or give it more time"
-_LOST_NODE = "see what happened to that host; with --nnodes MIN:MAX the job goes on with the nodes that are left, with --max-restarts it waits for another"
+_SILENT_EXIT = (
+    "look for a silent exit (os._exit, sys.exit) after {at}: an exception instead would name its line"
+)
+_EXPIRED = "the body of the timer's `with` took longer than `after`: look at what the rank did there, or allow more time"
+_LOST_NODE = "check that host; with --nnodes MIN:MAX the job continues on the remaining nodes, with --max-restarts it waits for a replacement"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ def judge(case: Case) -> Verdict:
     case = replace(case, ranks=tuple(unwrap(_forgive_abort(end)) for end in case.ranks))
     forgiven = [end.rank for end in case.ranks if end.code == 0 and is_abort_at_exit(replace(end, code=-6))]
     notes: tuple[str, ...] = (
-        (f"torch aborted {name_ranks(forgiven)} at exit, after the script was through: counted as success",)
+        (f"torch aborted {name_ranks(forgiven)} at exit, after the script had finished: counted as success",)
         if forgiven
         else ()
     )
@@ -155,14 +157,14 @@ def _forgive_abort(end: RankEnd) -> RankEnd:
 
 def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, the strongest first
     if case.interrupted is not None and not _failed_on_notice(case):
-        name = name_signal(case.interrupted)
-        return _Cause(kind="failure", culprits=(), message=f"the launcher was told to stop by {name}")
+        name = name_signal(case.interrupted) + (" (Ctrl-C)" if case.interrupted == signal.SIGINT else "")
+        return _Cause(kind="failure", culprits=(), message=f"the launcher received {name}")
     if case.keeper_lost:
         return _Cause(
             kind="failure",
             culprits=(),
             message="the launcher's own keeper process was killed, and the kernel ended all ranks with it",
-            reason="somebody killed it, or the kernel did for memory",
+            reason="it was killed by hand, or by the kernel's OOM killer",
         )
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
     own = [end for end in left if find_blame(end) in {"own", "mismatch"}]
@@ -176,7 +178,7 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
         return _Cause(
             kind="failure",
             culprits=(),
-            message="the process of the ranks' store ended: no new group could meet any more",
+            message="the ranks' store process ended: no new process group could form",
             reason=f"killed by {name_signal(-case.store_code)}" if case.store_code < 0 else "it exited",
         )
     return _judge_lost(case, left)
@@ -214,7 +216,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
     last = find_last(case, first.rank) if is_silent else None
     if len(alike) == len(case.ranks) and len(alike) > 1:
-        who = f"{_name_alike(case, alike)} alike, rank {first.rank} first"
+        who = f"{_name_alike(case, alike)}, rank {first.rank} first"
     return _Cause(
         kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
         culprits=tuple(alike),
@@ -308,7 +310,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             where=first.where,
             message=f"{_name_alike(case, alike)} waited for rank {missing[0]}, and this job has {case.world_size} ranks: "
             "the script has given another world size",
-            fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher tells every rank the same",
+            fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher gives every rank the same value",
         )
     culprits = [by_rank[rank] for rank in missing if rank in by_rank]
     if missing and not culprits:
@@ -316,8 +318,8 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             kind="hang",
             culprits=(),
             where=first.where,
-            message=f"rank {first.rank} waited in vain for {name_ranks(missing)} of another node: {first_line(first)}",
-            fix="look at the report of that node",
+            message=f"rank {first.rank} timed out waiting for {name_ranks(missing)} of another node: {first_line(first)}",
+            fix="see that node's report",
         )
     if not culprits:
         gone = find_quiet_leavers(case, first)
@@ -329,7 +331,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     if not culprits:
         return _Cause(kind="hang", culprits=(first,), where=first.where, message=say(first), fix=fix)
     if class_id is None and all(_is_in_init(end) for end in culprits):
-        class_id, fix = "L12", "both sides were in init_process_group and did not meet: the script changes RANK, " \
+        class_id, fix = "L12", "both sides were in init_process_group but never met: the script changes RANK, " \
             "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks"  # fmt: skip
     if class_id is None and are_at_work_alone(case, [end.rank for end in culprits]):
         class_id, fix = "X14", "do what only some ranks have to do before init_process_group, or give it a longer timeout: " \
@@ -341,7 +343,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
         culprits=tuple(culprits),
         class_id=class_id,
         where=place,
-        message=f"rank {first.rank} waited in vain for {name_ranks([end.rank for end in culprits])}{doing}: {first_line(first)}",
+        message=f"rank {first.rank} timed out waiting for {name_ranks([end.rank for end in culprits])}{doing}: {first_line(first)}",
         fix=fix,
     )
 
@@ -366,12 +368,12 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             kind="hang" if case.left_behind else "failure",
             culprits=tuple(gone),
             where=place,
-            message=f"{name_ranks([end.rank for end in gone])} ended with exit code 0 while others had not: {needed}",
-            fix="let all ranks make the same number of steps and collectives, and end together "
+            message=f"{name_ranks([end.rank for end in gone])} ended with exit code 0 while others were still running: {needed}",
+            fix="make all ranks run the same number of steps and collectives, and end together "
             "(a barrier before destroy_process_group)",
         )
     if felt is None:
-        return _Cause(kind="failure", culprits=(), message="the job ended without a rank that failed first")
+        return _Cause(kind="failure", culprits=(), message="the job ended, but no rank failed first")
     closed = [end for end in case.ranks if end not in left and has_closed(case, end.rank)]
     if closed:
         return _Cause(
@@ -380,7 +382,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             where=place,
             message=f"{name_ranks([end.rank for end in closed])} destroyed the process group while rank {felt.rank} still needed it"
             + (f" at {place}" if place else ""),
-            fix="let all ranks make the same number of steps and collectives, with a barrier before destroy_process_group",
+            fix="make all ranks run the same number of steps and collectives, with a barrier before destroy_process_group",
         )
     if (
         felt.fault is not None
@@ -392,8 +394,8 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             culprits=(felt,),
             class_id="I13",
             where=place,
-            message=f"rank {felt.rank} found addresses of an earlier run in the file of init_method: {first_line(felt)}",
-            fix="a new file for each run, removed before it; under a launcher init_method is best left out",
+            message=f"rank {felt.rank} found stale addresses of an earlier run in the file of init_method: {first_line(felt)}",
+            fix="use a new file for each run, or leave init_method out, which a launcher makes unnecessary",
         )
     elsewhere = "; the first cause is on another node" if case.num_nodes > 1 else ""
     return _Cause(
@@ -417,7 +419,7 @@ def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
     elif find_blame(end) == "timeout":
         fate = "timed out"
     elif first is not None and _is_alike(end, first):
-        fate = "failed alike"
+        fate = "failed the same way"
     else:
         fate = "failed later"
     in_error = fate in {"failed later", "timed out"}

@@ -14,7 +14,7 @@ from rankwise.verdict.case import RankEnd, Waiting, name_ranks
 from rankwise.verdict.quiet_leave import find_quiet_leavers
 from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.sight import Sight
-from rankwise.verdict.uneven import explain_fewer
+from rankwise.verdict.uneven import explain_fewer, say_even, tell_uneven
 from rankwise.verdict.view import View
 from rankwise.verdict.words import (
     is_buffers,
@@ -114,14 +114,12 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
     explained = explain_fewer(view, missed[first].site, first, gone)
     class_id, fix = explained or (
         "D14" if trained else "R6",
-        f"let {who} reach {at} as often as the others: the same number of steps and collectives on all ranks"
-        + (
-            f" (DistributedSampler with drop_last{'' if is_sharded else ', or model.join()'})"
-            if trained
-            else ", and a barrier before destroy_process_group"
-        ),
+        say_even(missed[first].site, is_sharded=is_sharded)
+        if trained
+        else f"make {who} reach {at} as often as the others: run the same number of steps and collectives on all ranks, "
+        "and a barrier before destroy_process_group",
     )
-    return Sight(
+    sight = Sight(
         kind="failure",
         certainty="proof",
         rule="fewer_steps" if trained else "member_ended",
@@ -138,6 +136,7 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
         key=f"left {who}",
         doing="ended",
     )
+    return tell_uneven(view, sight, gone, sorted(missed)) if trained and not explained else sight
 
 
 def _tell_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> Sight:
@@ -157,6 +156,6 @@ def _tell_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> S
         f"{who}, which never {verb(gone, 'come', 'comes')} there, {verb(gone, 'have', 'has')} ended with exit code 0",
         fix=fix_forward(op, "D17")
         if is_forward
-        else f"take the collective at {shorten(op.site)} out of the rank test at {test}: all ranks make it, and only what follows is for some",
+        else f"move the collective at {shorten(op.site)} out of the rank test at {test}: all ranks must call it, only what follows may differ",
         key=f"alone {name_ranks(ranks)}",
     )

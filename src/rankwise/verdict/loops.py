@@ -98,6 +98,16 @@ def find_swallows(text: str, line: int) -> tuple[WayOut, ...]:
 
 
 @lru_cache(maxsize=64)
+def list_loops(text: str, line: int) -> list[tuple[int, int]]:
+    """Return the first and the last line of the loops of a function around a line, the innermost first."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    found = [(loop.lineno, loop.end_lineno or loop.lineno) for loop in _find_loops(tree, line)]
+    return sorted(found, key=lambda loop: loop[1] - loop[0])
+
+
 def is_in_loop(text: str, line: int) -> bool:
     """Tell whether a line stands in a loop of its function."""
     try:

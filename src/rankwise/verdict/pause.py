@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from rankwise.evidence.notes import Stack
 
 _LOCK = "waiting for a lock"
-_FILE_LOCK = "waiting for the lock of a file"
-_CHILD = "waiting for a process that it has started"
+_FILE_LOCK = "waiting for a file lock"
+_CHILD = "waiting for a process it has started"
 _SERVER = "waiting for a server to answer"
 _CLIENT = "waiting for a client to connect"
-_TYPING = "waiting for somebody to type"
+_TYPING = "waiting for input"
 _THREAD = "waiting for another thread"
-_QUEUE = "waiting for something in a queue"
+_QUEUE = "waiting for an item in a queue"
+_SLEEP = "sleeping"
 _PEER = "waiting for another process to send something"
 
 #: Part of a file's name, its functions (none: all of them), and what is done there; the first one that holds.
@@ -38,21 +39,21 @@ _FRAMES: tuple[tuple[str, frozenset[str], str], ...] = (
     ("/multiprocessing/queues.py", frozenset({"get"}), _QUEUE),
     ("/multiprocessing/", frozenset({"recv", "_recv", "recv_bytes", "_recv_bytes"}), _PEER),
     ("/queue.py", frozenset({"get"}), _QUEUE),
-    ("/queue.py", frozenset({"put"}), "waiting for room in a queue"),
+    ("/queue.py", frozenset({"put"}), "waiting for space in a queue"),
     ("/ssl.py", frozenset({"do_handshake", "read", "recv", "recv_into"}), _SERVER),
     ("/http/client.py", frozenset(), _SERVER),
     ("/socket.py", frozenset({"readinto"}), _SERVER),
     ("/socket.py", frozenset({"accept"}), _CLIENT),
-    ("/socket.py", frozenset({"create_connection"}), "waiting for a server to take its connection"),
-    ("/socket.py", frozenset({"getaddrinfo"}), "looking up the address of a server"),
+    ("/socket.py", frozenset({"create_connection"}), "connecting to a server"),
+    ("/socket.py", frozenset({"getaddrinfo"}), "looking up a server's address"),
     ("/concurrent/futures/", frozenset({"result", "exception", "wait", "as_completed"}), "waiting for the result of a future"),
-    ("/asyncio/", frozenset(), "waiting in the loop of asyncio"),
+    ("/asyncio/", frozenset(), "waiting in asyncio's event loop"),
     ("/threading.py", frozenset({"join", "_wait_for_tstate_lock"}), "waiting for a thread to end"),
     ("/threading.py", frozenset({"wait", "wait_for", "acquire", "__enter__"}), _THREAD),
 )  # fmt: skip
 #: Functions that the user's own line may call, which have no frame of their own, and what is done there.
 _CALLS = {
-    "acquire": _LOCK, "flock": _FILE_LOCK, "lockf": _FILE_LOCK, "input": _TYPING, "recv": "waiting for data from a socket",
+    "sleep": _SLEEP, "acquire": _LOCK, "flock": _FILE_LOCK, "lockf": _FILE_LOCK, "input": _TYPING, "recv": "waiting for data from a socket",
     "recvfrom": "waiting for data from a socket", "recv_into": "waiting for data from a socket", "accept": _CLIENT,
     "waitpid": _CHILD, "wait3": _CHILD, "wait4": _CHILD, "waitid": _CHILD,
 }  # fmt: skip
@@ -60,17 +61,21 @@ _LOCKS = re.compile(r"lock|mutex|sem(aphore)?$|condition", re.IGNORECASE)
 _LOCK_CLASSES = {"Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition"}
 #: What to do, by what stands in the phrase.
 _ADVICE = (
-    ("lock of", "look who holds that lock: another rank that waits for this one in a collective never gives it free"),
-    ("a lock", "two threads that take two locks must take them in the same order; look which one holds this one"),
-    ("process", "look at what that process does: one that waits for input, or for room in a pipe, never ends; give the call a timeout"),
-    ("pipe", "nobody is at the other end: open both, or don't block"),
-    ("server", "give the request a timeout; let one rank fetch it before the others start"),
+    ("reading from", "that read takes long: look at the disk, or the network file system, that the file is on"),
+    ("writing to", "that write takes long: look at the disk, or the network file system, that the file is on"),
+    ("sleeping", "if it polls for something in a loop, look at what does not happen; else shorten the sleep, or move it before the loop"),
+    ("file lock", "find out who holds that lock: a rank that waits for this one in a collective never releases it"),
+    ("lock of", "find out who holds that lock: a rank that waits for this one in a collective never releases it"),
+    ("a lock", "threads that take two locks must take them in the same order: find out which one holds this one"),
+    ("process", "look at what that process does: one that waits for input, or for space in a pipe, never ends; give the call a timeout"),
+    ("pipe", "nothing has opened the other end: open both, or don't block"),
+    ("server", "give the request a timeout; download once, before the ranks start"),
     ("socket", "give the socket a timeout; look at its other end"),
-    ("client", "nobody connects: look at the other end, and set a timeout"),
-    ("queue", "whoever fills or empties that queue has stopped: give the call a timeout, and look at that thread or process"),
+    ("client", "nothing connects: look at the other end, and set a timeout"),
+    ("queue", "whatever fills or empties that queue has stopped: give the call a timeout, and look at that thread or process"),
     ("thread", "look at the stack of that thread in the evidence"),
     ("future", "look at the stack of that thread in the evidence"),
-    ("type", "nobody types where a job runs: take the question out"),
+    ("for input", "a job has nobody to type: remove the prompt"),
 )  # fmt: skip
 
 
@@ -89,7 +94,7 @@ class Pause:
 
 
 def find_pause(facts: RankFacts, sources: Mapping[str, str]) -> Pause | None:
-    """Return what a rank waits for; None if it is at work, sleeps, waits for other ranks, or nothing tells.
+    """Return what a rank waits for; None if it is at work, waits for other ranks, or nothing tells.
 
     Args:
         facts: Of the rank.

@@ -6,7 +6,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
-from rankwise.base.terminal import strip_escapes
+from rankwise.base.terminal import NARROWEST, strip_escapes
 from rankwise.verdict.case import name_ranks
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ _MOST_ROWS = 6
 _MOST_PLACES = 12
 #: Where what stands behind a label begins.
 _MARGIN = 11
-#: A terminal narrower than this breaks the lines itself.
-_NARROWEST = 40
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
@@ -56,7 +54,7 @@ def render(
         row("do", verdict.fix, "green")
         row("more", f"rankwise rule {verdict.rule}" if verdict.rule else "")
     lines += _quote(_shorten(verdict.traceback))
-    lines += _quote(_tail_beside(verdict), title="its last lines on standard error")
+    lines += _quote(_tail_beside(verdict), title="last lines of its stderr")
     for number, text in enumerate(_join_casualties(verdict.casualties)):
         row("" if number else "others", text)
     for number, text in enumerate(_join_waiting(verdict.waiting)):
@@ -70,7 +68,7 @@ def render(
 
 def _wrap(text: str, width: int | None) -> list[str]:
     """Break a sentence between words; a path stays whole, so that it can be clicked."""
-    if width is None or width < _NARROWEST:
+    if width is None or width < NARROWEST:
         return [text]
     room = width - _MARGIN
     broken = [
@@ -92,9 +90,9 @@ def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
         if now_s is None or sight.since_s is None or now_s < sight.since_s
         else f" (for {now_s - sight.since_s:.0f} s now)"
     )
-    told = "" if sight.is_proof or sight.kind == "mismatch" else "; this may be right, and is only slow"
+    told = "" if sight.is_proof or sight.kind == "mismatch" else "; it may just be slow"
     if told and sight.doing == "ended":
-        told = "; this may be right, if an exception ends the wait and the script handles it"
+        told = "; this may be intended, if the script handles the exception that ends the wait"
     # What may be right is no failure of any class.
     named = f" [{sight.class_id}]" if sight.class_id and not told else ""
     return strip_escapes(f"{sight.message}{waited}{told}{named}").replace("\n", " ")
@@ -104,7 +102,7 @@ def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
     kind = {"failure": "failed", "hang": "hung", "mismatch": "failed: the ranks diverged"}
     what = "was stopped" if verdict.stopped_by else kind.get(verdict.kind, verdict.kind)
     if verdict.kind == "mismatch" and verdict.exit_code == 0:
-        what = "ended, but the ranks diverged"
+        what = "finished, but the ranks diverged"
     if allowed is not None:
         return f"attempt {attempt + 1} of {allowed} {what}"
     return f"the job {what}" + (f", after {attempt + 1} attempts" if attempt else "")
@@ -122,7 +120,7 @@ def _shorten(traceback: str, most: int = 40) -> str:
     if len(lines) <= most:
         return "\n".join(lines)
     cut = len(lines) - most
-    return "\n".join([*lines[:4], f"  … {cut} lines left out, they stand in the log …", *lines[4 + cut :]])
+    return "\n".join([*lines[:4], f"  … {cut} lines omitted, see the log …", *lines[4 + cut :]])
 
 
 def _tail_beside(verdict: Verdict) -> str:
@@ -154,7 +152,7 @@ def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
         doing = f"in {op} " if op else ""
         lines.append(f"{name_ranks(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
     more = len(lines) - _MOST_PLACES
-    return lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} places more"]
+    return lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} more places"]
 
 
 def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:
@@ -166,7 +164,7 @@ def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:
         told = fate.replace("its peer", "their peer") if len(ranks) > 1 else fate
         texts.append(f"{name_ranks(ranks)} {told}" + (f" ({detail})" if detail else ""))
     more = len(texts) - _MOST_ROWS
-    return texts if more < 1 else [*texts[:_MOST_ROWS], f"and {more} more, each in a way of its own"]
+    return texts if more < 1 else [*texts[:_MOST_ROWS], f"and {more} more, each different"]
 
 
 _CODES = {"bold": "1", "bold red": "1;31", "green": "32", "dim": "2"}

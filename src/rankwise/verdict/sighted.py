@@ -120,7 +120,7 @@ def _judge_by_stacks(case: Case) -> Verdict:
     """Return the verdict where nothing was recorded: the stacks alone tell who was in a collective and who was not."""
     waiting = [(end, end.stack) for end in case.ranks if end.stack and end.stack.op]
     away = [(end, end.stack) for end in case.ranks if end.stack and not end.stack.op]
-    told = "the ranks did not move any more"
+    told = "the ranks made no more progress"
     stopped = [facts.rank for facts in (case.scene.ranks if case.scene else ()) if facts.state == "stopped"]
     if stopped:
         return Verdict(
@@ -132,8 +132,8 @@ def _judge_by_stacks(case: Case) -> Verdict:
                 for end, stack in waiting
                 if end.rank not in stopped
             ),
-            message=f"{name_ranks(stopped)} {verb(stopped, 'are', 'is')} stopped by a signal (SIGSTOP, Ctrl-Z), and the others did not move any more",
-            fix="somebody or something stopped it: `kill -CONT PID` lets a stopped process go on",
+            message=f"{name_ranks(stopped)} {verb(stopped, 'are', 'is')} stopped by a signal (SIGSTOP, Ctrl-Z), and the others made no more progress",
+            fix="someone or something stopped it: `kill -CONT PID` lets a stopped process go on",
             exit_code=1,
         )
     # Who was elsewhere is named only beside others that waited for somebody.
@@ -141,14 +141,14 @@ def _judge_by_stacks(case: Case) -> Verdict:
     if named:
         where = shorten(named[0][1].where)
         waited = name_ranks([end.rank for end, _ in waiting])
-        told = f"{name_ranks([end.rank for end, _ in named])} did not reach a collective, but stood at {where}; {waited} waited"
+        told = f"{name_ranks([end.rank for end, _ in named])} did not reach a collective, but was at {where}; {waited} waited"
     return Verdict(
         kind="hang",
         culprits=tuple(sorted(end.rank for end, _ in named)),
         where=named[0][1].where if named else None,
         waiting=tuple(Waiting(rank=end.rank, where=stack.where, op=stack.op) for end, stack in waiting),
         message=told,
-        fix="look at where each of them stood",
+        fix="look at where each of them was",
         exit_code=1,
     )
 

@@ -57,9 +57,7 @@ def tell_parting(
         for ranks, op in ordered
     ]
     went_on = (
-        "; they were paired all the same and went on, with wrong results"
-        if parting.is_through
-        else parting.then
+        "; they were paired anyway and went on, with wrong results" if parting.is_through else parting.then
     )
     involved = [
         view.standings[rank]
@@ -278,7 +276,7 @@ def _tell_doing(facts: RankFacts, standing: Standing, share: str) -> str:
         return f"ended with {'exit code' if (facts.code or 0) >= 0 else 'signal'} {abs(facts.code or 0)}{_last_words(facts)}"
     told = {
         "busy": f"busy{share}",
-        "debugged": "in a debugger, which waits for somebody to type,",
+        "debugged": "in a debugger, waiting for input,",
         "stopped": "stopped by a signal (SIGSTOP, Ctrl-Z)",
         "unknown": "not in a collective, but",
         "loading data": "waiting for its data loader,",

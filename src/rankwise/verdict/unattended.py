@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankwise.evidence.left import Left, LeftRank
 
 _MOST_NAMED = 8
-_WITHOUT_A_WORD = "it ended without a word: killed (SIGKILL, as for lack of memory), or by os._exit or exec; its launcher's log tells the exit code"
+_WITHOUT_A_WORD = "it ended silently: killed (SIGKILL, for example by the OOM killer), or by os._exit or exec; its launcher's log has the exit code"
 
 
 def judge_left(left: Left) -> Verdict:
@@ -123,7 +123,7 @@ def _judge_absent(left: Left) -> Verdict | None:
         class_id="I1",
         waiting=tuple(Waiting(rank=one.rank, where=one.site, op=one.call) for one in waiting),
         message=f"{name_ranks(ranks)} {verb(ranks, 'wait', 'waits')} in init_process_group at {shorten(waiting[0].site)} for {gone}, which {verb(left.absent, 'have', 'has')} left nothing",
-        fix=f"look whether {gone} {verb(left.absent, 'were', 'was')} started at all, on every host, and with the same MASTER_ADDR and MASTER_PORT",
+        fix=f"check that {gone} {verb(left.absent, 'were', 'was')} started at all, on every host, with the same MASTER_ADDR and MASTER_PORT",
         exit_code=1,
-        notes=("this is what the facts suggest, and no proof", *fold(left.scene)),
+        notes=("this is what the evidence suggests, not proof", *fold(left.scene)),
     )

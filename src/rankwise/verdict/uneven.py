@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.loops import find_swallows, find_ways_out, is_in_loop
-from rankwise.verdict.words import shorten
+from rankwise.verdict.case import name_ranks
+from rankwise.verdict.loops import find_swallows, find_ways_out, is_in_loop, list_loops
+from rankwise.verdict.words import shorten, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.verdict.loops import Reason, WayOut
+    from rankwise.verdict.sight import Sight
     from rankwise.verdict.view import View
 
 _CLASSES: dict[Reason, str] = {
     "not finite": "D15", "exception": "D15", "empty": "D15", "no loss": "D15", "swallowed": "D15", "stop": "D16",
 }  # fmt: skip
 _FIXES: dict[Reason, str] = {
-    "not finite": "the continue at {at} skips the step on the rank whose loss is not finite: let all skip together (all_reduce the flag by MAX first)",
-    "exception": "the continue at {at} skips the step on the rank that caught an exception: let it end the rank, or let all skip together "
-    "(all_reduce a flag by MAX first)",
-    "empty": "the continue at {at} skips the step on the rank whose batch is empty: make a step of it (a loss of 0 times the parameters), or let all skip together",
-    "no loss": "the continue at {at} skips the step on the rank that has no loss: let all skip together (all_reduce the flag by MAX first)",
-    "swallowed": "the {word} at {at} throws a step away on the rank that had an exception, and goes on: let it raise, or let all skip together "
-    "(all_reduce a flag by MAX first)",
-    "stop": "the {word} at {at} ends the loop on the rank whose own numbers say so: let one decision hold for all (all_reduce or broadcast it first)",
+    "not finite": "the continue at {at} skips the step on the rank whose loss is not finite: skip it on all ranks together (all_reduce the flag with MAX first)",
+    "exception": "the continue at {at} skips the step on the rank that caught an exception: let it end the rank, or skip it on all ranks together "
+    "(all_reduce a flag with MAX first)",
+    "empty": "the continue at {at} skips the step on the rank whose batch is empty: run the step anyway (with a loss of 0 times the parameters), or skip it on all ranks together",
+    "no loss": "the continue at {at} skips the step on the rank that has no loss: skip it on all ranks together (all_reduce the flag with MAX first)",
+    "swallowed": "the {word} at {at} throws away a step on the rank that had an exception, and goes on: let it raise, or skip it on all ranks together "
+    "(all_reduce a flag with MAX first)",
+    "stop": "the {word} at {at} ends the loop on one rank by that rank's own numbers: make one decision for all ranks (all_reduce or broadcast it first)",
 }
-_FILTERED = "the continue at {at} throws a batch away that was filtered after the sampler had dealt it out: filter the data set before the sampler"
+_FILTERED = "the continue at {at} throws away a batch that was filtered after the sampler had assigned it: filter the data set before the sampler"
 
 
 def explain_fewer(
@@ -58,6 +61,61 @@ def explain_fewer(
     if way.reason == "empty" and "collate_fn" in view.scene.sources[file]:
         return "X10", _FILTERED.format(at=at)
     return _CLASSES[way.reason], _FIXES[way.reason].format(at=at, word=way.word)
+
+
+def say_even(site: str | None, *, is_sharded: bool) -> str:
+    """Return what to do where the script does not show why ranks make unequal numbers of steps.
+
+    Args:
+        site: Where they make them.
+        is_sharded: Whether the model is, which Join does not know.
+    """
+    join = "" if is_sharded else "; or train under `with Join([model])` (torch.distributed.algorithms.join)"
+    return (
+        f"give all ranks the same number of batches at {shorten(site)}: rankwise.DataLoader, "
+        f"or a DistributedSampler and drop_last=True in the loader{join}"
+    )
+
+
+def are_in_step(
+    view: View, site: str | None, waiting: int, missing: Sequence[int], *, any_loop: bool
+) -> bool:
+    """Tell whether ranks are known to be in the loop in which the others make a step: then they have not run out of batches.
+
+    Args:
+        view: The scene.
+        site: Where the others make it.
+        waiting: One of these.
+        missing: Who has not come.
+        any_loop: Whether a loop around that one counts, too.
+    """
+    for line in view.lines_where(waiting, site):
+        file, _, number = line.rpartition(":")
+        loops = list_loops(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else []
+        if any(_are_inside(view, file, loop, missing, ()) for loop in loops[: None if any_loop else 1]):
+            return True
+    return False
+
+
+def tell_uneven(view: View, sight: Sight, fewer: Sequence[int], more: Sequence[int]) -> Sight:
+    """Return a sight that says first that the batches are uneven, with the numbers of steps if they are known.
+
+    Args:
+        view: The scene.
+        sight: What is told of it without that.
+        fewer: Who came to the end of its batches.
+        more: Who is in the step after that.
+    """
+    evidences = [
+        [view.by_rank[rank].evidence for rank in ranks if rank in view.by_rank] for ranks in (fewer, more)
+    ]
+    less, last = ({0 if one is None else one.steps for one in ranks} for ranks in evidences)
+    numbers = ""
+    if len(less) == len(last) == 1 and 0 < min(less) <= min(last):
+        steps = f"{min(less)} step{'s' if min(less) > 1 else ''}"
+        numbers = f" ({name_ranks(fewer)} made {steps}, {name_ranks(more)} {verb(more, 'are', 'is')} in step {min(last) + 1})"
+    head = "uneven batches" if sight.is_proof else "probably uneven batches"
+    return replace(sight, message=f"{head}{numbers}: {sight.message}")
 
 
 def explain_skip(view: View, rank: int, site: str | None) -> tuple[str, str] | None:

@@ -189,5 +189,5 @@ def join_clauses(clauses: Sequence[str], most: int = 4) -> str:
     """Join clauses, and count those that are too many to be read."""
     shown = list(clauses[:most])
     if len(clauses) > most:
-        shown.append(f"{len(clauses) - most} more beside")
+        shown.append(f"{len(clauses) - most} more")
     return "; ".join(shown)

@@ -178,7 +178,7 @@ def _tell_lost(view: View, lost: list[tuple[int, int]], others: list[Standing]) 
         if others
         else ""
     )
-    return f"a message is met by none, and so the ranks wait for each other: {join_clauses(told)}{rest}"
+    return f"a message has no counterpart, so the ranks wait for each other: {join_clauses(told)}{rest}"
 
 
 def _fix_lost(view: View, lost: list[tuple[int, int]]) -> str:

@@ -37,13 +37,13 @@ def find(view: View) -> tuple[Sight, ...]:
         told = (
             f"{name_ranks(cleaning)} left a try block early and made the collective of its except or finally"
         )
-        behind = f"look for the exception behind {shorten(at)}, which has not been shown yet{', or for a loop that ended earlier' if is_early else ''}"
+        behind = f"look for the exception that led to {shorten(at)}: it has not been printed yet{', or for a loop that ended earlier' if is_early else ''}"
         known = [rank for rank in cleaning if rank in raised]
         if is_early and not known and _is_explained(view, parting, cleaning):
             continue  # the script's own lines tell why there was a step less: gradients_met says so
         if known:
             is_early, told = False, _tell_raised(known, cleaning, raised, at)
-            behind = f"mend what was raised at {shorten(raised[known[0]].where)}: it has not been shown, as the collective behind it waits"
+            behind = f"fix the exception raised at {shorten(raised[known[0]].where)}: it was not printed, because the collective after it still waits"
         sight = tell_parting(
             view, parting, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning, told=told,
             fix=f"{behind}; and take the collective out of the except or finally",

@@ -45,8 +45,8 @@ def find(view: View) -> tuple[Sight, ...]:
                 key=f"dead worker of rank {facts.rank}", since_s=view.scene.now_s - facts.still_s,
                 message=f"rank {facts.rank} waits at {shorten(where)} for a batch, and "
                 f"{_tell_workers(facts, stopped, is_all=is_all, is_dead=is_dead)}{told}",
-                fix="find what killed them (mostly a lack of memory): fewer workers or smaller batches"
-                if is_dead else "let the stopped workers go on with `kill -CONT`",
+                fix="find what killed them (usually lack of memory): use fewer workers or smaller batches"
+                if is_dead else "resume the stopped workers with `kill -CONT`",
             )
         )  # fmt: skip
     return tuple(sights)

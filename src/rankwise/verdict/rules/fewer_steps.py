@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.telling import find_fewer, tell_absence
-from rankwise.verdict.uneven import explain_fewer
-from rankwise.verdict.words import is_gradient, is_in_backward, is_sharded_pass, shorten
+from rankwise.verdict.uneven import are_in_step, explain_fewer, say_even, tell_uneven
+from rankwise.verdict.words import is_gradient, is_in_backward, is_sharded_pass
 
 if TYPE_CHECKING:
     from rankwise.verdict.sight import Sight
@@ -26,18 +26,30 @@ def find(view: View) -> tuple[Sight, ...]:
         if any(map(view.may_come, absence.missing)) or not _did_before(view, absence):
             continue
         first = absence.waiting[0]
-        class_id, fix = explain_fewer(view, first.site, first.rank, absence.missing) or (
+        explained = explain_fewer(view, first.site, first.rank, absence.missing)
+        if explained is None and _is_held_up(view, absence):
+            continue
+        is_sharded = absence.op is not None and is_sharded_pass(absence.op)
+        class_id, fix = explained or (
             "D14",
-            f"let all ranks make the same number of {_name_passes(absence)}, and "
-                "one decision for all to stop early or to skip a step (all_reduce the flag first)",
+            f"{say_even(first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
+        )
+        sight = tell_absence(
+            view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence),
+            certainty="proof" if view.have_ended(absence) else "suspicion",
         )  # fmt: skip
-        sights.append(
-            tell_absence(
-                view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence),
-                certainty="proof" if view.have_ended(absence) else "suspicion",
-            )
-        )  # fmt: skip
+        waiting = [one.rank for one in absence.waiting]
+        sights.append(sight if explained else tell_uneven(view, sight, absence.missing, waiting))
     return tuple(sights)
+
+
+def _is_held_up(view: View, absence: Absence) -> bool:
+    """Tell whether a lock, a download or the like in the middle of a step keeps a rank: that says nothing of how many it makes."""
+    first, sources = absence.waiting[0], view.scene.sources
+    is_paused = any(rank in view.pauses for rank in absence.missing)
+    return (is_paused and not sources) or are_in_step(
+        view, first.site, first.rank, absence.missing, any_loop=is_paused
+    )
 
 
 def _is_backward(wait: str | None, absence: Absence) -> bool:
@@ -45,13 +57,6 @@ def _is_backward(wait: str | None, absence: Absence) -> bool:
         absence.op is not None
         and (is_gradient(absence.op) or (is_sharded_pass(absence.op) and is_in_backward(absence.op)))
     )
-
-
-def _name_passes(absence: Absence) -> str:
-    at = shorten(absence.waiting[0].site)
-    if absence.op is not None and is_sharded_pass(absence.op):
-        return f"passes at {at}: equal batches (DistributedSampler, drop_last)"
-    return f"backward passes at {at}: equal batches (DistributedSampler, drop_last, model.join())"
 
 
 def _did_before(view: View, absence: Absence) -> bool:

@@ -72,15 +72,15 @@ def _tell_shards(view: View, parting: Parting) -> Sight:
     were_there = all(parting.lane.has_been_at(rank, gathering.site) for rank in others)
     class_id, fix = (
         "D14" if were_there else None,
-        f"let all ranks make the same number of passes at {at} (DistributedSampler, drop_last), "
-        "and agree on it by a collective before a rank leaves the loop or skips a step",
+        f"make all ranks run the same number of passes at {at} (DistributedSampler, drop_last), "
+        "and agree by a collective before a rank leaves the loop or skips a step",
     )
     if alone is not None:
         class_id, fix = alone.class_id, alone.fix
         if is_shards(alone.op):
             fix = (
-                f"all ranks must make the forward pass at {at}, as FSDP gathers the parameters for it from all of them: "
-                "let all evaluate, and only what follows is for some"
+                f"all ranks must run the forward pass at {at}, because FSDP gathers its parameters from all of them: "
+                "evaluate on all ranks, only what follows may differ"
             )
     elif were_there:
         places = [op.site for _, op in parting.sides if not is_shards(op)]
@@ -111,10 +111,10 @@ def fix_forward(op: Op, class_id: str | None) -> str:
     """
     if class_id == "D14":
         return (
-            f"let all ranks make the same number of training steps at {shorten(op.site)} (DistributedSampler, drop_last, model.join()), "
-            "and agree on it by a collective before a rank leaves the loop or skips a step"
+            f"make all ranks run the same number of training steps at {shorten(op.site)} (DistributedSampler, drop_last, model.join()), "
+            "and agree by a collective before a rank leaves the loop or skips a step"
         )
     return (
         f"at {shorten(op.site)} use model.module(...) for a forward pass that only some ranks make, "
-        "or let all ranks make the same number of them under torch.no_grad()"
+        "or run the same number of them on all ranks, under torch.no_grad()"
     )

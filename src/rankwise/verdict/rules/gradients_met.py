@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.alone import find_alone
 from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.uneven import explain_fewer
-from rankwise.verdict.words import is_gradient, shorten
+from rankwise.verdict.uneven import explain_fewer, say_even, tell_uneven
+from rankwise.verdict.words import is_gradient
 
 if TYPE_CHECKING:
     from rankwise.verdict.parting import Parting
@@ -39,7 +39,6 @@ def _tell(view: View, parting: Parting) -> Sight:
     were_there = all(
         parting.lane.has_been_at(rank, gradients.site) or _has_trained(view, rank) for rank in others
     )
-    at = shorten(gradients.site)
     alone = find_alone(view, parting)
     if alone is not None and not is_gradient(alone.op):
         return tell_parting(
@@ -49,10 +48,9 @@ def _tell(view: View, parting: Parting) -> Sight:
     known = explain_fewer(view, gradients.site, stepping, others, places)
     class_id, fix = known or (
         "D14",
-        f"let all ranks make the same number of backward passes at {at} (DistributedSampler with drop_last, or model.join()), "
-        "and agree on it by a collective before a rank leaves the loop or skips a step",
+        say_even(gradients.site, is_sharded=False),
     )
-    return tell_parting(
+    sight = tell_parting(
         view,
         parting,
         rule=RULE,
@@ -63,3 +61,4 @@ def _tell(view: View, parting: Parting) -> Sight:
         culprits=tuple(sorted(others)) if known and were_there else (),
         lead=next(op for _, op in parting.sides if not is_gradient(op)) if known else None,
     )
+    return tell_uneven(view, sight, sorted(others), [stepping]) if were_there and known is None else sight

@@ -36,7 +36,7 @@ def _judge_slow(view: View, absence: Absence) -> tuple[str | None, str]:
     if doing <= {"busy", "saving", "unknown"} and view.scene.is_whole and are_alone(view, absence.missing):
         who, at = name_ranks(absence.missing), shorten(absence.waiting[0].site)
         return "X14", (
-            f"{who} does work alone that the others wait for at {at}: do it before the job starts, or before init_process_group, "
+            f"{who} works alone while the others wait at {at}: do it before the job starts, or before init_process_group, "
             "or give that group a longer timeout"
         )
     return None, _fix_slow(view, absence)
@@ -46,16 +46,14 @@ def _fix_slow(view: View, absence: Absence) -> str:
     doing = {view.standings[rank].doing for rank in absence.missing}
     who, at = name_ranks(absence.missing), shorten(absence.waiting[0].site)
     if "debugged" in doing:
-        return f"type in the debugger of {who}: the others wait as long as it takes"
+        return f"continue in the debugger of {who}: the others wait for it"
     if "compiling" in doing:
-        return "a compilation takes long the first time; let it finish, or compile on all ranks"
+        return "the first compilation takes long: let it finish, or compile on all ranks"
     if "loading data" in doing:
         if places := list_worker_places(view.by_rank[rank] for rank in absence.missing):
-            return f"look what is waited for at {' and '.join(places)} (a file, a server, a lock), and give it a timeout"
-        return (
-            f"more loader workers, or smaller batches, for {who}; work that is done once belongs before {at}"
-        )
-    return f"look at what {who} is doing; work that one rank does alone for long belongs before {at}, or needs a longer timeout there"
+            return f"check what {' and '.join(places)} waits for (a file, a server, a lock), and give it a timeout"
+        return f"give {who} more loader workers or smaller batches; do one-time work before {at}"
+    return f"look at what {who} is doing; long work on one rank belongs before {at}, or needs a longer timeout there"
 
 
 def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
@@ -68,7 +66,7 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
         line = next(guard.line for guard in away if guard.kind == "except")
         return (
             "R1",
-            f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or tell the others first",
+            f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or tell the other ranks first",
         )
     # The stages of a pipeline stand under tests of the rank, and are meant to.
     waiting = [one for one in absence.waiting if one.op is None or one.op.flow is None]
@@ -77,7 +75,7 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
     if test := next((guard for guard in own if guard.is_rank_test), None):
         return (
             "C1",
-            f"take the collective at {at} out of the rank test at line {test.line}: all ranks make it, and only what follows is for some",
+            f"move the collective at {at} out of the rank test at line {test.line}: all ranks must call it, only what follows may differ",
         )
     if own and view.scene.is_whole and not any(guard.is_rank_test for guard in away):
         return (
@@ -90,9 +88,9 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
     if not waiting:
         return (
             None,
-            f"look why {who} {verb(absence.missing, 'do', 'does')} not go on: each stage waits for those beside it, so all must make the same steps",
+            f"find out why {who} {verb(absence.missing, 'do', 'does')} not go on: each stage waits for its neighbours, so all must run the same steps",
         )
     return (
         None,
-        f"look why {who} did not reach {at}, or why the others did: all ranks of a group must make the same collectives",
+        f"find out why {who} did not reach {at}, or why the others did: all ranks of a group must call the same collectives",
     )

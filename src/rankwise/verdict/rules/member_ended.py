@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.telling import find_deviating, have_been_here, tell_absence
+from rankwise.verdict.uneven import say_even, tell_uneven
 from rankwise.verdict.words import is_gradient, shorten
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ def find(view: View) -> tuple[Sight, ...]:
     for absence in view.absences:
         gone = view.find_ended(absence)
         if gone:
-            sights.append(
-                tell_absence(
-                    view, absence, rule=RULE, class_id=_name(view, absence, gone), certainty="proof", fix=_fix(absence, gone),
-                    culprits=gone if len(gone) < len(absence.missing) else find_deviating(absence),
-                )
+            class_id = _name(view, absence, gone)
+            is_uneven = class_id == "D14" and gone == absence.missing
+            sight = tell_absence(
+                view, absence, rule=RULE, class_id=class_id, certainty="proof", fix=say_even(absence.waiting[0].site, is_sharded=False) if is_uneven else _fix(absence, gone),
+                culprits=gone if len(gone) < len(absence.missing) else find_deviating(absence),
             )  # fmt: skip
+            waiting = [one.rank for one in absence.waiting]
+            sights.append(tell_uneven(view, sight, gone, waiting) if is_uneven else sight)
     return tuple(sights)
 
 
@@ -41,6 +44,6 @@ def _name(view: View, absence: Absence, gone: tuple[int, ...]) -> str | None:
 def _fix(absence: Absence, gone: tuple[int, ...]) -> str:
     at = shorten(absence.waiting[0].site)
     return (
-        f"let {name_ranks(gone)} reach {at} as often as the others: the same number of steps and collectives on all ranks, "
+        f"make {name_ranks(gone)} reach {at} as often as the others: run the same number of steps and collectives on all ranks, "
         "and a barrier before destroy_process_group"
     )

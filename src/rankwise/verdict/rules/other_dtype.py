@@ -18,7 +18,7 @@ def find(view: View) -> tuple[Sight, ...]:
     """Return the sights of it."""
     return tuple(
         tell_parting(
-            view, parting, rule=RULE, class_id="C7", told="the ranks gave tensors of different types",
+            view, parting, rule=RULE, class_id="C7", told="the ranks passed tensors of different dtypes",
             fix=f"convert to one dtype on all ranks before {shorten(parting.sides[0][1].site)}, as in tensor.to(torch.float32)",
         )
         for parting in view.partings

@@ -31,7 +31,7 @@ def find(view: View) -> tuple[Sight, ...]:
         sights.append(
             tell_parting(
                 view, parting, rule=RULE, class_id=class_id, fix=fix, lead=lead,
-                told="the ranks went different ways before it showed",
+                told="the ranks took different paths before this showed",
             )
         )  # fmt: skip
     return tuple(sights)
@@ -46,7 +46,7 @@ def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
         return (
             "D28",
             gathering,
-            f"let all ranks gather the state at {shorten(gathering.site)}, and only one write it",
+            f"gather the state on all ranks at {shorten(gathering.site)}, and write the file on one rank only",
         )
     alone = [op for ranks, op in parting.sides if is_buffers(op) and not _is_known_to_all(parting, op)]
     if len(alone) == 1:
@@ -57,7 +57,7 @@ def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
     class_id = "D14" if is_buffers(own) or is_buffers(others) else None
     return (
         class_id, lead,
-        f"all ranks must make the same collectives in the same order: look at the branches and loops that lead to {places}",
+        f"all ranks must call the same collectives in the same order: look at the branches and loops that lead to {places}",
     )  # fmt: skip
 
 

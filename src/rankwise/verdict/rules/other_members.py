@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 RULE = "other_members"
 _FIX = (
-    "let all ranks of the job call new_group with the same lists in the same order, also those that are no members, "
-    "and keep the one that holds the own rank"
+    "call new_group on all ranks of the job, members or not, with the same lists in the same order, "
+    "and keep the group that contains the own rank"
 )
 
 

@@ -29,7 +29,7 @@ def _tell(view: View, parting: Parting) -> Sight:
     if not forward or not backward:
         return tell_parting(
             view, parting, rule=RULE, class_id=None, told="the ranks of an FSDP model are at different modules of it",
-            fix="let all ranks run the same modules in the same order: where one is dropped or skipped, all must drop it "
+            fix="run the same modules in the same order on all ranks: where one is dropped or skipped, all must drop it "
             "(draw it from a generator of one seed, or broadcast the decision)",
         )  # fmt: skip
     ahead = tuple(sorted(rank for ranks, _ in forward for rank in ranks))
@@ -48,6 +48,6 @@ def _explain(view: View, ahead: tuple[int, ...], others: tuple[int, ...], op: Op
     gate = next((one for one in view.guards_where(others[0], op.site) if one.is_rank_test), None)
     why = f"the rank test at {shorten(gate.file)}:{gate.line} keeps it from there; " if gate else ""
     return "D15", (
-        f"{why}let {name_ranks(ahead)} make the backward pass at {shorten(op.site)} as often as the others "
-        "(a loss of 0 times the outputs does where there is nothing to learn), or let all skip it together: all_reduce the flag first"
+        f"{why}make {name_ranks(ahead)} run the backward pass at {shorten(op.site)} as often as the others "
+        "(with a loss of 0 times the outputs where there is nothing to learn), or skip it on all ranks: all_reduce the flag first"
     )

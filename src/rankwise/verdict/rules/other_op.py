@@ -36,10 +36,10 @@ def tell(view: View, parting: Parting, *, rule: str) -> Sight:
     alone = find_alone(view, parting)
     places = dict.fromkeys(shorten(op.site) for _, op in parting.sides[:3])
     return tell_parting(
-        view, parting, rule=rule, told="the ranks made different collectives at the same time",
+        view, parting, rule=rule, told="the ranks called different collectives at the same time",
         class_id=alone.class_id if alone else "C8", lead=alone.op if alone else None,
         fix=alone.fix if alone else (
-            "all ranks of the group must make the same collectives in the same order: "
+            "all ranks of the group must call the same collectives in the same order: "
             f"look at the branches that lead to {' and '.join(places)}"
         ),
     )  # fmt: skip

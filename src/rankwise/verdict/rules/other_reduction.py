@@ -23,7 +23,7 @@ def find(view: View) -> tuple[Sight, ...]:
             sights.append(
                 tell_parting(
                     view, parting, rule=RULE, class_id=None, told=f"the ranks reduced with different operators ({used})",
-                    fix=f"give the same ReduceOp on all ranks at {shorten(parting.sides[0][1].site)}",
+                    fix=f"pass the same ReduceOp on all ranks at {shorten(parting.sides[0][1].site)}",
                 )
             )  # fmt: skip
     return tuple(sights)

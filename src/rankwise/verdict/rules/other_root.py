@@ -23,8 +23,8 @@ def find(view: View) -> tuple[Sight, ...]:
             roots = ", ".join(f"{name_ranks(ranks)} named rank {op.root}" for ranks, op in parting.sides[:3])
             sights.append(
                 tell_parting(
-                    view, parting, rule=RULE, class_id="C8", told=f"the ranks do not agree who gives or gets ({roots})",
-                    fix=f"give the same src or dst on all ranks at {shorten(parting.sides[0][1].site)}: it is the rank that all others "
+                    view, parting, rule=RULE, class_id="C8", told=f"the ranks disagree about the source or destination ({roots})",
+                    fix=f"pass the same src or dst on all ranks at {shorten(parting.sides[0][1].site)}: it is the rank that all others "
                     "get the data from, not one's own",
                 )
             )  # fmt: skip

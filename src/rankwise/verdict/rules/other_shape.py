@@ -19,7 +19,7 @@ def find(view: View) -> tuple[Sight, ...]:
     return tuple(
         tell_parting(
             view, parting, rule=RULE, class_id="C6",
-            told="the ranks gave tensors of as many elements but of different shapes",
+            told="the ranks passed tensors with the same number of elements but different shapes",
             fix=f"transpose or reshape to the same shape on all ranks before {shorten(parting.sides[0][1].site)}",
         )
         for parting in view.partings

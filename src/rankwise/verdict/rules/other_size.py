@@ -36,9 +36,14 @@ def _tell(view: View, parting: Parting) -> Sight:
         fix = f"at {at} gather the lengths first and pad to the longest, or use all_gather_object"
     else:
         class_id = "C5"
-        fix = f"all ranks must give tensors of the same shape at {at}, and make their collectives in the same order"
+        fix = f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order"
     return tell_parting(
-        view, parting, rule=RULE, class_id=class_id, fix=fix, told="the ranks gave tensors of different sizes"
+        view,
+        parting,
+        rule=RULE,
+        class_id=class_id,
+        fix=fix,
+        told="the ranks passed tensors of different sizes",
     )
 
 

@@ -21,7 +21,7 @@ RULE = "other_splits"
 _FIXES = {
     "all_to_all": "row r of all input_split_sizes must be column r of all output_split_sizes: exchange the counts first, with an all_to_all_single "
     "of one number per rank, and cut the output by what came",
-    "all_gather": "make the outputs as large as what each rank gives: gather the lengths first, or pad to the longest",
+    "all_gather": "make each output as large as what that rank sends: gather the lengths first, or pad to the longest",
     "reduce_scatter": "cut the inputs alike on all ranks, with part r as large as the output of rank r",
 }
 
@@ -39,7 +39,7 @@ def _tell(view: View, parting: Parting) -> Sight:
     clauses = [_tell_misfit(one, ops[one.giver]) for one in misfits]
     return tell_parting(
         view, parting, rule=RULE, class_id="C5", culprits=parting.culprits,
-        told=f"the ranks do not agree how much goes from one to another ({join_clauses(clauses, most=3)})",
+        told=f"the ranks disagree about how much goes from one to another ({join_clauses(clauses, most=3)})",
         fix=f"at {shorten(op.site)} {_FIXES.get(find_family(op) or '', _FIXES['all_to_all'])}",
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ def find(view: View) -> tuple[Sight, ...]:
     return tuple(
         tell_absence(
             view, absence, rule=RULE, class_id="C2", culprits=find_fewer(absence), certainty="proof" if view.have_ended(absence) else "suspicion",
-            fix=f"the barrier at {shorten(absence.waiting[0].site)} was met by none: give each rank as many barriers as the others, "
+            fix=f"the barrier at {shorten(absence.waiting[0].site)} was reached by no other rank: call barrier equally often on all ranks, "
             "as in `if rank != 0: barrier()` … `if rank == 0: barrier()`",
         )
         for absence in view.absences

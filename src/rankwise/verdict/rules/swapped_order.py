@@ -23,9 +23,9 @@ def find(view: View) -> tuple[Sight, ...]:
     return tuple(
         tell_parting(
             view, parting, rule=RULE, class_id="C3",
-            told="the ranks made two collectives in opposite order",
-            fix=f"make them in the same order on all ranks, at {' and '.join(dict.fromkeys(shorten(op.site) for _, op in parting.sides[:3]))}; "
-            "go through names in sorted() order where they come from a set or a dict",
+            told="the ranks called two collectives in opposite order",
+            fix=f"call them in the same order on all ranks, at {' and '.join(dict.fromkeys(shorten(op.site) for _, op in parting.sides[:3]))}; "
+            "iterate in sorted() order over names that come from a set or a dict",
         )
         for parting in view.partings
         if (parting.respect == "order" and _is_meant(view, parting)) or (parting.respect in {"op", "size", "dtype"} and _is_swapped(parting))

@@ -44,4 +44,4 @@ def find(view: View) -> tuple[Sight, ...]:
 
 
 def _fix(op: Op) -> str:
-    return f"let all ranks of the group construct DistributedDataParallel at {shorten(op.site)}, also those that have no data"
+    return f"construct DistributedDataParallel at {shorten(op.site)} on all ranks of the group, also those that have no data"
