@@ -107,7 +107,7 @@ def load(step):
     assert (result.code, report["kind"], report["culprits"]) == (1, "hang", [0, 1])
     assert (report["class"], report["where"]) == (None, line_of(script, "# sleeps"))
     place = line_of(script, "# last").rpartition("/")[2]
-    assert "stage 0 (ranks 0, 1) is asleep at train.py:" in report["message"]
+    assert "stage 0 (ranks 0, 1) is sleeping at train.py:" in report["message"]
     assert (
         f"stage 1 (ranks 2, 3) waits for activations of micro-batch 0 from stage 0 at {place}"
         in report["message"]

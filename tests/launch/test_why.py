@@ -116,7 +116,7 @@ def test_a_rank_that_sleeps_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert main(["why", str(rank)]) == 1
         said = capsys.readouterr().out
         assert said.startswith("rankwise: the job hangs\n")
-        assert "rank 1 is asleep at train.py" in said
+        assert "rank 1 is sleeping at train.py" in said
         assert job.process.poll() is None
 
 
@@ -314,7 +314,7 @@ def test_what_is_no_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     sleeper = subprocess.Popen(["sleep", "1000"], env={})
     try:
         assert main(["why", str(sleeper.pid)]) == 2
-        assert "is no rank" in capsys.readouterr().err
+        assert "is not a rank" in capsys.readouterr().err
     finally:
         sleeper.kill()
         sleeper.wait()
