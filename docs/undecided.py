@@ -10,6 +10,7 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "D19": ("uneven evaluation with gradients on", "How many batches each rank has is known with the data."),
     "D24": ("means of unequal numbers of samples", "How many samples or tokens each rank holds is known with the data."),
     "X18": ("what a batch size means", "A number in the text does not say whether it is meant for one rank or for all."),
+    "R2": ("an error without its traceback", "A script without `@record` is right; it is torchrun's summary that lacks the traceback."),
     "R8": ("an elastic restart loses its place", "What is saved elsewhere is not in the text."),
     "C21": ("object collectives on the first GPU", "Which device an object travels over is known with the backend of the run; RW202 tells of a device that was never set."),
     "M8": ("a learning rate that is scaled for another world", "Whether a rate is meant for one rank or for all is not in the text."),

@@ -12,6 +12,8 @@ from rankwise.doctor import registry
 #: In a wheel they lie inside the package, in a clone beside `src`.
 _FOLDERS = (Path(rankwise.__file__).parent / "docs", Path(rankwise.__file__).parents[2] / "docs")
 _LINK = re.compile(r"\[([^\]\n]+)\]\([^)\n]+\)")
+_SEEN = re.compile(r"\*\*You see:\*\* (.*?)\n\n", re.DOTALL)
+_QUOTE = re.compile(r"(`+) ?(.+?) ?\1")
 _ENTRY = re.compile(r"^### ([A-Z]\d{1,2}): .*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -37,6 +39,36 @@ def find_close(name: str) -> list[str]:
 def list_names() -> list[str]:
     """List the names of all pages."""
     return sorted(name for name, _ in _read_pages().values())
+
+
+def quotes_of(page: str) -> list[str]:
+    """Return the texts that a failure class's page says are seen: not the flags, names and variables that it speaks of."""
+    seen = _SEEN.search(page)
+    quotes = [quote for _, quote in _QUOTE.findall(" ".join(seen[1].split()))] if seen else []
+    return [
+        quote
+        for quote in quotes
+        if (" " in quote or re.fullmatch(r"\w+Error|[A-Z]{5,}", quote))
+        and not quote.startswith(("-", "rankwise "))
+    ]
+
+
+def find_quoting(text: str) -> tuple[str, ...]:
+    """Return the failure classes whose pages quote a text, or a part of it; numbers may differ."""
+    flat = " ".join(text.split())
+    return tuple(
+        name
+        for name, page in _read_pages().values()
+        if any(re.search(_quote_pattern(quote), flat) for quote in quotes_of(page))
+    )
+
+
+def _quote_pattern(quote: str) -> str:
+    """Return the pattern of a quote: dots stand for anything, and a number for any number but that of a signal."""
+    pattern = re.escape(quote.strip(". …")).replace(r"\ :", r" ?:")
+    if not re.search("signal|exitcode", quote, re.IGNORECASE):
+        pattern = re.sub(r"\d+", r"\\d+", pattern)
+    return re.sub(r"\\\.\\\.\\\.|…", ".{0,300}?", pattern) + r"(?!\w)"
 
 
 def _fold(name: str) -> str:

@@ -1,16 +1,19 @@
-"""`rankwise rules` lists what the check knows; `rankwise rule NAME` shows the page of whatever a report names."""
+"""`rankwise rules` lists what the check knows; `rankwise rule NAME` shows the page of whatever a report names, or what an error text means."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base import terminal
 from rankwise.base.errors import UsageError
 from rankwise.cli.columns import align
+from rankwise.cli.error_text import find_known, read_log
 from rankwise.cli.pages import find_close, find_page, list_names
 from rankwise.cli.parser import Parser
 from rankwise.cli.prose import page_width, write_page
@@ -33,36 +36,80 @@ def main(argv: Sequence[str]) -> int:
 
 
 def main_one(argv: Sequence[str]) -> int:
-    """Show the page of one rule; return the exit code."""
+    """Show the page of one rule, or what an error text means; return the exit code."""
     parser = Parser(
         prog="rankwise rule",
-        description="Explain what a report, the check or the doctor has named: why it matters, and what to do.",
+        description="Explain what a report, the check or the doctor has named, or what an error text means: who is at fault, and what to do. "
+        "`rankwise rule < LOG` finds the known errors in a log.",
     )
     parser.add_argument(
         "rule",
-        metavar="NAME",
-        help="A rule of the check (RW101; RW1 lists a chapter), a rule of the hang verdict (gradients_met), a failure class (D14) or a probe (gloo-variables).",
+        nargs="*",
+        metavar="NAME or TEXT",
+        help="A rule of the check (RW101; RW1 lists a chapter), a rule of the hang verdict (gradients_met), a failure class (D14), a probe (gloo-variables); "
+        "or the line that torch, NCCL, Gloo or Python printed, in quotes. Without it, a log is read from standard input.",
     )
     parser.add_argument(
         "--format", choices=["text", "json"], default="text", help="A page, or a JSON object."
     )
     args = parser.parse_args(list(argv))
-    if rules := _find_chapter(args.rule):
+    name = " ".join(args.rule)
+    if not name:
+        if sys.stdin is None or sys.stdin.isatty():
+            parser.error("give a name or an error text, or a log on standard input: rankwise rule < LOG")
+        text, left_out = read_log(sys.stdin.buffer)
+        if not text.strip():
+            parser.error("standard input is empty: give a name, an error text or a log")
+        return _show_known(text, args.format, left_out=left_out)
+    if rules := _find_chapter(name):
         _show_all(rules, args.format)
         return 0
-    page = find_page(args.rule)
+    page = find_page(name)
     if page is not None:
-        print(
-            json.dumps({"name": args.rule, "page": page}, indent=1) if args.format == "json" else _show(page)
-        )
+        print(json.dumps({"name": name, "page": page}, indent=1) if args.format == "json" else _show(page))
         return 0
-    rule = _find_rule(args.rule)
+    if " " in name or find_known(name):
+        return _show_known(name, args.format)
+    rule = _find_rule(name)
     if args.format == "json":
         print(json.dumps({**_to_json(rule), "page": registry.page(rule)}, indent=1))
     else:
         width = page_width()
         print("\n".join(_write_page(rule, width=width, color=terminal.has_colour(1))))
     return 0
+
+
+def _show_known(text: str, format: str, *, left_out: int = 0) -> int:  # noqa: A002 - the name of the flag
+    """Show what the known errors in a text mean; with one of them, its page as well."""
+    known, is_log = find_known(text), "\n" in text.strip()
+    if not known:
+        raise UsageError(
+            "no error text that is known is in this log" if is_log else "this is no error text that is known",
+            hint="`rankwise run` names the rank that failed first, whatever its error",
+        )
+    if format == "json":
+        print(json.dumps([{**asdict(one), "line": one.line + left_out} for one in known], indent=1))
+        return 0
+    color = terminal.has_colour(1)
+    pages = [page for id_ in known[0].classes if (page := find_page(id_))] if len(known) == 1 else []
+    for one in known:
+        place = f"line {one.line + left_out}: " if is_log else ""
+        rows = (
+            [] if pages else [("class", " or ".join(f"{id_} (rankwise rule {id_})" for id_ in one.classes))]
+        )
+        rows = [("at fault", one.at_fault), ("do", one.fix), *rows]
+        print(place + paint(one.text, "bold", color=color))
+        print("".join(f"{line}\n" for name, words in rows if words for line in _write_row(name, words)))
+    if pages:
+        print("\n\n".join(map(_show, pages)))
+    return 0
+
+
+def _write_row(name: str, words: str) -> list[str]:
+    """Return a row of a report's form."""
+    return textwrap.wrap(
+        words, page_width(), initial_indent=f"  {name:<10}", subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip
 
 
 def _show(page: str) -> str:
