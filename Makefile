@@ -49,6 +49,7 @@ site: $(DEV)  ## build the site of docs/ into build/site; a warning is an error
 
 docs: $(DEV)  ## write the reference and draw the pictures anew, and build the site
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_errors.py
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_probes.py

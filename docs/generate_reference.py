@@ -243,6 +243,16 @@ def is_told_by_family(kind: type, member: str) -> bool:
     return any(kind.__name__ in names and member in vars(family) for family, names in FAMILIES.items())
 
 
+def _link_source(value: Any) -> str:
+    """Link the file that defines a name; on the site, where there is no clone around the page, only its path is left."""
+    path = (
+        Path(inspect.getfile(inspect.unwrap(value)))
+        .relative_to(Path(rankwise.__file__).parents[1])
+        .as_posix()
+    )
+    return f"Source: [src/{path}](../../src/{path})"
+
+
 def check_groups() -> None:
     """Make sure that every public name stands in one group."""
     listed = sorted(name for names in GROUPS.values() for name in names)
@@ -269,7 +279,7 @@ def render() -> str:
         for name in names:
             value = getattr(HOMES.get(title, rankwise), name)
             write = write_class if inspect.isclass(value) else write_function
-            lines += ["", f"### {name}", "", *write(name, value)]
+            lines += ["", f"### {name}", "", *write(name, value), "", _link_source(value)]
             while not lines[-1]:
                 lines.pop()
     return "\n".join(lines).replace("``", "`") + "\n"

@@ -1,4 +1,4 @@
-"""The reference of the public names is what their docstrings say, and these are complete."""
+"""The reference of the public names is what their docstrings say, that of the commands what their parsers say, and both are complete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-def load_script() -> Any:
-    """Import docs/generate_reference.py, which is in no package."""
-    spec = importlib.util.spec_from_file_location(
-        "generate_reference", ROOT / "docs" / "generate_reference.py"
-    )
+def load_script(name: str) -> Any:
+    """Import a script of docs/, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +28,8 @@ def load_script() -> Any:
     return module
 
 
-script = load_script()
+script = load_script("generate_reference")
+commands = load_script("generate_cli")
 
 
 def public_calls() -> Iterator[tuple[str, Any]]:
@@ -54,6 +53,11 @@ def test_reference_is_up_to_date() -> None:
     differing = [pair for pair in zip(shown, now, strict=False) if pair[0] != pair[1]]
     first = "\n".join(differing[0]) if differing else f"{len(shown)} and {len(now)} lines"
     assert shown == now, f"docs/reference/api.md is older than the docstrings: run `make docs`\n{first}"
+
+
+def test_reference_of_commands_is_up_to_date() -> None:
+    """docs/reference/cli.md has every flag of every command with the help that the command shows."""
+    assert commands.TARGET.read_text(encoding="utf-8") == commands.render(), "run `make docs`"
 
 
 def test_a_public_name_cannot_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
