@@ -25,7 +25,7 @@ _GUIDES = {
     "check": "../howto/check.md",
     "plan": "../howto/plan-memory.md",
     "why": "../howto/hangs.md#a-job-that-hangs-right-now",
-    "report": "../howto/hangs.md#dumps-of-yesterday",
+    "report": "../howto/hangs.md#saved-dumps",
     "checkpoint": "../howto/resume.md",
     "compare": "../howto/compare.md",
     "resident": "../howto/edit-and-run.md",
