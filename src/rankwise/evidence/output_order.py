@@ -16,8 +16,8 @@ from typing import Any
 _PATIENCE_S = 0.5
 _LOOK_EVERY_S = 0.0001
 #: What is printed while the interpreter goes down finds the modules empty: these are held here.
-_pread, _write, _fstat, _getpid, _sleep, _now = (
-    os.pread,
+_pread: Any = getattr(os, "pread", None)  # Windows has none, nor what the launcher tells by it
+_write, _fstat, _getpid, _sleep, _now = (
     os.write,
     os.fstat,
     os.getpid,
