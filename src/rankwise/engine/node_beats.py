@@ -37,7 +37,7 @@ _STALL_S = 0.4
 #: And what ends so soon after it has ended meanwhile.
 _MEANWHILE_S = 3.0
 _REACH_S, _REACH_TRIES = 0.3, 4
-_CONNECT_S, _AGAIN_S = 15.0, 0.3
+_CONNECT_S, _AGAIN_S, _MEET_S = 15.0, 0.3, 3.0
 _LONGEST_LINE = 1 << 16
 
 
@@ -100,6 +100,7 @@ class Loss:
 class _Peer:
     connection: socket.socket
     node: int | None = None
+    parent: tuple[int, Sequence[Sequence[Any]]] | None = None
     about: Sequence[Any] = ()
     at: Sequence[Sequence[Any]] = ()
     nonce: str = ""
@@ -139,6 +140,7 @@ class Beats:
         self._at: Sequence[Sequence[Any]] = ()
         self._parent: tuple[int, Sequence[Sequence[Any]]] | None = None
         self._parent_until_s = self._parent_next_s = 0.0
+        self._has_parent = threading.Event()
         self._over, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
         #: Whether the others have given this node up.
         self.is_expelled = False
@@ -165,6 +167,9 @@ class Beats:
         self._about, self._at, self._parent = about, at, parent
         self._parent_until_s = time.monotonic() + _CONNECT_S
         self._thread.start()
+        if parent is not None:
+            # Before any rank runs: who ends before it is known here could not be missed.
+            self._has_parent.wait(_MEET_S)
 
     def end(self) -> None:
         """Say good-bye and close; what is lost afterwards is not told."""
@@ -241,7 +246,7 @@ class Beats:
             with contextlib.suppress(OSError):
                 connection = socket.create_connection((host, port), timeout=_AGAIN_S)
                 self._parent = None
-                self._add(connection)
+                self._add(connection, parent=(node, addresses))
                 return
         self._parent_next_s = time.monotonic() + _AGAIN_S
         if now > self._parent_until_s:
@@ -249,11 +254,13 @@ class Beats:
             shown = " or ".join(f"{host}:{port}" for host, port in addresses)
             self._tell(f"node {node}'s launcher is not reached at {shown}: if a node freezes, only time-outs will show it")  # fmt: skip
 
-    def _add(self, connection: socket.socket) -> None:
+    def _add(
+        self, connection: socket.socket, parent: tuple[int, Sequence[Sequence[Any]]] | None = None
+    ) -> None:
         connection.settimeout(0)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = _Peer(connection, nonce=secrets.token_hex(16))
+        peer = _Peer(connection, parent=parent, nonce=secrets.token_hex(16))
         self._peers.append(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
         self._send(peer, _pack({"nonce": peer.nonce}))
@@ -263,6 +270,9 @@ class Beats:
             self._peers.remove(peer)
             self._selector.unregister(peer.connection)
             peer.connection.close()
+            if peer.parent is not None and peer.node is None:
+                self._parent = peer.parent  # it had not said who it is: once more
+                self._parent_next_s = time.monotonic() + _AGAIN_S
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         # A peer that takes nothing for so long that the buffer is full is judged by its silence; one that has closed, when it is read.
@@ -344,6 +354,8 @@ class Beats:
             self._drop(peer)
             return
         peer.node, peer.about, peer.at, peer.silence = node, told["about"], told["at"], Silence(now)
+        if peer.parent is not None:
+            self._has_parent.set()
         for loss in self.losses.values():
             self._send(peer, _pack({"lost": [loss.node, list(loss.about), loss.why, loss.is_ended]}))
 
