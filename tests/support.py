@@ -69,7 +69,7 @@ NOT_COMPARABLE = "torchrun before 2.13 has other flags and variables"
 def without_patience(text: str) -> str:
     """Leave out what a launcher says after some seconds of silence: for whom it waits. It says so on a busy machine only."""
     return re.sub(
-        r"(?m)^rankwise: (waiting for ranks? .* to stop, |no rank runs yet after \d+ s: ).*\n", "", text
+        r"(?m)^rankwise: (waiting for ranks? .* to stop, |no rank has started after \d+ s: ).*\n", "", text
     )
 
 

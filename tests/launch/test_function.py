@@ -196,7 +196,7 @@ def test_variables_are_the_callers_and_no_outer_launchers(monkeypatch: pytest.Mo
         pytest.param(lambda: rankwise.launch(str, threading.Lock(), nprocs=1), r"argument 1 of str \(of type lock\) can't be sent", id="lock"),
         pytest.param(lambda: rankwise.launch(use_lock, nprocs=1), r"the global 'LOCK' in use_lock \(of type lock\)", id="global"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANK": "3"}), "env sets RANK", id="env-rank"),
-        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANKWISE_WATCH": "maybe"}), "RANKWISE_WATCH='maybe' is none of", id="env-watch"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANKWISE_WATCH": "maybe"}), "RANKWISE_WATCH='maybe' is not one of", id="env-watch"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANKWISE_CALL": "3"}), "env sets RANKWISE_CALL", id="env-private"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": NUMBER}), "value of A is of type int: 1", id="env-number"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": "a\0b"}), "value of A has a NUL", id="env-nul"),

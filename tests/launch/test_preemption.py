@@ -300,7 +300,7 @@ def test_75_of_a_script_that_means_something_else(listens: str, tmp_path: Path) 
     write_script(tmp_path, f"import os, rankwise{listens}\nos._exit(75)")
     result, report = run_reported(["--max-restarts", "1", "train.py"], tmp_path)
     assert (result.code, report["kind"], report["attempts"]) == (75, "failure", 2), result.err
-    assert "without a word that this means a requeue" in str(report["reason"])
+    assert "not announced as a requeue" in str(report["reason"])
 
 
 def test_a_launched_function_has_no_exit_code_to_leave_with(tmp_path: Path) -> None:

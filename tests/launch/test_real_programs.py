@@ -182,7 +182,7 @@ ALARMS = {
 def test_what_the_soak_counts(name: str) -> None:
     """Whatever a sound job must not be told is one alarm; that a rank is slow is none."""
     events, report, code, errors = ALARMS[name]
-    note = "rankwise: rank 1 is asleep; rank 0 waits; this may be right, and is only slow\n"
+    note = "rankwise: rank 1 is asleep; rank 0 waits; it may just be slow\n"
     slow = {"certainty": "suspicion", "rule": "kept_waiting"}
     assert len(find_alarms([*events, slow], report, code, errors + note)) == 1
     assert find_alarms([slow], {"kind": "ok"}, 0, note) == []

@@ -173,7 +173,7 @@ threading.Thread(target=lambda: (threading.main_thread().join(), os.write(2, b't
     assert "no such checkpoint" in report["message"]
     noises = "thread: Error: no more\nlogger: Error: not sent\nlibrary: Error: see https://leaks\n"
     assert result.err.startswith(f"no such checkpoint\n{noises}rankwise: ")
-    assert "its last lines" not in result.err
+    assert "last lines of its stderr" not in result.err
 
 
 def test_the_scripts_own_argparse(tmp_path: Path) -> None:

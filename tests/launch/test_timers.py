@@ -37,5 +37,5 @@ def test_a_timer_that_expires_is_the_cause(tmp_path: Path) -> None:
         "rank 1: killed by SIGKILL by torch's watchdog, as its timer 'validation' expired"
         in report["message"]
     )
-    assert "give it more time" in report["fix"]
+    assert "allow more time" in report["fix"]
     assert not pipe.exists()

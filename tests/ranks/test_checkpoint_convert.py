@@ -257,7 +257,7 @@ def test_what_needs_code_is_refused(tmp_path: Path) -> None:
     [
         ("w.pt", b"", "can't be read by torch.load"),
         ("w.pt", b"PK\3\4 and nothing more", "can't be read by torch.load"),
-        ("w.safetensors", b"", "no safetensors file: it has 0 bytes"),
+        ("w.safetensors", b"", "not a safetensors file: it has 0 bytes"),
         ("w.safetensors", b"\xff" * 8, "no safetensors file"),
         ("w.safetensors", b"\2" + b"\0" * 7 + b"[]", "is damaged"),
         ("w.safetensors", b"\2" + b"\0" * 7 + b"{}", "holds no weights: it is an empty dict"),

@@ -439,8 +439,8 @@ def test_the_query_of_an_env_address_counts() -> None:
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no TCP port"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is no TCP port"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a TCP port"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is not a TCP port"),
         ({"MASTER_ADDR": " "}, "MASTER_ADDR is not set"),
     ],
 )

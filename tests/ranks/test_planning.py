@@ -601,7 +601,7 @@ def test_sizes_are_read_as_makers_of_gpus_write_them(text: str | int, size: int)
     ("more", "error", "words"),
     [
         ({"num_ranks": 0}, UsageError, "num_ranks=0 is below 1"),
-        ({"memory": "lots"}, UsageError, "'lots' is no size"),
+        ({"memory": "lots"}, UsageError, "'lots' is not a size"),
         ({"memory": "1GB", "reserve": "2GB"}, UsageError, "leaves nothing"),
         ({"optimizer": "adamx"}, UsageError, "no optimizer 'adamx'.*adamw"),
         ({"precision": "int8"}, UsageError, "no precision 'int8'"),

@@ -410,9 +410,9 @@ def test_a_notice_may_be_given_by_name_or_number(given: str | int) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("SIGTERM", "signals='SIGTERM' is no tuple of signals"),
-        (signal.SIGTERM, "is no tuple of signals"),
-        (None, "signals=None is no tuple of signals"),
+        ("SIGTERM", "signals='SIGTERM' is not a tuple of signals"),
+        (signal.SIGTERM, "is not a tuple of signals"),
+        (None, "signals=None is not a tuple of signals"),
         (("SIGTREM",), "there is no signal 'SIGTREM'"),
         (("SIGTERM", 4711), "there is no signal 4711"),
         ((True,), "there is no signal True"),

@@ -74,6 +74,16 @@ def test_a_script_that_does_not_exist_is_guessed() -> None:
     assert (finding.severity, finding.fix) == ("error", "did you mean train.py?")
 
 
+@pytest.mark.parametrize("name", ["nope.py", "main.py", "sub/nope.py"])
+def test_a_script_that_resembles_no_other_is_not_guessed(name: str, folder: Path) -> None:
+    """That two names end with .py, or stand in one folder, does not make them near."""
+    for other in ("uneven.py", "sub/uneven.py"):
+        (folder / other).parent.mkdir(exist_ok=True)
+        (folder / other).write_text("")
+    assert "did you mean" not in _one(name).fix
+    assert _one("sub/unevn.py").fix == "did you mean sub/uneven.py?"
+
+
 def test_a_second_command_is_seen() -> None:
     """L5: two commands glued together are told apart."""
     assert "second command" in _check("torchrun --nproc_per_node 2 train.py")[0].fix

@@ -351,7 +351,7 @@ def test_batches_go_to_the_device() -> None:
             "cannot find context for 'thread'",
         ),
         (Numbers(), {"micro_batch": 0}, "micro_batch=0"),
-        (7, {}, "a int is no data set"),
+        (7, {}, "a int is not a data set"),
         (iter(range(5)), {"num_workers": 2}, "can be read once, by one process, and there are 2 workers"),
     ],
 )

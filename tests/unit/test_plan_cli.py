@@ -186,11 +186,11 @@ def test_a_builder_that_looks_at_values_can_allocate(capfd: pytest.CaptureFixtur
         (["train.py", "--call", "build_of"], ["build_of() of train needs width"]),
         (["train.py", "--call", "build_nothing"], ["returned NoneType, not a torch.nn.Module"]),
         (["train.py", "--call", "build_with_values"], ["build_with_values() raised", "--allocate"]),
-        (["train.py", "--input", "8,x"], ["'8,x' is no shape"]),
+        (["train.py", "--input", "8,x"], ["'8,x' is not a shape"]),
         (["train.py", "--input", "8:number"], ["torch has no dtype 'number'"]),
         (["train.py", "--input", "8,3"], ["can't be followed without values", "is the batch what the model is called with?"]),
         (["train.py", "--optimizer", "adamx"], ["there is no optimizer 'adamx'"]),
-        (["train.py", "--memory", "much"], ["'much' is no size of memory"]),
+        (["train.py", "--memory", "much"], ["'much' is not a size of memory"]),
     ],
     ids=lambda value: " ".join(value)[:30],
 )  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_script_of_several_builders_or_none_lists_its_functions(capfd: pytest.
             "has none of build_model, make_model, get_model, create_model; its functions are net, train",
         ),
         ("two.py", "has make_model and get_model; its functions are get_model, make_model"),
-        ("bad.py", "bad.py is no Python"),
+        ("bad.py", "bad.py is not valid Python"),
     ):
         code, _, err = call(capfd, name, "--gpus", 1)
         assert code == 2

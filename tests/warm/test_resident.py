@@ -194,7 +194,7 @@ def test_another_environment_another_server_and_not_too_many(residence: Residenc
     assert unused not in seen[3]
     assert seen[0] < seen[3]  # used again, so the other one had to go
     wrong = residence.run(tmp_path, env={"RANKWISE_RESIDENT_MOST": "many", "OMP_NUM_THREADS": "4"})
-    assert (wrong.code, "RANKWISE_RESIDENT_MOST='many' is no number from 1" in wrong.err) == (2, True)
+    assert (wrong.code, "RANKWISE_RESIDENT_MOST='many' is not a number from 1" in wrong.err) == (2, True)
 
 
 def test_another_namespace_another_server(residence: Residence, tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_server_ends_that_nobody_uses(
     assert any(_ask_late(residence, tmp_path, monkeypatch) for _ in range(5))
     wait_until(lambda: not residence.pids(), 10)
     wrong = residence.run(tmp_path, env={"RANKWISE_RESIDENT_IDLE": "soon"})
-    assert (wrong.code, "RANKWISE_RESIDENT_IDLE='soon' is no number of seconds above 0" in wrong.err) == (
+    assert (wrong.code, "RANKWISE_RESIDENT_IDLE='soon' is not a number of seconds above 0" in wrong.err) == (
         2,
         True,
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _EXIT_BARRIER_S = 300.0
 _IMPORT_S = 60.0
+#: A shorter wait for more nodes needs no explanation.
+_WORTH_A_LINE_S = 5.0
 
 
 @final
@@ -193,7 +195,7 @@ class SeveralNodes:
     def _say_waiting(self, waited_s: float) -> None:
         spec, starts_in_s = self._spec, self._helper.news("starts_in_s")
         if starts_in_s is not None:  # torch sets this time once there are enough
-            if not self._has_told_enough:
+            if not self._has_told_enough and float(str(starts_in_s)) > _WORTH_A_LINE_S:
                 self._has_told_enough = True
                 self._console.say(
                     f"rankwise: {self._helper.news('joined')} of --nnodes {spec.min_nodes}:{spec.max_nodes} nodes have joined, which is enough: "
