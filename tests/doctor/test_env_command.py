@@ -230,3 +230,20 @@ def test_the_environment_is_not_changed(show: Callable[..., tuple[int, str]]) ->
     before = dict(os.environ)
     show({"RANK": "0", "WORLD_SIZE": "1"})
     assert dict(os.environ) == before
+
+
+def test_what_it_offers_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind an arrow stands a command without a remark, and a remark stands above it; a process that is alone gets a whole command."""
+    for name, value in {"MASTER_ADDR": "foo:123", "MASTER_PORT": "9", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 1
+    told = capsys.readouterr().out.splitlines()
+    arrows = [line for line in told if line.startswith("  -> ")]
+    assert "  -> export MASTER_ADDR=foo" in arrows
+    assert not [line for line in arrows if "#" in line]
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert main([]) == 0
+    assert "  rankwise run --nproc-per-node auto train.py" in capsys.readouterr().out.splitlines()

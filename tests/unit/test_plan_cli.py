@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import python_forks
+from rankwise.base import terminal
 from rankwise.cli import plan
 from rankwise.cli.main import main
 
@@ -98,6 +99,20 @@ def test_a_row_for_each_composition_and_the_proposal(capfd: pytest.CaptureFixtur
     assert chosen[0].endswith("fits")
     assert "TP 2 x FSDP 2 + checkpointing" in out
     assert lines[-1].startswith("ZeRO-1, fp32, needs ")
+
+
+def test_on_a_narrow_terminal_the_parts_stand_below_the_total(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line is wider than 80 columns, none is lost, and what paints a line is no character of it."""
+    wide = call(capfd, "train.py", "--gpus", "8")[1]
+    monkeypatch.setattr(terminal, "width", lambda _fd: 80)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, narrow, _ = call(capfd, "train.py", "--gpus", "8")
+    assert (code, "?[" in narrow) == (0, False)
+    plain = terminal.strip_escapes(narrow)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert {word for word in wide.split() if word.endswith("B")} <= set(plain.replace(",", "").split())
 
 
 def test_the_training_does_not_start_and_its_prints_are_no_answer(capfd: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,8 @@ def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
             yield from _write_values(told)
     elif told.role == "alone":
         yield paint("this process is alone: no variable says it is one of several", "bold", color=color)
-        yield "  rankwise run --nproc-per-node auto train.py  # a rank for each GPU, or for each CPU"
+        yield "to start one rank for each GPU, or for each CPU where there is none:"
+        yield "  rankwise run --nproc-per-node auto train.py"
     else:
         yield paint("it is not clear which rank this is: see below", "bold", color=color)
 
@@ -138,8 +139,13 @@ def _write_values(told: Understood) -> Iterator[str]:
 
 def _write_finding(one: Reading, *, color: bool) -> Iterator[str]:
     head = paint(f"{_WORDS.get(one.verdict, one.verdict)}:", "red" if one.verdict == "fail" else "yellow", color=color)  # fmt: skip
-    yield f"{head} {_plain(one.what)}" + (f" [{one.class_id}]" if one.class_id else "")
+    named = f" [{one.class_id}]" if one.class_id else ""
+    columns = terminal.width(1)
+    yield terminal.wrap(f"{head} {_plain(one.what)}{named}", columns)
     if one.why:
-        yield f"  {_plain(one.why)}"
+        yield terminal.wrap(f"  {_plain(one.why)}", columns)
     for line in one.fix.splitlines():
-        yield f"  -> {_plain(line)}"
+        command, _, remark = line.partition("  # ")
+        if remark:
+            yield f"  ({_plain(remark)})"
+        yield f"  -> {_plain(command).removeprefix('# ')}"

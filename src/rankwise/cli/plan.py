@@ -82,7 +82,7 @@ def _read_input(text: str) -> tuple[list[int], str]:
     except ValueError:
         sizes = [0]
     if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: say 8,1024:int64")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: say 8,1024:int64")
     return sizes, dtype or "float32"
 
 
@@ -95,7 +95,7 @@ def _read_target(target: str, call: str | None) -> tuple[str, str]:
             raise UsageError(f"there is no file {module if function else target}", hint="give a script, or package.module:function")  # fmt: skip
         return module, call or function
     if path.suffix != ".py":
-        raise UsageError(f"{target} is no Python script: its name does not end with .py")
+        raise UsageError(f"{target} is not a Python script: its name does not end with .py")
     return target, call or _find_builder(path)
 
 
@@ -103,7 +103,7 @@ def _find_builder(path: Path) -> str:
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} is no Python: {error}") from error
+        raise UsageError(f"{path} is not valid Python: {error}") from error
     functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
     found = [name for name in _BUILDERS if name in functions]
     if len(found) == 1:

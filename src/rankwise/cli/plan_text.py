@@ -17,31 +17,48 @@ _BF16_PARAMS = "bf16-params"
 
 
 def render(told: Mapping[str, Any], optimizer: str) -> str:
-    """Return a plan, as ``Plan.as_json`` gives it, as lines."""
-    return clean_text("\n".join(_write(told, optimizer, color=terminal.has_colour(1))))
+    """Return a plan, as ``Plan.as_json`` gives it, as lines: as wide as the terminal, if there is one."""
+    color, columns = terminal.has_colour(1), terminal.width(1)
+    return "\n".join(
+        paint(terminal.wrap(clean_text(line), columns), "bold", color=color and is_bold)
+        for line, is_bold in _write(told, optimizer, columns)
+    )
 
 
-def _write(told: Mapping[str, Any], optimizer: str, *, color: bool) -> Iterator[str]:
-    yield _tell_model(told, optimizer)
-    yield _tell_memory(told)
+def _write(told: Mapping[str, Any], optimizer: str, columns: int | None) -> Iterator[tuple[str, bool]]:
+    """Yield lines, and whether they are bold."""
+    yield _tell_model(told, optimizer), False
+    yield _tell_memory(told), False
     found: Sequence[Mapping[str, Any]] = told["compositions"]
     chosen = None if told["proposal"] is None else found[told["proposal"]]
     first = found[0]["precision"]
     # What would do with narrower weights is of interest only where nothing does with wide ones.
     shown = [one for one in found if chosen is None or one["precision"] in {first, chosen["precision"]}]
     for precision in dict.fromkeys(one["precision"] for one in shown):
-        rows = [one for one in shown if one["precision"] == precision]
-        yield ""
-        yield paint(_tell_precision(precision), "bold", color=color)
-        head, *lines = align([_HEADS, *(_make_row(one, chosen) for one in rows)], right={2, 3, 4, 5, 6, 7})
-        yield head
-        for one, line in zip(rows, lines, strict=True):
-            yield paint(line, "bold", color=color and one is chosen)
-    yield ""
-    yield f"{told['why']}."
-    yield from (f"Note: {one}." for one in told["notes"])
+        yield "", False
+        yield _tell_precision(precision), True
+        yield from _write_table([one for one in shown if one["precision"] == precision], chosen, columns)
+    yield "", False
+    yield f"{told['why']}.", False
+    yield from ((f"Note: {one}.", False) for one in told["notes"])
     if len(shown) < len(found):
-        yield f"{len(found) - len(shown)} more, with weights in bf16, are told by --precision {_BF16_PARAMS}."
+        yield f"{len(found) - len(shown)} more, with weights in bf16: --precision {_BF16_PARAMS}.", False
+
+
+def _write_table(
+    found: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None, columns: int | None
+) -> Iterator[tuple[str, bool]]:
+    """Yield the rows; where the terminal is too narrow for them, the parts of each below its total."""
+    rows = [_make_row(one, chosen) for one in found]
+    head, *lines = align([_HEADS, *rows], right={2, 3, 4, 5, 6, 7})
+    if columns is None or max(map(len, lines)) <= columns:
+        yield head, False
+        yield from ((line, one is chosen) for one, line in zip(found, lines, strict=True))
+        return
+    lines = align([(*row[:2], *row[-2:]) for row in rows], right={2})
+    for one, line, row in zip(found, lines, rows, strict=True):
+        yield line, one is chosen
+        yield "      " + ", ".join(map(" ".join, zip(_HEADS[2:-2], row[2:-2], strict=True))), False
 
 
 def _tell_model(told: Mapping[str, Any], optimizer: str) -> str:
@@ -62,9 +79,9 @@ def _tell_memory(told: Mapping[str, Any]) -> str:
 
 def _tell_precision(precision: str) -> str:
     return {
-        "fp32": "fp32: weights and computing",
-        "bf16": "bf16: weights in fp32, computing in bf16",
-        "fp16": "fp16: weights in fp32, computing in fp16",
+        "fp32": "fp32: weights and compute",
+        "bf16": "bf16: weights in fp32, compute in bf16",
+        "fp16": "fp16: weights in fp32, compute in fp16",
         _BF16_PARAMS: "bf16-params: weights, gradients and states in bf16",
     }[precision]
 

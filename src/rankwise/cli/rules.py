@@ -141,7 +141,8 @@ def _show_all(rules: Sequence[Rule[Any]], format: str) -> None:  # noqa: A002 - 
     if format == "json":
         print(json.dumps([_to_json(rule) for rule in rules], indent=1))
     else:
-        print("\n".join(_write_table(rules, color=terminal.has_colour(1))))
+        lines = _write_table(rules, color=terminal.has_colour(1))
+        print(terminal.wrap("\n".join(lines), terminal.width(1)))
 
 
 def _to_json(rule: Rule[Any]) -> dict[str, object]:
