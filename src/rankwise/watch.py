@@ -91,7 +91,7 @@ def read_words(argv: Sequence[str], env: Mapping[str, str]) -> Wish | None:
         every_s = 0.0
     if not 0 < every_s < float("inf"):
         raise UsageError(
-            f"--every {given['--every']} is no number of seconds above 0", hint="for example --every 30"
+            f"--every {given['--every']} is not a number of seconds above 0", hint="for example --every 30"
         )
     return Wish(place=Path(given["--folder"]), every_s=every_s, words=tuple(rest))
 

@@ -47,7 +47,7 @@ def read_float(name: str, default: float) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise UsageError(
-            f"{name}={text!r} is no number of seconds above 0", hint=f"set {name} to a number, or unset it"
+            f"{name}={text!r} is not a number of seconds above 0", hint=f"set {name} to a number, or unset it"
         )
     return value
 

@@ -68,7 +68,7 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - these flags
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if status.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {most_bytes}", str(path))
         return file.read(most_bytes)

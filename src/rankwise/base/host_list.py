@@ -50,7 +50,7 @@ def find_fault(text: str) -> str:
 
 def _find_word_fault(word: str) -> str:
     if word.startswith("-"):
-        return f"{word!r} is no host name"
+        return f"{word!r} is not a host name"
     if _ADDRESS.fullmatch(word):
         return ""
     if re.fullmatch(r"([^\[\]]|\[[^\[\]]*\])*", word) is None:
@@ -61,7 +61,7 @@ def _find_word_fault(word: str) -> str:
         for part in inside.split(","):
             found = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
             if not part or ("-" in part and (found is None or int(found[1]) > int(found[2]))):
-                return f"{part!r} in {word!r} is no number, and no range of numbers as in gpu[01-16]"
+                return f"{part!r} in {word!r} is neither a number nor a range such as gpu[01-16]"
             counts[-1] += int(found[2]) - int(found[1]) + 1 if found else 1
     return f"{word!r} is more than {_MOST_HOSTS} hosts" if math.prod(counts) > _MOST_HOSTS else ""
 

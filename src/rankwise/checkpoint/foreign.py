@@ -66,7 +66,7 @@ def _read_several(index: Path) -> dict[str, torch.Tensor]:
             str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of weights: {error!r}", hint='it must hold {"weight_map": {name: file}}') from error  # fmt: skip
+        raise CheckpointError(f"{index} is not an index of weights: {error!r}", hint='it must hold {"weight_map": {name: file}}') from error  # fmt: skip
     found: dict[str, torch.Tensor] = {}
     for name in sorted(set(file_of.values())):
         if Path(name).name != name:
@@ -111,7 +111,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
     with file.open("rb") as source:
         head_size = int.from_bytes(source.read(8), "little")
         if size < 8 or head_size > min(size - 8, _LONGEST_HEAD):
-            raise CheckpointError(f"{file} is no safetensors file: it has {size} bytes, and its head {head_size}", hint="it is cut off, or something else with this name")  # fmt: skip
+            raise CheckpointError(f"{file} is not a safetensors file: it has {size} bytes, and its head {head_size}", hint="it is cut off, or something else with this name")  # fmt: skip
         head = source.read(head_size)
     data = torch.empty(0, dtype=torch.uint8)
     if size > 8 + head_size:

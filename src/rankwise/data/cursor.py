@@ -185,7 +185,7 @@ def check_kind(state: Any, version: int, kind: str, rank: int) -> None:
     if not isinstance(state, dict) or state.get("version") != version:
         told = state.get("version") if isinstance(state, dict) else type(state).__name__
         raise DataError(
-            f"this is no state of a sampler or loader that can be read here: version {told!r}, and {version} is wanted",
+            f"this is not a state of a sampler or loader that can be read here: version {told!r}, and {version} is wanted",
             rank=rank,
             hint="load what state_dict() has returned, with the rankwise that saved it",
         )

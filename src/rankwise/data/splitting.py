@@ -33,7 +33,7 @@ def is_stream(dataset: Any) -> bool:
     if hasattr(dataset, "__iter__"):
         return True
     raise UsageError(
-        f"a {type(dataset).__name__} is no data set: it can neither be indexed nor iterated",
+        f"a {type(dataset).__name__} is not a data set: it can neither be indexed nor iterated",
         hint="give it __getitem__ and __len__, or __iter__",
     )
 

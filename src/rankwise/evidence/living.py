@@ -103,7 +103,7 @@ def find_ranks(pid: int) -> tuple[LivingRank, ...]:
             hint="run it as the user who runs the job, or as root",
         )
     raise UsageError(
-        f"process {pid} is no rank, and none of the {len(below) - 1} processes below it is one",
+        f"process {pid} is not a rank, and none of the {len(below) - 1} processes below it is one",
         hint="ranks are known by RANK, SLURM_PROCID or the like in their environment; give the PID of torchrun, or of a rank",
     )
 

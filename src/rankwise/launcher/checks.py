@@ -67,7 +67,7 @@ def _check_nproc(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
     yield Finding(
         id="L4",
         severity="error",
-        what=f"{_spelled(spec, '--nproc-per-node')} {value!r} is no number of ranks",
+        what=f"{_spelled(spec, '--nproc-per-node')} {value!r} is not a number of ranks",
         fix="a number above 0, gpu, cpu, xpu or auto; did the flag lose its value?",
     )
 
@@ -106,7 +106,7 @@ def _check_script(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
                           fix="give its path, or leave out --no-python for a Python script")  # fmt: skip
         return
     if program.how == "run_path" and not path.is_absolute():
-        yield Finding(id="L4", severity="error", what=f"--run-path needs an absolute path, and {script!r} is none",
+        yield Finding(id="L4", severity="error", what=f"--run-path needs an absolute path, but {script!r} is not",
                       fix=f"give {path.absolute()}")  # fmt: skip
     elif path.is_dir():
         if not (path / "__main__.py").exists():
@@ -123,10 +123,11 @@ def _guess(script: str) -> str:
         return f"a second command begins at {script!r}: keep one of the two"
     if re.fullmatch(r"[\w.]+", script) and "." in script and not script.endswith(".py"):
         return f"for a module: -m {script}"
-    folder = Path(script).parent
-    names = [str(path) for path in folder.glob("*.py")] if folder.is_dir() else []
-    near = difflib.get_close_matches(script, names, n=1)
-    return f"did you mean {near[0]}?" if near else "check the path, and the folder that you are in"
+    path = Path(script)
+    # Folder and ending are alike anyway, and say nothing of how near a name is.
+    names = {one.stem: one for one in path.parent.glob("*.py")} if path.parent.is_dir() else {}
+    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7)
+    return f"did you mean {names[near[0]]}?" if near else "check the path, and the current folder"
 
 
 def _check_late_flags(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:

@@ -177,7 +177,7 @@ def _to_watch(args: argparse.Namespace, env: Mapping[str, str]) -> bool:
 def _to_on_hang(given: str | None, env: Mapping[str, str]) -> OnHang | None:
     value = given or env.get("RANKWISE_ON_HANG", "").strip().lower()
     if value and value not in ON_HANG:
-        raise UsageError(f"RANKWISE_ON_HANG={value!r} is none of {', '.join(ON_HANG)}")
+        raise UsageError(f"RANKWISE_ON_HANG={value!r} is not one of {', '.join(ON_HANG)}")
     return next((one for one in ON_HANG if one == value), None)
 
 
@@ -186,7 +186,7 @@ def _parse_preload(text: str) -> tuple[str, ...]:
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(
-                f"--preload {text}: {name!r} is no name of a module",
+                f"--preload {text}: {name!r} is not a module name",
                 hint="names with commas between them: --preload transformers,my_package.models",
             )
     return names
@@ -233,7 +233,7 @@ def _to_logs(args: argparse.Namespace, env: Mapping[str, str]) -> Logs:
         shown = frozenset(map(int, args.local_ranks_filter.split(","))) if args.local_ranks_filter else None
     except ValueError:
         raise UsageError(
-            f"--local-ranks-filter {args.local_ranks_filter!r} is no list of ranks",
+            f"--local-ranks-filter {args.local_ranks_filter!r} is not a list of ranks",
             hint="give numbers, as in 0,1,2",
         ) from None
     return Logs(

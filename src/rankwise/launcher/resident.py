@@ -457,7 +457,7 @@ def _make_room(folder: int) -> None:
     text = get(_MOST, str(_USUAL_MOST)).strip()
     if not text.isdecimal() or not int(text):
         raise UsageError(
-            f"{_MOST}={text!r} is no number from 1", hint=f"set {_MOST} to a number, or unset it"
+            f"{_MOST}={text!r} is not a number from 1", hint=f"set {_MOST} to a number, or unset it"
         )
     for name in _list_sockets(folder)[int(text) - 1 :]:
         if (sock := _connect(folder, name)) is not None:

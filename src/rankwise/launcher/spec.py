@@ -37,7 +37,7 @@ def may_watch(env: Mapping[str, str]) -> bool:
     may = is_on("RANKWISE_WATCH", default=True, env=env)
     if may and value not in {"", "1", "yes", "true", "on", DISPATCHER}:
         raise UsageError(
-            f"RANKWISE_WATCH={value!r} is none of 1, yes, true, on, {DISPATCHER}, 0, no, false, off"
+            f"RANKWISE_WATCH={value!r} is not one of 1, yes, true, on, {DISPATCHER}, 0, no, false, off"
         )
     return may
 

@@ -163,7 +163,9 @@ def _to_seconds(value: object, name: str) -> float | None:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise UsageError(f"{name}={value!r} is no number of seconds above 0", hint=f"for example {name}=300")
+        raise UsageError(
+            f"{name}={value!r} is not a number of seconds above 0", hint=f"for example {name}=300"
+        )
     return float(value)
 
 

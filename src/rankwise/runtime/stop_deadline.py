@@ -45,7 +45,9 @@ def find_deadline(clock: Clock, *, after_s: float | None, margin_s: float, rank:
     """
     for name, value in (("after_s", after_s), ("margin_s", margin_s)):
         if value is not None and not 0 <= value < math.inf:
-            raise UsageError(f"{name}={value!r} is no number of seconds", rank=rank, hint="for example 3600")
+            raise UsageError(
+                f"{name}={value!r} is not a number of seconds", rank=rank, hint="for example 3600"
+            )
     now_s = clock.monotonic()
     found = [] if after_s is None else [Deadline(at_s=now_s + after_s, reason=f"{after_s:g} s are over")]
     for name in _VARIABLES:
@@ -70,7 +72,7 @@ def _read_epoch(name: str, text: str, rank: int) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise UsageError(
-            f"{name}={text!r} is no time",
+            f"{name}={text!r} is not a time",
             rank=rank,
             hint=f"set {name} to seconds since the epoch (`date -d '+4 hours' +%s`), or unset it",
         )

@@ -180,7 +180,7 @@ class StopWatch:
         for number in taken:
             sys.stderr.write(
                 f"rankwise: warning: [rank {self._rank}] {signal.Signals(number).name} has a handler in native code "
-                "(faulthandler.register?), so it is no notice to stop here\n"
+                "(faulthandler.register?), so it is not a notice to stop here\n"
             )
         numbers = tuple(number for number in numbers if number not in taken)
         open_shield(numbers)
@@ -317,7 +317,7 @@ def read_signals(signals: Iterable[str | int], rank: int) -> tuple[int, ...]:
     """
     hint = "for example signals=('SIGTERM', 'SIGUSR2')"
     if isinstance(signals, str) or not hasattr(signals, "__iter__"):
-        raise UsageError(f"signals={signals!r} is no tuple of signals", rank=rank, hint=hint)
+        raise UsageError(f"signals={signals!r} is not a tuple of signals", rank=rank, hint=hint)
     numbers = []
     for one in signals:
         try:

@@ -149,7 +149,7 @@ def place_from_env(host: str | None, port: int | None, source: str, rank: int) -
                          "with mpirun: -x MASTER_ADDR -x MASTER_PORT")  # fmt: skip
     if not 0 < port < 65536:
         raise UsageError(
-            f"MASTER_PORT={port} is no TCP port",
+            f"MASTER_PORT={port} is not a TCP port",
             rank=rank,
             hint="take a free port from 1024 to 65535, the same on all ranks",
         )

@@ -126,7 +126,7 @@ def _check_monitor(evaluation: Evaluation | None, config: TrainerConfig) -> None
 def _check_callback(callback: Any) -> None:
     if not isinstance(callback, Callback):
         raise UsageError(
-            f"callbacks: {_name(callback)} is no rankwise.train.Callback",
+            f"callbacks: {_name(callback)} is not a rankwise.train.Callback",
             hint="give instances of classes derived from it; what only writes things down belongs into loggers",
         )
     known = {name for name in vars(Callback) if name.startswith("on_")}
@@ -142,7 +142,7 @@ def _check_callback(callback: Any) -> None:
 def _check_logger(logger: Any) -> None:
     if isinstance(logger, (type, Callback)) or not hasattr(logger, "on_report"):
         raise UsageError(
-            f"loggers: {_name(logger)} is no logger",
+            f"loggers: {_name(logger)} is not a logger",
             hint="give instances with the methods of rankwise.train.Logger; a Callback belongs into callbacks",
         )
 

@@ -143,7 +143,7 @@ _TESTS = {"nproc_per_node": _nproc, "nnodes": _nnodes, "master_port": _port, "rd
 _PATTERNS = {
     "node_rank": (r"\d+", "no number from 0 up"),
     "max_restarts": (r"\d+", "no number from 0 up"),
-    "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "no number of seconds"),
+    "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "not a number of seconds"),
 }
 
 
