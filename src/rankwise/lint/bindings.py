@@ -24,16 +24,16 @@ _WORDS = (
     r"|[Aa]ccelerator|[Ff]abric|DataParallel|no_sync|SyncBatchNorm|convert_sync_batchnorm|full_tensor|summon_full_params"
     r"|device_ids|sync_dist|save_checkpoint|save_(16bit|fp16)_model|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
     r"|LightningModule|Trainer|TrainingArguments|init_distributed|SummaryWriter|wandb"
-    r"|(training|validation|test)_step|on_(train|validation|test|fit|step|epoch)_\w+"
+    r"|rankwise|\w*(Mirrored|CentralStorage)Strategy|replica_id|num_replicas_in_sync|(training|validation|test)_step|on_(train|validation|test|fit|step|epoch)_\w+"
 )
 _WORD = re.compile(_WORDS)
 _TALKS = re.compile(
     r"torch\.distributed|import distributed|\bas dist\b|distributed import|\bdist\.(get|init|is)_"
-    r"|from torch import[^\n]*\bdistributed\b|^(import|from) deepspeed\b",
+    r"|from torch import[^\n]*\bdistributed\b|^(import|from) (deepspeed|rankwise)\b",
     re.MULTILINE,
 )
 _NAME = re.compile(r"\w+")
-#: These are words of much else as well, and count only in a text that mentions torch.distributed or imports DeepSpeed.
+#: These are words of much else as well, and count only in a text that mentions torch.distributed, or imports DeepSpeed or rankwise.
 _DISTRIBUTED_WORD = re.compile(
     r"is_initialized|(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
 )

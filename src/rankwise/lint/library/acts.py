@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, PL_MODULE
+from rankwise.lint.library.names import ACCELERATOR, CONTEXT, DDP, ENGINE, FABRIC, FSDP, PL_MODULE, STRATEGY
 
 Result = Literal["equal", "local", "same", "first", "none"]
 
@@ -141,6 +141,25 @@ _FSDP = {
     "summon_full_params": _op("state"),
     "sharded_optim_state_dict": _op("state", is_sure=False),
 }
+#: Our own: what says "Collective" in its docstring.
+_RANKWISE = {
+    **dict.fromkeys(("all_reduce", "all_gather", "broadcast", "evaluate", "predict"), _op(result="equal")),
+    **dict.fromkeys(("all_reduce_with_grad", "all_gather_with_grad", "all_gather_into"), _op(result="equal")),
+    **dict.fromkeys(("all_reduce_", "broadcast_"), _op(result="none", fills=(0, "tree", "equal"))),
+    **dict.fromkeys(
+        ("gather", "gather_into", "reduce", "reduce_scatter", "scatter", "all_to_all"), _op(result="local")
+    ),
+    "barrier": _op("barrier", result="none"),
+    "new_group": _op("group", result="equal"),
+    "check_replicas": _op(result="none"),
+    "checkpoint.save": _op("save"),
+    "checkpoint.load": _op("save", result="equal"),
+    "Trainer.fit": _op(result="none"),
+    "Trainer.evaluate": _op(result="equal"),
+    "tf.CheckpointManager.save": _op("save", result="equal"),
+    "tf.CheckpointManager.restore_or_initialize": _op("save", result="equal"),
+    "tf.Checkpoint.restore": _op("save", result="none"),
+}
 #: Names of helpers in wide use, where their text is not at hand.
 HELPERS = {
     "reduce_dict": _op(result="equal"),
@@ -166,6 +185,9 @@ ACTS: dict[str, Act] = {
     **{f"{PL_MODULE}.{name}": act for name, act in _PL_MODULE.items()},
     **{f"{ENGINE}.{name}": act for name, act in _ENGINE.items()},
     **{f"{FSDP}.{name}": act for name, act in _FSDP.items()},
+    **{f"rankwise.{name}": act for name, act in _RANKWISE.items()},
+    **{f"{CONTEXT}.{name}": _op(result="equal") for name in ("agree", "should_stop")},
+    **{f"{STRATEGY}.{name}": _op(result="equal") for name in ("reduce", "gather")},
     f"{DDP}.state_dict": Act(result="equal"),
     "torch.distributed.tensor.DTensor.full_tensor": _op("state", result="equal"),
     "torch.distributed.tensor.DTensor.redistribute": _op(result="same"),

@@ -15,6 +15,8 @@ ENGINE = "deepspeed.DeepSpeedEngine"
 PL_MODULE = "lightning.pytorch.LightningModule"
 PL_TRAINER = "lightning.pytorch.Trainer"
 HF_TRAINER = "transformers.Trainer"
+CONTEXT = "rankwise.RankContext"
+STRATEGY = "rankwise.tf.Strategy"
 GROUP = "torch.distributed.ProcessGroup"
 WORK = "torch.distributed.Work"
 
@@ -43,6 +45,9 @@ _PREFIXES = {
     "transformers.trainer.": "transformers.",
     "transformers.trainer_callback.": "transformers.",
     "transformers.training_args.": "transformers.",
+    "rankwise.tf.experimental.": "rankwise.tf.",  # of `tf.distribute`, which is `tf`
+    "rankwise.tf.distribute.": "rankwise.tf.",
+    "rankwise.tf.train.": "rankwise.tf.",
     "deepspeed.comm.": "torch.distributed.",
     "deepspeed.runtime.engine.": "deepspeed.",
 }
@@ -70,6 +75,10 @@ _WHOLE = {
     "torch.distributed.group.WORLD": "torch.distributed.GroupMember.WORLD",
     "numpy.random": "numpy.random",
     "posix.environ": "os.environ",
+    **dict.fromkeys(
+        (f"rankwise.tf.{kind}Strategy" for kind in ("Mirrored", "MultiWorkerMirrored", "CentralStorage")),
+        STRATEGY,
+    ),
 }
 
 

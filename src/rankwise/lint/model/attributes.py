@@ -8,12 +8,14 @@ from rankwise.lint.library.hints import main_of, role_of
 from rankwise.lint.library.makers import NAMED_OBJECTS, WRAPPERS
 from rankwise.lint.library.names import (
     ACCELERATOR,
+    CONTEXT,
     ENGINE,
     FABRIC,
     HF_TRAINER,
     LOADER,
     PL_MODULE,
     PL_TRAINER,
+    STRATEGY,
     canonical,
 )
 from rankwise.lint.model.defining import module_scope
@@ -40,13 +42,15 @@ if TYPE_CHECKING:
 #: What describes a tensor or a batch, and is the same on all ranks unless something is wrong already.
 _SHAPES = frozenset({"shape", "dtype", "device", "ndim", "dim", "__class__", "is_cuda", "requires_grad", "sharding", "itemsize", "format"})  # fmt: skip
 _IS_MAIN = {"is_main_process": "rank", "is_global_zero": "rank", "is_local_main_process": "local_rank", "is_last_process": "last",
-            "is_world_process_zero": "rank", "is_local_process_zero": "local_rank"}  # fmt: skip
+            "is_world_process_zero": "rank", "is_local_process_zero": "local_rank",
+            "is_main": "rank", "is_local_main": "local_rank"}  # fmt: skip
 _ROLES = {"process_index": "rank", "local_process_index": "local_rank", "num_processes": "world_size", "global_rank": "rank",
-          "local_rank": "local_rank", "world_size": "world_size", "node_rank": "node_rank", "rank": "rank"}  # fmt: skip
+          "local_rank": "local_rank", "world_size": "world_size", "node_rank": "node_rank", "rank": "rank",
+          "replica_id": "rank", "num_replicas_in_sync": "world_size"}  # fmt: skip
 #: Objects whose attributes tell who the rank is.
 _KNOWS_RANK = frozenset({ACCELERATOR, FABRIC, PL_TRAINER, HF_TRAINER, PL_MODULE, "accelerate.PartialState", "accelerate.state.PartialState",
                          "accelerate.state.AcceleratorState", "transformers.TrainingArguments", "lightning.pytorch.Trainer.strategy",
-                         ENGINE, "rankwise.RankContext", "transformers.TrainerState"})  # fmt: skip
+                         ENGINE, CONTEXT, STRATEGY, "transformers.TrainerState"})  # fmt: skip
 #: Attributes that give the constructor's argument of that name (and position) back.
 _ARGUMENTS = {LOADER: {"dataset": 0, "batch_size": 1, "sampler": 3, "batch_sampler": 4, "collate_fn": 6}}
 

@@ -51,6 +51,8 @@ def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None
     """What a collective does to the history, to the argument it fills, and gives back."""
     if act.family == "state" and not act.is_sure and call.args and _is_sharded(call.args[0]):
         act = replace(act, is_sure=True)
+    if act.family == "save" and "alone" in call.kwargs:
+        act = replace(act, family="")  # a checkpoint of this rank only
     if act.family:
         run.act(act, call, name=name)
     if act.fills is not None and scope is not None:

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import ENVIRON, TORCHRUN
+from rankwise.lint.library.names import CONTEXT, STRATEGY
 from rankwise.lint.model.history import Arm, Fork
 from rankwise.lint.model.own_values import OWN
 from rankwise.lint.model.plain_python import PLAIN
@@ -60,6 +61,11 @@ def _init(run: Run, call: Call) -> Value:
 def _makes_and_inits(run: Run, call: Call) -> Value:
     run.initialized = True
     return Value(thing=Object(call.name, call))
+
+
+def _joins(run: Run, call: Call) -> Value:
+    run.initialized = True
+    return Value(thing=Object(CONTEXT, call))
 
 
 def _is_initialized(run: Run, call: Call) -> Value:
@@ -178,7 +184,8 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "accelerate.Accelerator": _makes_and_inits,
     "accelerate.PartialState": _makes_and_inits,
     "lightning.fabric.Fabric": _makes_and_inits,
-    "rankwise.init": _makes_and_inits,
+    "rankwise.init": _joins,
+    STRATEGY: _makes_and_inits,
     "os.environ.__getitem__": _env,
     "os.environ.get": _env,
     "os.getenv": _env,

@@ -60,7 +60,9 @@ def check(script: Script) -> Iterator[Finding]:
     told: set[int] = set()
     for one in all_partings(script):
         loop = one.item
-        if isinstance(loop, Loop) and one.guard is None and loop.module is script.module:
+        if not isinstance(loop, Loop) or loop.value.spread is Spread.EQUAL:
+            continue  # as many turns, and on some ranks without what the others do in them: that is told where it is
+        if one.guard is None and loop.module is script.module:
             told.add(id(loop.node))
             yield script.finding(
                 RULE,

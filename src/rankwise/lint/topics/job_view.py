@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.hints import TORCHRUN
+from rankwise.lint.library.names import STRATEGY
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
 from rankwise.lint.model.run import PERSONAS
 from rankwise.lint.model.values import Items, Object, Spread
@@ -26,7 +27,7 @@ DESTROY = "torch.distributed.destroy_process_group"
 SPAWN = "torch.multiprocessing.spawn"
 #: Calls that make the default group.
 STARTS = frozenset({INIT, "torch.distributed.init_distributed", "deepspeed.init_distributed", "deepspeed.initialize",
-                    "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init"})  # fmt: skip
+                    "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init", STRATEGY})  # fmt: skip
 ALL_RANKS = frozenset(one.rank for one in PERSONAS)
 FIRST_OF_NODES = frozenset(one.rank for one in PERSONAS if one.local_rank == 0)
 #: Where a history is taken as read: projects that nest calls deeply repeat themselves.
