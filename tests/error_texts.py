@@ -61,6 +61,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", "own", "X16"),
     ("RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed. ", "own", "R3"),
     ("torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.", "own", None),
+    ("ModuleNotFoundError: No module named 'tqdm'", "own", None),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "own", None),
     ("torch.distributed.DistBackendError: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 2000", "own", "R13"),
     # Ranks that only lost another.
