@@ -479,3 +479,14 @@ def test_fences_of_a_page_are_read_as_lines_to_type(code: str, expected: set[str
 def test_a_command_as_typed_is_checked(argv: list[str], rule: str | None) -> None:
     """Words of a command line, split by the user's shell, are checked like a script's."""
     assert {finding.rule for finding in check(piece_of_command(argv))} == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(
+    ("flag", "fix"),
+    [("--proc_per_node", "write --nproc_per_node"), ("--nproc_per_gpu", "did you mean --nproc_per_node?"), ("--zzz", "remove it")],
+)  # fmt: skip
+def test_a_flag_that_is_much_like_another_is_asked_for(flag: str, fix: str) -> None:
+    """What is all but one is written in its place; what is only like one is asked for, as by `rankwise run`, and not written."""
+    (found,) = check(Piece(path="job.sh", language="shell", code=f"torchrun {flag}=2 train.py"))
+    assert found.fix.startswith(fix)
+    assert bool(found.edits) == fix.startswith("write")

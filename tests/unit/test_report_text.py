@@ -158,3 +158,9 @@ def test_who_waited_is_labelled_where_nobody_else_is_told() -> None:
     """Not as if it belonged to the row above."""
     text = render(replace(_FAILURE, casualties=()))
     assert "  waited   rank 0 was in all_reduce at train.py:9\n           rank 1 was at train.py:4" in text
+
+
+def test_a_word_that_is_cut_is_seen_to_be() -> None:
+    """What another rank failed of is told in a line, with dots where it was longer."""
+    told = render(replace(_FAILURE, casualties=(Casualty(rank=1, fate="failed later", detail="x" * 200),)))
+    assert f"rank 1 failed later ({'x' * 120} …)" in told

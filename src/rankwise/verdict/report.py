@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.sight import Sight
 
 _TAIL_LINES = 12
+_LONGEST_DETAIL = 120
 _MOST_ROWS = 6
 _MOST_PLACES = 12
 #: Where what stands behind a label begins.
@@ -158,7 +159,9 @@ def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
 def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for casualty in casualties:
-        groups.setdefault((casualty.fate, casualty.detail[:120]), []).append(casualty.rank)
+        detail = casualty.detail
+        detail = f"{detail[:_LONGEST_DETAIL].rstrip()} …" if len(detail) > _LONGEST_DETAIL else detail
+        groups.setdefault((casualty.fate, detail), []).append(casualty.rank)
     texts = []
     for (fate, detail), ranks in groups.items():
         told = fate.replace("its peer", "their peer") if len(ranks) > 1 else fate

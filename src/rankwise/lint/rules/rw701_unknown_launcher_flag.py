@@ -66,9 +66,12 @@ def _tell(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
     message = f"{launch.label} has no flag {flag.spelled}"
     if near:
         message = f"{flag.spelled} is short for several flags of {launch.label}: {', '.join(near[:4])}"
+    perhaps = meant_flag(launch.launcher, flag.spelled, likeness=0.6)
     fix = (
         f"write {meant}"
         if meant
+        else f"did you mean {perhaps}?"
+        if perhaps
         else f"remove it, or put it after the script if it is the script's; see `{launch.label} --help`"
     )
     edits = typed(flag.word, flag.spelled, meant) if meant else ()

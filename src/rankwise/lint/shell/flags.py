@@ -205,8 +205,14 @@ TABLES: dict[str, FlagTable] = {
 }
 
 
-def meant_flag(launcher: str, flag: str) -> str | None:
-    """What a flag that the launcher does not have was probably meant to be, spelled as the user spells."""
+def meant_flag(launcher: str, flag: str, *, likeness: float | None = None) -> str | None:
+    """What a flag that the launcher does not have was probably meant to be, spelled as the user spells.
+
+    Args:
+        launcher: Whose flag.
+        flag: As it was typed.
+        likeness: From 0 to 1, how like a name must be; None: so like that it may be written in its place.
+    """
     table = TABLES[launcher]
     bare = flag.lstrip("-").replace("-", "_")
     lower = bare.lower()
@@ -216,7 +222,9 @@ def meant_flag(launcher: str, flag: str) -> str | None:
         if not table.is_complete and lower.startswith(_FAMILIES):
             return None
         known = sorted(table.values | table.switches)
-        near = difflib.get_close_matches(lower, known, n=1, cutoff=0.75 if table.is_complete else 0.84)
+        near = difflib.get_close_matches(
+            lower, known, n=1, cutoff=likeness or (0.75 if table.is_complete else 0.84)
+        )
         if not near:
             return None
         name = near[0]
