@@ -158,3 +158,16 @@ def test_rows_are_cut_in_any_batch() -> None:
         for replicas in range(1, 5):
             parts = [range(rows)[find_part(rows, replicas, one)] for one in range(replicas)]
             assert [row for part in parts for row in part] == list(range(rows))
+
+
+def test_what_is_told_of_a_loss_holds_no_graph() -> None:
+    """`reduce` and `gather` give values without a gradient, with one replica as with several; those of a replica's context keep it."""
+    strategy = tf.get_strategy()
+    loss = torch.ones(2, requires_grad=True) * 2
+    told = [
+        strategy.reduce("SUM", loss),
+        strategy.reduce("MEAN", loss, axis=0),
+        strategy.gather(loss, axis=0),
+    ]
+    assert [one.requires_grad for one in told] == [False] * 3
+    assert strategy.run(lambda: tf.get_replica_context().all_reduce("SUM", loss)).requires_grad
