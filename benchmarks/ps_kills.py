@@ -140,7 +140,7 @@ def run_job(mode: str, num_faults: int, seed: int) -> bool:
         )
         faults = ", ".join(f"{number} {what}" for what, number in sorted(done.items()))
         print(
-            f"{mode:<5} seed {seed}: {faults}; {told.count('it starts again alone')} lone restarts; gradients applied {num}, "
+            f"{mode:<5} seed {seed}: {faults}; {told.count('it is restarted alone')} lone restarts; gradients applied {num}, "
             f"sent {taken} to {begun}; accuracy {accuracy:.4f}; exit code {code}; {len(left)} processes left; "
             f"{time.monotonic() - start_s:.0f} s: {'as it should' if is_right else 'WRONG'}",
             flush=True,

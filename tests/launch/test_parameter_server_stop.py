@@ -97,10 +97,10 @@ def test_a_job_that_is_stopped_goes_on_where_its_servers_were(whom: str, tmp_pat
     os.kill(job.process.pid if whom == "launcher" else int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     result = finish(job)
     assert result.code == 75, result.err
-    assert "starts again alone" not in result.err
+    assert "is restarted alone" not in result.err
     assert "begins at 0" in result.out
     sent = sum(path.stat().st_size for path in tmp_path.glob("sent-*"))
-    saved = dict(re.findall(r"shard (\d) is saved at version (\d+): the next run goes on from", result.err))
+    saved = dict(re.findall(r"shard (\d) is saved at version (\d+): the next run resumes from", result.err))
     assert saved == {"0": str(sent), "1": "0", "2": "0", "3": str(sent)}
     (folder,) = (tmp_path / "copies" / "servers" / "1").glob("stopped-*")
     assert len(list(folder.glob("shard-*.pt"))) == 4
@@ -108,7 +108,7 @@ def test_a_job_that_is_stopped_goes_on_where_its_servers_were(whom: str, tmp_pat
     result = finish(start(tmp_path))
     assert result.code == 0, result.err
     assert "begins at more" in result.out
-    assert f"server 0 goes on with shard 0 at version {sent}" in result.err
+    assert f"server 0 resumes shard 0 at version {sent}" in result.err
     sent = sum(path.stat().st_size for path in tmp_path.glob("sent-*"))
     told = [json.loads(line) for line in result.out.splitlines() if line.startswith("{")]
     assert max(one["count"] for one in told) == max(one["row"] for one in told) == sent
@@ -123,6 +123,6 @@ def test_servers_save_without_workers_that_do_not_listen(tmp_path: Path) -> None
     os.kill(job.process.pid, signal.SIGTERM)
     result = finish(job)
     assert result.code == 75, result.err
-    assert "starts again alone" not in result.err
-    assert result.err.count("the next run goes on from") == 4
+    assert "is restarted alone" not in result.err
+    assert result.err.count("the next run resumes from") == 4
     assert "Traceback" not in result.err

@@ -98,7 +98,7 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
         weights.append({one["weights"] for one in told[2:]})
         applied = [shard["applied"] for one in told[:2] for shard in one["report"]["shards"].values()]
         assert applied == [90, 90]
-        assert ("server 1 goes on with shard 1 at version 8" in result.err) == bool(victims)
+        assert ("server 1 resumes shard 1 at version 8" in result.err) == bool(victims)
         assert ("restart 1 of 2" in result.err) == bool(victims)
     assert weights[0] == weights[1]
     assert len(weights[0]) == 1
@@ -118,7 +118,7 @@ def test_killed_servers_and_workers_lose_and_repeat_nothing(replicates: bool, tm
         sent,
     ]
     assert max(one["samples"] for one in told[2:]) == sent
-    assert result.err.count("it starts again alone") == 3
+    assert result.err.count("it is restarted alone") == 3
     assert "restart 3 of 5" in result.err
 
 
@@ -345,7 +345,7 @@ def test_a_killed_coordinator_starts_again_alone_and_repeats_nothing(tmp_path: P
     )
     assert result.code == 0, result.err
     assert "rankwise: chief 0 (rank 1): killed by SIGKILL" in result.err
-    assert result.err.count("it starts again alone") == 1
-    assert "the coordinator goes on: " in result.err
+    assert result.err.count("it is restarted alone") == 1
+    assert "the coordinator resumes: " in result.err
     assert {path.stat().st_size for path in tmp_path.glob("ran-*")} == {1}
     assert "True 20 20.0" in result.out

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from launch.test_parameter_server_stop import TRAIN as STOPPED
 from nodes.hosts import make_hosts_file, open_hosts
-from support import RANKWISE, free_port, write_script
+from support import RANKWISE, free_port, wait_until, write_script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import subprocess
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from nodes.hosts import Host
@@ -88,26 +91,24 @@ def train(
     *words: str,
     roles: str = "ps=1,worker=3",
     meeting: str = "static",
+    script: str = TRAIN,
+    disturb: Callable[[list[subprocess.Popen[str]]], None] | None = None,
 ) -> list[tuple[int, str]]:
     """Run a job of two nodes, and return how each launcher ended and all that it printed."""
-    write_script(folder, TRAIN)
+    write_script(folder, script)
     port, nodes = free_port(), list[Any]()
     for number, host in enumerate(hosts):
         meet = ["--node-rank", str(number), "--master-addr", hosts[0].address, "--master-port", str(port)]
         if meeting == "c10d":
-            meet = [
-                "--rdzv-backend",
-                "c10d",
-                "--rdzv-endpoint",
-                f"{hosts[0].address}:{port}",
-                "--rdzv-id",
-                "served",
-            ]
+            endpoint = f"{hosts[0].address}:{port}"
+            meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "served"]
         command = [*RANKWISE, "--nnodes", "2", *meet, "--role-counts", roles, "--max-restarts", str(max_restarts),
                    "--report", str(folder / f"report.{number}.json"), str(folder / "train.py"), *words]  # fmt: skip
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
         nodes.append(host.start(inside, {"RANKWISE_JOB_SECRET": None}))
     try:
+        if disturb is not None:
+            disturb(nodes)
         outs = [node.communicate(timeout=120)[0] for node in nodes]
     finally:
         for node in nodes:
@@ -138,7 +139,7 @@ def test_each_node_starts_its_own_ranks_again_alone(meeting: str, hosts: list[Ho
     assert max(one["count"] for one in said[1:]) == num_sent
     for (_, out), who in zip(outs, ("server 0 (rank 0)", "worker 2 (rank 3)"), strict=True):
         assert f"rankwise: {who}: killed by SIGKILL" in out
-        assert out.count("it starts again alone") == 1
+        assert out.count("it is restarted alone") == 1
         assert "restart 1 of 3" in out
 
 
@@ -150,7 +151,7 @@ def test_a_node_that_gives_up_tells_the_other(hosts: list[Host], tmp_path: Path)
     assert reports[1]["culprits"] == [3]
     assert reports[0]["culprits"] == []
     assert "on node 1 (host1): worker 2 (rank 3): killed by SIGKILL" in reports[0]["message"]
-    assert "that node gives up" in outs[0][1]
+    assert "that node does not restart its ranks" in outs[0][1]
 
 
 def test_what_can_not_be_made_up_for_alone_starts_all_nodes_again(hosts: list[Host], tmp_path: Path) -> None:
@@ -160,8 +161,22 @@ def test_what_can_not_be_made_up_for_alone_starts_all_nodes_again(hosts: list[Ho
     said = read_said(outs)
     assert [one["rank"] for one in said] == [0, 1, 2, 3]
     assert {one["count"] for one in said[1:]} == {20.0}
-    assert "it starts again alone" in outs[1][1]
-    assert "all ranks were stopped: on node 0 (host0): server 0 (rank 0): killed by SIGKILL" in outs[1][1]
+    assert "it is restarted alone" in outs[1][1]
+    assert "all ranks were terminated: on node 0 (host0): server 0 (rank 0): killed by SIGKILL" in outs[1][1]
+
+
+def test_a_notice_to_one_node_stops_both(hosts: list[Host], tmp_path: Path) -> None:
+    """SIGTERM to the launcher of node 1, which has workers only: workers of both nodes stop, the server on node 0 saves after them, both exit with 75."""
+
+    def preempt(nodes: list[subprocess.Popen[str]]) -> None:
+        wait_until(lambda: sum(path.stat().st_size for path in tmp_path.glob("sent-*")) >= 40, 60, "steps")
+        nodes[1].send_signal(signal.SIGTERM)
+
+    outs = train(hosts, tmp_path, 3, "true", script=STOPPED, disturb=preempt)
+    assert [code for code, _ in outs] == [75, 75], "\n---\n".join(out for _, out in outs)
+    num_sent = sum(path.stat().st_size for path in tmp_path.glob("sent-*"))
+    assert f"shard 0 is saved at version {num_sent}" in outs[0][1]
+    assert not any("is restarted alone" in out for _, out in outs)
 
 
 def test_roles_and_ranks_that_do_not_fit_are_an_error(hosts: list[Host], tmp_path: Path) -> None:

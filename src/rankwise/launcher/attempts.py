@@ -94,7 +94,11 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             job.events.write("nodes.regroup", attempt=index, message=why)
             continue
         failures.append(to_failure(verdict, lasted_s=outcome.lasted_s))
-        decision = GiveUp(reason="that node gives up") if outcome.gives_up else _decide(job, case, failures)
+        decision = (
+            GiveUp(reason="that node does not restart its ranks")
+            if outcome.gives_up
+            else _decide(job, case, failures)
+        )
         if isinstance(decision, GiveUp):
             if job.host_look is not None:
                 verdict = job.host_look.add_to(verdict, outcome.lookout.ailments)

@@ -82,6 +82,6 @@ class LoneRestarts:
             return False
         self._job.events.write("rank.restarted", rank=rank.rank, code=rank.code)
         self._job.console.say(
-            f"rankwise: {name_roles(verdict.message, spec.roles)}\nrankwise: it starts again alone, the others go on: restart {len(self._failures)} of {spec.max_restarts}"
+            f"rankwise: {name_roles(verdict.message, spec.roles)}\nrankwise: it is restarted alone, the others continue: restart {len(self._failures)} of {spec.max_restarts}"
         )
         return True

@@ -118,7 +118,7 @@ class Coordinator:
         self._accept_all(len(workers))
         if journal.is_resumed:
             sys.stderr.write(
-                f"rankwise: [rank {rank}] the coordinator goes on: {len(journal)} scheduled functions were done, and are not repeated\n"
+                f"rankwise: [rank {rank}] the coordinator resumes: {len(journal)} scheduled functions have returned already and are not called again\n"
             )
         threading.Thread(target=self._accept_late, name="rankwise-coordinator-listener", daemon=True).start()
 

@@ -113,7 +113,7 @@ class Recovery:
         return found if isinstance(found, dict) else {}
 
     def finish(self, shards: Mapping[int, Shard], *, is_stopped: bool) -> None:
-        """Keep what the next run goes on from, if this one was stopped; delete such copies if the training is through.
+        """Keep what the next run resumes from, if this one was stopped; delete such copies if the training is through.
 
         Raises:
             CheckpointError: They can't be written.
@@ -139,7 +139,7 @@ class Recovery:
                 facts = {"digest": self._digest, "version": shard.version}
                 write_atomic(folder / f"shard-{number}.json", json.dumps(facts))
                 sys.stderr.write(
-                    f"rankwise: shard {number} is saved at version {shard.version}: the next run goes on from {folder}\n"
+                    f"rankwise: shard {number} is saved at version {shard.version}: the next run resumes from {folder}\n"
                 )
         except OSError as error:
             raise CheckpointError(

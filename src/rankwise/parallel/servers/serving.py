@@ -153,7 +153,7 @@ class Server:
         with self._lock:
             self._is_stopping = True
             self._awaited.clear()
-        sys.stderr.write(f"rankwise: [rank {self.rank}] server {self.number} stops when its workers have\n")
+        sys.stderr.write(f"rankwise: [rank {self.rank}] server {self.number} stops after its workers\n")
 
     def report(self) -> dict[str, Any]:
         """Return what the shards have counted, and who has ended or was lost."""
@@ -357,7 +357,7 @@ class Server:
                     continue
                 self.shards[number] = shard
                 sys.stderr.write(
-                    f"rankwise: [rank {self.rank}] server {self.number} goes on with shard {number} at version {shard.version}\n"
+                    f"rankwise: [rank {self.rank}] server {self.number} resumes shard {number} at version {shard.version}\n"
                 )
         for number, shard in self.shards.items():
             self.watch(number, shard)
