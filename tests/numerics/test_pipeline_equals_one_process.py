@@ -13,7 +13,15 @@ from torch.distributed.tensor._ops._view_ops import view_groups
 from torch.nn.functional import cross_entropy
 
 import rankwise
-from one_process import TOLERANCE as TOLERANCES, Curve, assert_same, fit, gather_whole, train_by_hand
+from one_process import (
+    FEW_STEPS,
+    TOLERANCE as TOLERANCES,
+    Curve,
+    assert_same,
+    fit,
+    gather_whole,
+    train_by_hand,
+)
 from rankwise.testing import run_ranks
 from small_gpt import Gpt
 
@@ -137,12 +145,12 @@ def assert_same_stages(found: list[Any], number: int, expected: Any, tolerance: 
 
 
 def test_a_trainer_has_one_processs_curve() -> None:
-    """An MLP by 1F1B, and a GPT of uneven tokens by GPipe: SGD and AdamW, two micro-batches a step, clipped, over 50 steps."""
+    """An MLP by 1F1B, and a GPT of uneven tokens by GPipe: SGD and AdamW, two micro-batches a step, clipped."""
     cases = [("mlp", "sgd", {"pipeline": 2}, {"schedule": "1f1b", "cut": [2, 2]}), ("gpt", "adamw", {"pipeline": 2}, {"schedule": "gpipe"})]  # fmt: skip
-    options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195}
-    found = run_ranks(fit_cut, 2, cases, options, timeout_s=120)
+    options = {"clip_norm": 0.3, "num_samples": 195, "num_steps": FEW_STEPS}
+    found = run_ranks(fit_cut, 2, cases, {**options, "num_micro": 2}, timeout_s=120)
     for number, (kind, optimizer, _, _) in enumerate(cases):
-        expected = train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195)
+        expected = train_by_hand(kind, optimizer, **options)
         assert_same_stages(found, number, expected, TOLERANCES[optimizer], kind)
 
 
@@ -238,30 +246,30 @@ def test_what_stands_beside_a_pipeline_changes_nothing(world_size: int) -> None:
 
 
 def test_a_trainer_has_one_processs_curve_with_fsdp_beside_it() -> None:
-    """Two stages by two shards of a GPT, AdamW, two micro-batches a step, clipped, over 50 steps."""
+    """Two stages by two shards of a GPT, AdamW, two micro-batches a step, clipped."""
     cases = [("gpt", "adamw", {"pipeline": 2, "shard": 2}, {"schedule": "gpipe", "microbatches": 2})]
-    options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195}
-    found = run_ranks(fit_cut, 4, cases, options, timeout_s=120)
-    assert_same_stages(found, 0, train_by_hand("gpt", "adamw", clip_norm=0.3, num_samples=195), TOLERANCES["adamw"], "pipeline 2 x shard 2")  # fmt: skip
+    options = {"clip_norm": 0.3, "num_samples": 195, "num_steps": FEW_STEPS}
+    found = run_ranks(fit_cut, 4, cases, {**options, "num_micro": 2}, timeout_s=120)
+    expected = train_by_hand("gpt", "adamw", **options)
+    assert_same_stages(found, 0, expected, TOLERANCES["adamw"], "pipeline 2 x shard 2")
 
 
 def go_on(mesh: dict[str, int] | None, how: dict[str, Any], folder: Path, stop_after: int | None) -> Any:
     spread = None if mesh is None else functools.partial(cut, mesh=mesh, **how)
-    return fit("gpt", "adamw", folder=folder, stop_after=stop_after, spread=spread)
+    return fit("gpt", "adamw", num_steps=18, folder=folder, stop_after=stop_after, spread=spread)
 
 
 def test_a_stop_and_another_number_of_stages_change_nothing(tmp_path: Path) -> None:
     """Two stages, one process, two stages with copies, DDP, two stages with FSDP: weights and AdamW's states go from each to the next."""
     two = {"pipeline": 2}
     stages: list[tuple[int, dict[str, int] | None, dict[str, Any], int | None]] = [
-        (2, two, {"schedule": "1f1b"}, 9), (1, None, {}, 18), (4, {**two, "replicate": 2}, {"schedule": "gpipe"}, 27),
-        (2, None, {}, 36), (4, {**two, "shard": 2}, {"schedule": "gpipe"}, 42), (2, two, {"schedule": "1f1b"}, None),
+        (2, two, {"schedule": "1f1b"}, 3), (1, None, {}, 6), (4, {**two, "replicate": 2}, {"schedule": "gpipe"}, 9),
+        (2, None, {}, 12), (4, {**two, "shard": 2}, {"schedule": "gpipe"}, 15), (2, two, {"schedule": "1f1b"}, None),
     ]  # fmt: skip
     for world_size, mesh, how, stop_after in stages:
         found = run_ranks(go_on, world_size, mesh, how, tmp_path / "run", stop_after, timeout_s=120)
-    assert_same_stages(
-        [[one] for one in found], 0, train_by_hand("gpt", "adamw"), TOLERANCES["adamw"], "five changes"
-    )
+    expected = train_by_hand("gpt", "adamw", num_steps=18)
+    assert_same_stages([[one] for one in found], 0, expected, TOLERANCES["adamw"], "five changes")
 
 
 def small_loss(model: nn.Module, batch: tuple[Tensor]) -> Any:
