@@ -67,3 +67,10 @@ def test_a_loop_of_equally_many_turns_is_not_said_to_differ() -> None:
     loop = "for epoch in range(3):\n    if ctx.rank == 0:\n        rankwise.all_reduce(x)\n"
     assert rules_of(HEAD + loop) == ["RW101"]
     assert rules_of(f"{HEAD}for turn in range(ctx.rank):\n    rankwise.all_reduce(x)\n") == ["RW109"]
+
+
+def test_a_rank_that_raises_in_a_function_is_missed_by_none() -> None:
+    """The launcher stops the others with it, as where the same stands at the top of a script."""
+    train = "def train():\n    if ctx.rank == 1:\n        raise ValueError('12')\n    rankwise.barrier()\n"
+    assert rules_of(f"{HEAD}{train}train()\n") == []
+    assert rules_of(f"{HEAD}{train.replace('raise ValueError', 'return int')}train()\n") == ["RW102"]

@@ -165,7 +165,7 @@ def _run_body(run: Run, function: Function, scope: Scope, node: ast.AST, module:
         with run.gathering() as items:
             run.execute(run, scope, function.node.body)  # type: ignore[arg-type]
     # Where nothing is done together, the ways out of a function do not matter, unless they end the program.
-    if items and not run.dry and (run.num_ops > num_ops or _ends_program(items)):
+    if items and not run.dry and (run.num_ops > num_ops or _ends_program(items) or _raises(items)):
         run.items.append(Inline(node, module, function, items))
     if not scope.returns:
         return NONE
@@ -190,6 +190,11 @@ def _ends_program(items: list[Any]) -> bool:
         or _ends_program(getattr(item, "items", []))
         for item in items
     )
+
+
+def _raises(items: list[Any]) -> bool:
+    """Whether it surely ends by an exception: by a `raise` that stands under no test whose outcome is open."""
+    return any(isinstance(item, Exit) and item.kind == "raise" for item in items)
 
 
 def _did_collective(items: list[Any]) -> bool:
