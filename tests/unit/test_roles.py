@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwise.base.roles import list_roles, name_roles, read_counts
+from rankwise.base.roles import are_spare, list_roles, name_roles, read_counts
 
 ROLES = list_roles(read_counts("ps=2,worker=4"))
 
@@ -27,3 +27,11 @@ def test_sentences_tell_roles(text: str, told: str) -> None:
     assert name_roles(text, ROLES) == told
     assert name_roles(told, ROLES) == told
     assert name_roles(text, ()) == text
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_spare"), [([3, 4, 5], True), ([1, 3], False), ([2, 3], False), ([6], False), ([], True)]
+)
+def test_a_job_continues_without_workers_alone(lost: list[int], is_spare: bool) -> None:
+    """Not without a server, the first worker (it may be the coordinator), or a rank that has no role."""
+    assert are_spare(lost, ROLES) == is_spare

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.requeue import write_note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 #: How a launcher tells the ranks how many of each role there are.
 COUNTS = "RANKWISE_ROLE_COUNTS"
@@ -55,6 +55,11 @@ def read_counts(text: str) -> tuple[tuple[str, int], ...]:
 def list_roles(counts: tuple[tuple[str, int], ...]) -> tuple[Role, ...]:
     """Return each rank's role: roles in the order given, a rank after the other."""
     return tuple(Role(name, index, size) for name, size in counts for index in range(size))
+
+
+def are_spare(ranks: Iterable[int], roles: Sequence[Role]) -> bool:
+    """Tell whether a job with servers continues without some ranks: workers, but not the first one, which may be the coordinator."""
+    return all(rank < len(roles) and roles[rank].name == "worker" and roles[rank].index > 0 for rank in ranks)
 
 
 #: Ranks in a sentence, without their roles yet: neither ``[rank 1]`` nor ``(rank 1)``.

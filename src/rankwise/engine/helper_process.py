@@ -284,14 +284,14 @@ class Meeting:
             left_s = None if end is None else (end.replace(tzinfo=now.tzinfo) - now).total_seconds()
             _say({"joined": len(getattr(state, "participants", ())), "starts_in_s": left_s})
 
-    def finish(self, timeout_s: float) -> dict[str, Any]:
-        """Wait until all nodes are through, so that no store goes while others still need it."""
+    def finish(self, timeout_s: float, num_lost: int) -> dict[str, Any]:
+        """Wait until all nodes that are left are through, so that no store goes while others still need it."""
         from torch.distributed.elastic.utils import store as store_util
 
         self.watching = False
         # On a connection of its own: the parent may give it up, and what others ask must get through meanwhile.
         own = _open_own(self.store)
-        store_util.barrier(own, self.world, "torchelastic/agent/terminal_state", timeout_s)
+        store_util.barrier(own, self.world - num_lost, "torchelastic/agent/terminal_state", timeout_s)
         return {}
 
     def close(self) -> dict[str, Any]:
@@ -344,8 +344,8 @@ class Desk:
     def join(self, restart: int, host: str, *, wants_secret: bool) -> dict[str, Any]:
         return self._met().join(restart, host, wants_secret=wants_secret)
 
-    def finish(self, barrier_s: float) -> dict[str, Any]:
-        return self._met().finish(barrier_s)
+    def finish(self, barrier_s: float, num_lost: int = 0) -> dict[str, Any]:
+        return self._met().finish(barrier_s, num_lost)
 
     def question(self, token: float) -> dict[str, Any]:
         self._exchange().ask(token)

@@ -361,7 +361,9 @@ class Attempt:
         if can_regroup and not self._requeue.has_begun and self._job.rendezvous.nodes_waiting() > 0:
             self._regroup = True
         if can_regroup and (link := self._part.link) is not None:
-            self._has_lost_nodes = bool(link.lost_nodes or link.given_up)
+            self._has_lost_nodes = bool(link.given_up) or not self._lone.continues_without(
+                link.lost_nodes, self._ranks
+            )
             if note := link.take_note():
                 self._job.console.say(f"rankwise: {note}")
 

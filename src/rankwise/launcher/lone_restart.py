@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import IS_LINUX
-from rankwise.base.roles import is_apart, is_needed, name_roles
+from rankwise.base.roles import are_spare, is_apart, is_needed, name_roles
 from rankwise.launcher.policy import GiveUp, decide, to_failure
 from rankwise.verdict.judge import judge
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.policy import Failure
     from rankwise.launcher.rank_end import Rank
     from rankwise.launcher.rendezvous.assignment import Assignment
-    from rankwise.verdict.case import Case
+    from rankwise.verdict.case import Case, LostNode
 
 
 @final
@@ -37,6 +37,7 @@ class LoneRestarts:
     def __init__(self, job: Job, part: Assignment, failures: list[Failure]) -> None:
         self._job, self._failures, self._link = job, failures, part.link
         self._is_apart = False
+        self._missed = set[int]()
         self.is_on = (
             IS_LINUX
             and bool(job.spec.role_counts)
@@ -62,6 +63,29 @@ class LoneRestarts:
         gives_up = case.interrupted is not None or isinstance(decide(failures, spec.max_restarts), GiveUp)
         self._link.end_attempt(name_roles(verdict.message, spec.roles), gives_up=gives_up)
 
+    def continues_without(self, lost: Sequence[LostNode], ranks: Sequence[Rank]) -> bool:
+        """Tell whether our ranks can continue without those of lost nodes, and say so once for each node.
+
+        Args:
+            lost: Nodes that are lost.
+            ranks: All of our own.
+        """
+        if not lost:
+            return True
+        gone = {rank for node in lost for rank in range(node.base_rank, node.base_rank + node.num_ranks)}
+        self._note_apart(ranks)
+        if not (self.is_on and self._is_apart and are_spare(gone, self._job.spec.roles)):
+            return False
+        for node in lost:
+            if node.node not in self._missed:
+                self._missed.add(node.node)
+                told = name_roles(node.describe(), self._job.spec.roles)
+                self._job.console.say(f"rankwise: {told}; the others continue without these ranks")
+        return True
+
+    def _note_apart(self, ranks: Sequence[Rank]) -> None:
+        self._is_apart = self._is_apart or any(is_apart(read_all(one.notes_fd)) for one in ranks)
+
     def takes(self, rank: Rank, ranks: Sequence[Rank], case: Case) -> bool:
         """Tell whether a rank that has failed is to be started again alone, and say that it is.
 
@@ -70,7 +94,7 @@ class LoneRestarts:
             ranks: All.
             case: Its own: as if there were no other.
         """
-        self._is_apart = self._is_apart or any(is_apart(read_all(one.notes_fd)) for one in ranks)
+        self._note_apart(ranks)
         if not self.is_on or not self._is_apart or is_needed(read_all(rank.notes_fd)):
             return False
         if self._link is not None and self._link.lost is not None:

@@ -47,6 +47,7 @@ class SeveralNodes:
         find_causes: Callable[[], tuple[str, ...]],
     ) -> None:
         self._spec, self._helper, self._console = spec, helper, console
+        self._link: NodeLink | None = None
         self._find_causes: Callable[[], tuple[str, ...]] | None = find_causes
         self._has_told_enough = False
         conf: dict[str, object] = dict(spec.meeting.conf)
@@ -117,7 +118,8 @@ class SeveralNodes:
         if part["judge"] is None:
             return None
         node_rank, judge = int(str(part["node_rank"])), int(str(part["judge"]))
-        return NodeLink(self._helper, str(part["round"]), node_rank=node_rank, judge=judge, host=host)
+        self._link = NodeLink(self._helper, str(part["round"]), node_rank=node_rank, judge=judge, host=host)
+        return self._link
 
     def nodes_waiting(self) -> int:
         """Return how many nodes stand before the door."""
@@ -135,6 +137,7 @@ class SeveralNodes:
                 on_wait=self._say_waiting_to_end,
                 on_tick=on_tick,
                 barrier_s=_EXIT_BARRIER_S,
+                num_lost=0 if self._link is None else len(self._link.lost_nodes),
             )
         except LaunchError as error:
             self._console.say(
