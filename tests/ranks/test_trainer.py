@@ -26,6 +26,7 @@ from rankwise.checkpoint import agreeing, lock
 from rankwise.data import metrics
 from rankwise.testing import run_ranks
 from rankwise.train import Callback, Evaluation
+from rankwise.train.loggers.curves import Curves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +78,7 @@ def build(
 ) -> rankwise.Trainer:  # fmt: skip
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    Curves._draw = lambda _: None  # the picture of a run takes matplotlib longer than all else here
     model = model or nn.Linear(4, 1)
     optimizer = (optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05)))(model.parameters())
     evaluation = (
