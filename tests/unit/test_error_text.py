@@ -99,7 +99,7 @@ def test_a_pasted_line_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rule", "RuntimeError:", "Address", "already", "in", "use"]) == 0
     shown = capsys.readouterr().out
     assert "  at fault  the rank that printed it\n" in shown
-    assert "  do        drop the fixed port" in shown
+    assert "  do        remove the fixed port" in shown
     assert "\nI9: the port is taken\n" in shown
 
 

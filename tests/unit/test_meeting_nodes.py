@@ -30,7 +30,7 @@ class FakeHelper:
             on_wait(float(second))
         return {
             "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": 1, "base_rank": 0, "world_size": 1,
-            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": None,
+            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": None, "secret": "",
         }  # fmt: skip
 
     def news(self, name: str) -> object:

@@ -149,7 +149,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "a loader worker died, and the line above is only where its rank noticed: if it was killed, usually for lack of memory, use fewer workers or smaller batches"),
     _meaning("own", None, r"device-side assert triggered|cudaErrorAssert",
              "the cause is an earlier line than this one, usually an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),
-    _meaning("own", None, r"\AModuleNotFoundError: No module named",
+    _meaning("own", None, r"\bModuleNotFoundError: No module named",
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
              "a module of your own must lie beside the script or on PYTHONPATH"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
