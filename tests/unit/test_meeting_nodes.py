@@ -37,7 +37,7 @@ class FakeHelper:
         """Return what it has told unasked."""
         return self._news.get(name)
 
-    def forget_news(self) -> None:
+    def forget_news(self, *_names: str) -> None:
         """Keep it: the test has said it once for all."""
 
 

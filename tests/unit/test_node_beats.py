@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -66,12 +67,17 @@ class _Node:
         self.at = [["127.0.0.1", self.beats.port]]
         self.number = number
 
+    def begin(self, at: Any, children: list[int]) -> None:
+        """Hear the others; nodes of one process do not wait for each other."""
+        about = (f"host{self.number}", self.number, 1)
+        threading.Thread(target=self.beats.begin, args=(about, at, children), daemon=True).start()
+
 
 def _begin(nodes: list[_Node]) -> None:
     for node in nodes:
-        parent, _ = list_neighbours(node.number, len(nodes))
+        parent, children = list_neighbours(node.number, len(nodes))
         at = None if parent is None else (parent, nodes[parent].at)
-        node.beats.begin((f"host{node.number}", node.number, 1), node.at, at)
+        node.begin(at, children)
     wait_until(lambda: sum(_count_known(node) for node in nodes) == 2 * (len(nodes) - 1), 20)
 
 
@@ -131,15 +137,26 @@ def test_a_frozen_launcher_is_given_up_and_finds_that_out_itself(nodes: list[_No
 
 
 def test_a_stranger_is_refused() -> None:
-    """Without the job's key nobody is heard, whatever he says; nor does he get an answer that would let him in elsewhere."""
+    """Without the job's key nobody is heard, whatever he says, nor ends the watch; and nobody gets a proof that would let him in here or elsewhere."""
     node = _Node(0)
-    node.beats.begin(("host0", 0, 1), node.at, None)
+    node.beats.begin(("host0", 0, 1), None, [1])
+    greeting = {"about": ["x", 1, 1], "port": 1, "proof": "0" * 64}
     try:
-        for told in ({"node": 1, "about": ["x", 1, 1], "at": [], "proof": "0" * 64}, {"lost": [0, ["x", 0, 1], "because", True]}, ["nonsense"]):  # fmt: skip
+        for told in (
+            b'{"nonce": "a"}\n' + json.dumps({"node": 1, **greeting}).encode(),
+            json.dumps({"node": 0, **greeting}).encode(),
+            json.dumps({"lost": [0, ["x", 0, 1], "because", True]}).encode(),
+            b'{"node": Infinity}',
+            b"[" * 20_000,
+            b'["nonsense"]',
+            b"\xff\xfe",
+        ):
             with socket.create_connection(("127.0.0.1", node.beats.port), timeout=10) as stranger:
-                stranger.sendall(json.dumps(told).encode() + b"\n")
-                while data := stranger.recv(4096):
-                    assert b"proof" not in data
+                stranger.sendall(told + b"\n")
+                with contextlib.suppress(ConnectionResetError):
+                    while data := stranger.recv(4096):
+                        assert b"proof" not in data
+        assert node.beats._thread.is_alive()
     finally:
         node.beats.end()
     assert not node.losses

@@ -104,6 +104,23 @@ def serve_timers(path: str, run_id: str) -> dict[str, Any]:
     return {}
 
 
+class _Answer:
+    """What a call in another thread has come to."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.is_there = threading.Event()
+
+    def fill(self, call: Any) -> None:
+        """Make the call."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self.error = error
+        self.is_there.set()
+
+
 class Meeting:
     """One job's rendezvous as this node sees it, over all its restarts."""
 
@@ -162,6 +179,7 @@ class Meeting:
         base, world, role_base, role_world = self._agree_on_ranks(store, node_rank)
         if self.exchange is not None:
             self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
+        if self.members is not None:
             self.members.begin(self.world, (host, base, self.orders["local_world_size"]))
         self.watching = not self.static
         secret = self._share_secret(store, node_rank) if wants_secret else ""
@@ -184,14 +202,39 @@ class Meeting:
     def _meet(self) -> Any:
         """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
         before, self.members = self.members, None
-        if before is not None and not self.static:
-            handler, self.handler = self.handler, before.leave(self.handler)
-            if handler is not self.handler:
-                self.watch()
-        info = self.handler.next_rendezvous()
-        if before is not None:
+        if before is None or self.static:
+            info = self.handler.next_rendezvous()
+        else:
+            info = self._meet_without_lost(before)
             before.restore()
+        if before is not None:
+            before.end()
         return info
+
+    def _meet_without_lost(self, before: Any) -> Any:
+        """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
+        while True:
+            moves, met = before.has_to_move, _Answer()
+
+            def meet(met: "_Answer" = met) -> None:
+                handler = before.leave(self.handler)
+                if handler is not self.handler:
+                    self.handler = handler
+                    self.watch()
+                met.value = handler.next_rendezvous()
+
+            threading.Thread(target=met.fill, args=(meet,), daemon=True).start()
+            failed_s: float | None = None
+            while moves or not before.has_to_move:
+                if not met.is_there.wait(0.05):
+                    continue
+                if met.error is None:
+                    return met.value
+                # The store may be gone because its node is, which its neighbours are about to tell.
+                failed_s = failed_s or time.monotonic()
+                if moves or time.monotonic() - failed_s > _MOVE_S:
+                    raise met.error
+                time.sleep(0.05)
 
     def _share_secret(self, store: Any, node_rank: int) -> str:
         """Return a random text that all nodes get; the last one to read it deletes it, so that it is not read from the store later."""
@@ -215,18 +258,20 @@ class Meeting:
     def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
         from torch.distributed import PrefixStore
 
-        store = PrefixStore(f"rankwise/watch_{restart}", _open_own(self.store))
+        store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", _open_own(self.store))
         self.exchange = _load_beside("node_exchange").Exchange(store, node_rank, str(self.num_joined), _say)
         self.exchange.announce(host)
         members = _load_beside("node_members")
-        self.members = members.Members(
-            store, node_rank, str(self.num_joined), self.orders, self.handler, _say
-        )
+        try:
+            self.members = members.Members(
+                store, node_rank, str(self.num_joined), self.orders, self.handler, _say
+            )
+        except Exception as error:  # noqa: BLE001 - a store that lacks a call: the job runs as it did without
+            _say({f"{self.num_joined}/note": f"the launchers of other nodes are not heard: {_describe(error)}"})  # fmt: skip
 
     def _end_exchange(self) -> None:
         if self.exchange is not None:
             self.exchange.end()
-            self.members.end()
         self.exchange = None
 
     def _agree_on_ranks(self, store: Any, node_rank: int) -> list[Any]:
@@ -298,6 +343,8 @@ class Meeting:
         """Close the meeting for good."""
         self.watching = False
         self._end_exchange()
+        if self.members is not None:
+            self.members.end()
         self.handler.shutdown()
         return {}
 

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import queue
 import secrets
 import selectors
 import socket
@@ -21,6 +22,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,10 +36,10 @@ _LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 5.0, 15.0
 _FACTOR, _FORGET = 4.0, 0.005
 #: Who did not get to run for so long forgives the others their silence.
 _STALL_S = 0.4
-#: And what ends so soon after it has ended meanwhile.
+#: And what ends so soon after that may have ended meanwhile.
 _MEANWHILE_S = 3.0
-_REACH_S, _REACH_TRIES = 0.3, 4
-_CONNECT_S, _AGAIN_S, _MEET_S = 15.0, 0.3, 3.0
+_REACH_S, _REACH_TRIES = 0.5, 4
+_CONNECT_S, _AGAIN_S, _MEET_S, _HELLO_S = 15.0, 0.3, 3.0, 5.0
 _LONGEST_LINE = 1 << 16
 
 
@@ -99,14 +101,15 @@ class Loss:
 @dataclass
 class _Peer:
     connection: socket.socket
+    host: str
+    nonce: str
+    begun_s: float
+    is_parent: bool = False
     node: int | None = None
-    parent: tuple[int, Sequence[Sequence[Any]]] | None = None
     about: Sequence[Any] = ()
-    at: Sequence[Sequence[Any]] = ()
-    nonce: str = ""
+    port: int = 0
     silence: Silence | None = None
     received: bytearray = field(default_factory=bytearray)
-    has_left: bool = False
 
 
 class Beats:
@@ -137,14 +140,16 @@ class Beats:
         self._peers: list[_Peer] = []
         self.losses: dict[int, Loss] = {}
         self._about: Sequence[Any] = ()
-        self._at: Sequence[Sequence[Any]] = ()
-        self._parent: tuple[int, Sequence[Sequence[Any]]] | None = None
-        self._parent_until_s = self._parent_next_s = 0.0
+        self._parent: int | None = None
+        self._parent_at: Sequence[Sequence[Any]] = ()
+        self._children: frozenset[int] = frozenset()
         self._has_parent = threading.Event()
-        self._over, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+        #: What threads have found out that may wait for the network: the loop never does.
+        self._found: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
         #: Whether the others have given this node up.
         self.is_expelled = False
-        self._stalled_s, self._stalled_at_s = 0.0, float("-inf")
+        self._stalled_at_s = float("-inf")
 
     @property
     def port(self) -> int:
@@ -154,18 +159,20 @@ class Beats:
     def begin(
         self,
         about: Sequence[Any],
-        at: Sequence[Sequence[Any]],
         parent: tuple[int, Sequence[Sequence[Any]]] | None,
+        children: Sequence[int],
     ) -> None:
         """Connect to the parent, and hear.
 
         Args:
             about: This node's host, first rank and number of ranks, for the others' reports.
-            at: The addresses at which others may reach this node.
             parent: Its rank, and the addresses at which it may be; None for the root.
+            children: Who may connect.
         """
-        self._about, self._at, self._parent = about, at, parent
-        self._parent_until_s = time.monotonic() + _CONNECT_S
+        self._about, self._children = about, frozenset(children)
+        if parent is not None:
+            self._parent, self._parent_at = parent
+            self._start(self._reach_parent)
         self._thread.start()
         if parent is not None:
             # Before any rank runs: who ends before it is known here could not be missed.
@@ -178,6 +185,18 @@ class Beats:
             self._thread.join(1.0)
 
     # ------------------------------------------------------------ the thread
+
+    def _watch(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user is told that nobody watches
+            self._tell(f"the loss of a node is not watched for any more: {type(error).__name__}: {error}")
+        for peer in list(self._peers):
+            self._send(peer, b'{"bye": 1}\n')
+            self._drop(peer)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._selector.close()
 
     def _run(self) -> None:
         last_s = next_s = time.monotonic()
@@ -192,29 +211,32 @@ class Beats:
                 next_s = now + BEAT_S
                 for peer in list(self._peers):
                     self._send(peer, b"\n")
-            self._connect_parent(now)
+            while not self._found.empty():
+                self._found.get()()
             for peer in list(self._peers):
                 self._judge(peer, now)
-        for peer in list(self._peers):
-            self._send(peer, b'{"bye": 1}\n')
-            self._drop(peer)
-        self._selector.unregister(self._listener)
-        self._listener.close()
-        self._selector.close()
 
     def _note_stall(self, stalled_s: float, now: float) -> None:
         """Forgive the others what this process could not have heard."""
         if stalled_s <= _STALL_S:
             return
         if stalled_s > _LEAST_S:
-            self._stalled_s, self._stalled_at_s = stalled_s, now
+            self._stalled_at_s = now
         for peer in self._peers:
             if peer.silence is not None:
                 peer.silence.forgive(stalled_s)
 
+    @staticmethod
+    def _start(action: Callable[[], None]) -> None:
+        threading.Thread(target=action, daemon=True).start()
+
     def _judge(self, peer: _Peer, now: float) -> None:
         silence = peer.silence
-        if silence is None or (silent_s := now - silence.heard_s) <= silence.bound_s(now):
+        if silence is None:
+            if now - peer.begun_s > _HELLO_S:
+                self._drop(peer)
+            return
+        if (silent_s := now - silence.heard_s) <= silence.bound_s(now):
             return
         # A beat is a byte, and the last few may still be on their way.
         is_acknowledged = _count_unacknowledged(peer.connection) < silent_s / BEAT_S / 2
@@ -238,29 +260,34 @@ class Beats:
 
     # ----------------------------------------------------------- connections
 
-    def _connect_parent(self, now: float) -> None:
-        if self._parent is None or now < self._parent_next_s:
-            return
-        node, addresses = self._parent
-        for host, port in addresses:
-            with contextlib.suppress(OSError):
-                connection = socket.create_connection((host, port), timeout=_AGAIN_S)
-                self._parent = None
-                self._add(connection, parent=(node, addresses))
+    def _reach_parent(self, pause_s: float = 0.0) -> None:
+        """Connect, in a thread of its own, as often as it takes."""
+        time.sleep(pause_s)
+        until_s = time.monotonic() + _CONNECT_S
+        while not self._over.is_set():
+            for host, port in self._parent_at:
+                with contextlib.suppress(OSError):
+                    connection = socket.create_connection((host, port), timeout=_REACH_S)
+                    self._found.put(partial(self._add, connection, is_parent=True))
+                    return
+            if time.monotonic() > until_s:
+                shown = " or ".join(f"{host}:{port}" for host, port in self._parent_at)
+                self._tell(f"node {self._parent}'s launcher is not reached at {shown}: if a node freezes, only time-outs will show it")  # fmt: skip
                 return
-        self._parent_next_s = time.monotonic() + _AGAIN_S
-        if now > self._parent_until_s:
-            self._parent = None
-            shown = " or ".join(f"{host}:{port}" for host, port in addresses)
-            self._tell(f"node {node}'s launcher is not reached at {shown}: if a node freezes, only time-outs will show it")  # fmt: skip
+            time.sleep(_AGAIN_S)
 
-    def _add(
-        self, connection: socket.socket, parent: tuple[int, Sequence[Sequence[Any]]] | None = None
-    ) -> None:
+    def _add(self, connection: socket.socket, *, is_parent: bool = False) -> None:
         connection.settimeout(0)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = _Peer(connection, parent=parent, nonce=secrets.token_hex(16))
+        try:
+            host = str(connection.getpeername()[0])
+        except OSError:  # it has gone already
+            connection.close()
+            if is_parent:
+                self._start(partial(self._reach_parent, _AGAIN_S))
+            return
+        peer = _Peer(connection, host, secrets.token_hex(16), time.monotonic(), is_parent)
         self._peers.append(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
         self._send(peer, _pack({"nonce": peer.nonce}))
@@ -270,9 +297,8 @@ class Beats:
             self._peers.remove(peer)
             self._selector.unregister(peer.connection)
             peer.connection.close()
-            if peer.parent is not None and peer.node is None:
-                self._parent = peer.parent  # it had not said who it is: once more
-                self._parent_next_s = time.monotonic() + _AGAIN_S
+            if peer.is_parent and peer.node is None and not self._over.is_set():
+                self._start(partial(self._reach_parent, _AGAIN_S))  # it had not said who it is: once more
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         # A peer that takes nothing for so long that the buffer is full is judged by its silence; one that has closed, when it is read.
@@ -309,31 +335,34 @@ class Beats:
                 self._read(peer, bytes(line), now)
 
     def _end_of(self, peer: _Peer, why: str, now: float) -> None:
-        """Find out what the end of a connection means: the launcher behind it has ended, or has given this node up."""
-        if peer.node is None or peer.has_left or self.is_expelled:
+        """Find out what the end of a connection means: whether the launcher behind it has ended."""
+        node, about = peer.node, peer.about
+        if node is None or self.is_expelled:
             self._drop(peer)
             return
-        if now - self._stalled_at_s < _MEANWHILE_S:
-            self._drop(peer)
-            self._expel(f"it did not run for {self._stalled_s:.1f} s")
-            return
-        state = _try_to_reach(peer.at)
-        if state == "open":
-            self._drop(peer)
-            self._expel(f"node {peer.node} has closed the connection, and still lives")
-        elif state == "refused":
-            self._lose(peer, f"its launcher has ended: {why}", is_ended=True)
-        else:
-            self._lose(peer, f"{why}, and its host can't be reached any more", is_ended=False)
+        # Who did not run for a while may have been given up meanwhile, and the other one may long be in another round.
+        has_stalled = now - self._stalled_at_s < _MEANWHILE_S
+        self._drop(peer)
+
+        def probe() -> None:
+            state = _try_to_reach(peer.host, peer.port)
+            self._found.put(lambda: conclude(state))
+
+        def conclude(state: str) -> None:
+            if state == "refused":
+                self._note(Loss(node, about, f"its launcher has ended: {why}", is_ended=not has_stalled))
+            elif state == "silent":
+                self._note(Loss(node, about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
+            elif peer.is_parent and not self._over.is_set():
+                self._start(partial(self._reach_parent, _AGAIN_S))
+
+        self._start(probe)
 
     def _read(self, peer: _Peer, line: bytes, now: float) -> None:
         try:
             told = json.loads(line)
-            if "nonce" in told:
-                proof = self._prove(str(told["nonce"]), self._node)
-                self._send(peer, _pack({"node": self._node, "about": list(self._about), "at": list(self._at), "proof": proof}))  # fmt: skip
-            elif peer.node is None:
-                self._admit(peer, told, now)
+            if peer.node is None:
+                self._greet(peer, told, now)
             elif "lost" in told:
                 node, about, why, is_ended = told["lost"]
                 if node == self._node:
@@ -343,24 +372,38 @@ class Beats:
             elif "expelled" in told:
                 self._expel(str(told["expelled"]))
             elif "bye" in told:
-                peer.has_left = True
                 self._drop(peer)
-        except (ValueError, KeyError, TypeError):  # no launcher of ours speaks so
+        except Exception:  # noqa: BLE001 - no launcher of ours speaks so
             self._drop(peer)
 
-    def _admit(self, peer: _Peer, told: Mapping[str, Any], now: float) -> None:
+    def _greet(self, peer: _Peer, told: Mapping[str, Any], now: float) -> None:
+        """Admit who knows the key: the child proves it first, then the parent; each proof is good for one connection, one side and two nodes."""
+        if "nonce" in told:
+            if peer.is_parent and self._parent is not None:
+                self._prove_to(peer, str(told["nonce"]), self._parent)
+            else:
+                peer.about = [str(told["nonce"])]  # for our own proof, once the child has given its
+            return
         node = int(told["node"])
-        if not hmac.compare_digest(str(told["proof"]), self._prove(peer.nonce, node)):
+        expected = {self._parent} if peer.is_parent else self._children
+        side = "parent" if peer.is_parent else "child"
+        if node not in expected or not hmac.compare_digest(str(told["proof"]), self._prove(side, peer.nonce, node, self._node)):  # fmt: skip
             self._drop(peer)
             return
-        peer.node, peer.about, peer.at, peer.silence = node, told["about"], told["at"], Silence(now)
-        if peer.parent is not None:
+        if not peer.is_parent:
+            self._prove_to(peer, str(peer.about[0]), node)
+        peer.node, peer.about, peer.port, peer.silence = node, told["about"], int(told["port"]), Silence(now)
+        if peer.is_parent:
             self._has_parent.set()
         for loss in self.losses.values():
             self._send(peer, _pack({"lost": [loss.node, list(loss.about), loss.why, loss.is_ended]}))
 
-    def _prove(self, nonce: str, node: int) -> str:
-        return hmac.new(self._key, f"{nonce} {node}".encode(), hashlib.sha256).hexdigest()
+    def _prove_to(self, peer: _Peer, nonce: str, node: int) -> None:
+        proof = self._prove("child" if peer.is_parent else "parent", nonce, self._node, node)
+        self._send(peer, _pack({"node": self._node, "about": list(self._about), "port": self.port, "proof": proof}))  # fmt: skip
+
+    def _prove(self, side: str, nonce: str, node: int, to: int) -> str:
+        return hmac.new(self._key, f"{side} {nonce} {node} {to}".encode(), hashlib.sha256).hexdigest()
 
     def _expel(self, why: str) -> None:
         """Take it that the others go on without this node: what it has lost itself proves nothing."""
@@ -374,24 +417,21 @@ def _pack(told: dict[str, Any]) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
-def _try_to_reach(addresses: Sequence[Sequence[Any]]) -> str:
-    """Return "open" if a launcher answers at one of the addresses, "refused" if the host says that nothing listens there, else "silent"."""
-    state = "silent"
-    for host, port in addresses:
-        for _ in range(_REACH_TRIES):
-            try:
-                with socket.create_connection((host, port), timeout=_REACH_S) as connection:
-                    if connection.recv(1):
-                        return "open"
-            except ConnectionRefusedError:
-                state = "refused"
-                break
-            except ConnectionResetError:
-                pass
-            except OSError:
-                break
-            time.sleep(BEAT_S / 4)  # a process that was killed loses its sockets one after the other
-    return state
+def _try_to_reach(host: str, port: int) -> str:
+    """Return "open" if a launcher answers there, "refused" if the host says that nothing listens, else "silent"."""
+    for _ in range(_REACH_TRIES):
+        try:
+            with socket.create_connection((host, port), timeout=_REACH_S) as connection:
+                if connection.recv(1):
+                    return "open"
+        except ConnectionRefusedError:
+            return "refused"
+        except ConnectionResetError:
+            pass
+        except OSError:
+            break
+        time.sleep(BEAT_S / 4)  # a process that was killed loses its sockets one after the other
+    return "silent"
 
 
 def _listen() -> socket.socket:

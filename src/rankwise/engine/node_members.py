@@ -51,10 +51,11 @@ class Members:
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
         self._orders, self._handler = orders, handler
-        self._timeouts: Any = None
+        self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
+        self._serving: int | None = None
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         store.compare_set("beats/key", "", secrets.token_hex(16))
         key = store.get("beats/key").decode()
@@ -64,8 +65,9 @@ class Members:
         self._told: dict[str, Any] = {}
         addresses = _list_addresses(orders)
         reserve = None if self._reserve is None else self._reserve.port
-        self._at = [[one, self._beats.port] for one in addresses]
-        about = {"at": self._at, "reserve": [addresses, reserve], "serves": _is_served_here(orders)}  # fmt: skip
+        about = {"at": [[one, self._beats.port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
+        if _is_served_here(orders):
+            store.set("beats/serves", str(node_rank))
         store.set(f"beats/{node_rank}", json.dumps(about))
 
     @property
@@ -80,13 +82,14 @@ class Members:
         self._members = everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]  # fmt: skip
         place = self._members.index(self._node)
         beats = _load_beside("node_beats")
-        parent, _ = beats.list_neighbours(place, len(self._members))
-        node = None if parent is None else self._members[parent]
+        parent, children = beats.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
-            told = json.loads(self._store.get(keys[one]))
-            self._reserves[one] = [*told["reserve"], told["serves"]]
+            self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
+        if self._store.check(["beats/serves"]):
+            self._serving = int(self._store.get("beats/serves"))
+        node = None if parent is None else self._members[parent]
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
-        self._beats.begin(about, self._at, at)
+        self._beats.begin(about, at, [self._members[one] for one in children])
 
     def end(self) -> None:
         """Watch no more."""
@@ -107,57 +110,77 @@ class Members:
 
     # --------------------------------------------------------- how to go on
 
+    @property
+    def has_to_move(self) -> bool:
+        """Whether the store of the rendezvous is lost: with its node, or, if that is this one, by the others, who have given it up."""
+        if not self._can_move or self._serving is None:
+            return False
+        return self._serving in self._beats.losses or (self._beats.is_expelled and self._serving == self._node)  # fmt: skip
+
     def leave(self, handler: Any) -> Any:
         """Return the rendezvous at which the nodes that are left meet: the same, without those that were lost, or another if its store was lost.
 
+        No half of a job that was cut in two goes on alone: so many nodes must meet that no others can. Those whose end is proved don't count; half of the
+        rest is enough with the store at which all have met.
+
         Raises:
-            LostMajorityError: This may be the smaller part of a job that was cut in two.
+            LostMajorityError: This node serves the store, and is left with too few.
         """
         lost = dict(self._beats.losses)
-        serving = [node for node, reserve in self._reserves.items() if reserve[2]]
-        if self._beats.is_expelled and self._node in serving and self._can_move:
-            # The others had to take it that the store went with this node, and have moved.
-            return self._move([node for node in self._members if node != self._node])
+        if self._beats.is_expelled:
+            # Where this node served the store, the others had to take it that it went with it, and have moved.
+            others = [one for one in self._members if one != self._node]
+            if self.has_to_move:
+                return self._move(others, 2)
+            self._change(handler, len(self._members) // 2 + 1)
+            return handler
         if not lost:
             return handler
         left = [node for node in self._members if node not in lost]
-        silent = [node for node, loss in lost.items() if not loss.is_ended]
-        has_store = not any(node in lost for node in serving)
-        # Those whose end is proved have no vote; those that are silent may go on behind a cut. Of two halves the one with the store goes on.
-        if silent and not (len(left) > len(silent) or (len(left) == len(silent) and has_store)):
-            if not has_store:
-                return handler  # the others may have gone on; if it reaches them again, it joins them like a new node
+        voters = len(self._members) - sum(loss.is_ended for loss in lost.values())
+        moves = self.has_to_move
+        needed = voters // 2 + 1 if moves or self._serving is None else (voters + 1) // 2
+        if self._serving == self._node and len(left) < needed:
             raise LostMajorityError(
-                f"this node has lost {len(silent)} of {len(left) + len(silent)} nodes, which may go on without it: it ends, so that one job does not become two"
+                f"this node has lost {voters - len(left)} of {voters} nodes, which may continue without it: it ends, so that one job does not become two"
             )
-        if not has_store and self._can_move:
-            return self._move(left)
+        if moves:
+            return self._move(left, needed)
+        self._change(handler, needed)
         _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
-        self._hurry(handler)
         return handler
 
     def restore(self) -> None:
-        """Give latecomers torch's time again."""
-        if self._timeouts is not None:
-            timeout, before = self._timeouts
-            timeout._last_call = before
-            self._timeouts = None
+        """Give latecomers torch's time again, and let as few nodes meet as the user does."""
+        while self._changed:
+            owner, name, before = self._changed.pop()
+            object.__setattr__(owner, name, before)
 
-    def _hurry(self, handler: Any) -> None:
-        timeout = getattr(getattr(handler, "_settings", None), "timeout", None)
-        if timeout is not None and hasattr(timeout, "_last_call"):
-            self._timeouts = timeout, timeout._last_call
-            timeout._last_call = min(timeout._last_call, _LAST_CALL)
+    def _change(self, handler: Any, needed: int) -> None:
+        """Have torch wait for so many nodes at least, and not for long for more."""
+        settings = getattr(handler, "_settings", None)
+        if settings is None or self._changed:
+            return
+        for owner, name, value in ((settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)), (settings, "min_nodes", max(settings.min_nodes, needed))):  # fmt: skip
+            if hasattr(owner, name):
+                self._changed.append((owner, name, getattr(owner, name)))
+                object.__setattr__(owner, name, value)
 
-    def _move(self, left: list[int]) -> Any:
+    def _move(self, left: list[int], needed: int) -> Any:
         """Open the rendezvous at the reserve of the first node that is left."""
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-        found = next(((node, self._reserves[node]) for node in left if node in self._reserves and self._reserves[node][1]), None)  # fmt: skip
-        if found is None:
-            raise ConnectionError("the node that served the rendezvous was lost, and so were all that had a store in reserve")  # fmt: skip
-        node, (addresses, port, _) = found
-        host = next((one for one in addresses if _is_open(one, port)), addresses[0])
+        found = [
+            (node, host, self._reserves[node][1])
+            for node in left
+            if node in self._reserves and self._reserves[node][1]
+            for host in self._reserves[node][0]
+        ]
+        for node, host, port in found:  # noqa: B007 - needed behind it
+            if _is_open(host, port):
+                break
+        else:
+            raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
         orders = self._orders
         orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         orders["serving_node"] = node == self._node
@@ -173,7 +196,7 @@ class Members:
                 **{**orders["conf"], "is_host": "0"},
             )
         )
-        self._hurry(handler)
+        self._change(handler, needed)
         self._tell(f"the node that served the rendezvous is lost; it goes on at {orders['endpoint']}, on node {node}")  # fmt: skip
         return handler
 

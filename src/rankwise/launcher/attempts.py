@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: What a job on workers that outlive it leaves behind gets so long to end by itself.
 _SWEEP_S = 1.0
+#: A host may be lost so often within so long; then each loss counts as a failure.
+_MOST_LOSSES, _OF_LATE_S = 3, 600.0
 
 
 def open_rendezvous(
@@ -69,6 +71,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
     failures: list[Failure] = []
     # Of all ranks: the same number on all nodes, where each counts the failures of its own ranks.
     restarts = 0
+    losses: dict[str, list[float]] = {}
     for index in itertools.count():
         try:
             part = job.rendezvous.join(restarts)
@@ -89,7 +92,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             publish(job, verdict, attempt=index)
             _leave(job, outcome, verdict, restarts=len(failures))
             return verdict.exit_code
-        if why := _find_regroup(job, part, replace(outcome, case=case), verdict):
+        why = _find_regroup(job, part, replace(outcome, case=case), verdict)
+        if why and _are_rare(case, losses, job.clock.monotonic()):
             job.console.say(f"rankwise: {why}")
             job.events.write("nodes.regroup", attempt=index, message=why)
             continue
@@ -120,6 +124,14 @@ def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
     if case.hung and job.spec.on_hang == "stop":
         return GiveUp(reason="--on-hang stop: no restart after a hang" if job.spec.max_restarts else "")
     return decide(failures, job.spec.max_restarts)
+
+
+def _are_rare(case: Case, losses: dict[str, list[float]], now_s: float) -> bool:
+    """Note which hosts are lost; a host that is lost again and again is a failure, and no accident."""
+    for host in [one.host for one in case.lost_nodes] or ([""] if case.given_up else []):
+        of_late = [at_s for at_s in losses.get(host, ()) if now_s - at_s < _OF_LATE_S]
+        losses[host] = [*of_late, now_s]
+    return all(len(moments) <= _MOST_LOSSES for moments in losses.values())
 
 
 def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict) -> str:

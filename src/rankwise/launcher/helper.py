@@ -118,9 +118,9 @@ class Helper:
         """Return what the helper last told unasked, under ``name``; None if nothing."""
         return self._news.get(name)
 
-    def forget_news(self) -> None:
-        """Drop what was told before."""
-        self._news = {}
+    def forget_news(self, *names: str) -> None:
+        """Drop what was told before, under some names or all."""
+        self._news = {name: told for name, told in self._news.items() if names and name not in names}
 
     def close(self) -> None:
         """End the process."""

@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError, RankwiseError, RendezvousError, UsageError
+from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.node_link import NodeLink
 from rankwise.launcher.rendezvous.assignment import Assignment
 from rankwise.launcher.rendezvous.single import bind_store
@@ -124,7 +125,7 @@ class SeveralNodes:
     def nodes_waiting(self) -> int:
         """Return how many nodes stand before the door."""
         if (lost := self._helper.news("lost")) is not None:
-            self._helper.forget_news()
+            self._helper.forget_news("lost", "waiting")
             self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
         return int(str(self._helper.news("waiting") or 0))
 
@@ -150,8 +151,8 @@ class SeveralNodes:
         """Close the meeting, so that nobody waits for us."""
         try:
             self._helper.ask("close", timeout_s=10)
-        except LaunchError:
-            return  # its place is gone already
+        except (LaunchError, InterruptedByUser):
+            return  # its place is gone already, or the user is in a hurry
 
     def _ask(self, op: str, **facts: object) -> dict[str, object]:
         meeting = self._spec.meeting
