@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: What is said of ranks that are slow, and of a slow start: facts, and no alarms.
-_NOTES = ("this may be right", "rankwise: hint: ", "rankwise: no rank runs yet")
+_NOTES = ("it may just be slow", "rankwise: hint: ", "rankwise: no rank has started")
 
 
 def find_alarms(

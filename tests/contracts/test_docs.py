@@ -266,7 +266,7 @@ def neutral(output: str, folder: Path) -> str:
     """Put the documents' names in the place of this run's folders."""
     output = output.replace(str(folder.resolve()), "/home/you/job").replace(str(folder), "/home/you/job")
     # On a busy machine a rank keeps others waiting for seconds, and the launcher says so.
-    output = re.sub(r"(?m)^rankwise: .*; this may be right, and is only slow\n", "", output)
+    output = re.sub(r"(?m)^rankwise: .*; it may just be slow\n", "", output)
     # In a pipe for both streams nobody knows whether a rank has left half a line; on a terminal nothing of it is seen.
     output = re.sub(r"(^|\n)\n(?=rankwise: (?:the job|attempt) )", r"\1", output)
     return re.sub(

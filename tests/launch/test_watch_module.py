@@ -152,7 +152,7 @@ def test_a_killed_rank_is_the_first_cause(tmp_path: Path) -> None:
         job.running.finish(60)
         for told in (report(tmp_path / "evidence"), report(carry_away(job, tmp_path / "elsewhere"))):
             assert (told["kind"], told["culprits"]) == ("failure", [1]), told
-            assert "without a word" in told["message"]
+            assert "ended silently" in told["message"]
 
 
 def test_a_killed_rank_that_no_other_has_seen(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_the_script_sees_what_python_shows_it(tmp_path: Path, how: list[str]) ->
 
 @pytest.mark.parametrize(
     ("args", "told"),
-    [([], "no script"), (["--folder"], "needs a value"), (["--every", "0", "x.py"], "no number"), (["--lr", "1"], "no option")],
+    [([], "no script"), (["--folder"], "needs a value"), (["--every", "0", "x.py"], "not a number"), (["--lr", "1"], "no option")],
 )  # fmt: skip
 def test_a_bad_command_is_a_line_and_exit_code_2(tmp_path: Path, args: list[str], told: str) -> None:
     """What can't be run is told in a line, and nothing is made."""

@@ -145,7 +145,7 @@ def test_ranks_in_different_collectives_hang(tmp_path: Path, capsys: pytest.Capt
     with running(torchrun(), tmp_path) as job:
         _, verdict = ask(job.process.pid, capsys, until=1)
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [])
-    assert verdict["message"].startswith("all ranks wait in collectives")
+    assert verdict["message"].startswith("all ranks are waiting in collectives")
 
 
 @needs_pyspy
@@ -212,7 +212,7 @@ def test_a_worker_that_a_rank_waits_for_is_named_by_its_own_line(
 
         wait_until(ask_why, timeout_s=12)
         result = job.finish(60)
-    assert "this may be right, and is only slow" in said
+    assert "it may just be slow" in said
     assert place in result.err, result.err
     assert "give it a timeout" in result.err
 

@@ -210,7 +210,7 @@ def test_the_users_bound_ends_all_nodes_alike(pair: Pair, tmp_path: Path) -> Non
     assert [code for code, _, _ in told] == [1, 1], told
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [2])
     assert verdict["where"] == line_of(tmp_path / "train.py", "# evaluates")
-    assert "rank 2 (host host1, local rank 0) is asleep" in verdict["message"]
+    assert "rank 2 (host host1, local rank 0) is sleeping" in verdict["message"]
 
 
 @pytest.mark.parametrize("ours", [0, 1])

@@ -258,7 +258,7 @@ def test_what_needs_code_is_refused(tmp_path: Path) -> None:
         ("w.pt", b"", "can't be read by torch.load"),
         ("w.pt", b"PK\3\4 and nothing more", "can't be read by torch.load"),
         ("w.safetensors", b"", "not a safetensors file: it has 0 bytes"),
-        ("w.safetensors", b"\xff" * 8, "no safetensors file"),
+        ("w.safetensors", b"\xff" * 8, "not a safetensors file"),
         ("w.safetensors", b"\2" + b"\0" * 7 + b"[]", "is damaged"),
         ("w.safetensors", b"\2" + b"\0" * 7 + b"{}", "holds no weights: it is an empty dict"),
     ],
@@ -430,7 +430,7 @@ def test_folders_that_hold_no_model_say_so(tmp_path: Path) -> None:
     folder.mkdir()
     for text, words in (
         (None, "has no model.safetensors or pytorch_model.bin"),
-        ("[]", "no index of weights"),
+        ("[]", "not an index of weights"),
         ('{"weight_map": {"0.weight": "../m/x.safetensors"}}', "elsewhere"),
         (
             '{"weight_map": {"0.weight": "x.safetensors", "7.weight": "x.safetensors"}}',
