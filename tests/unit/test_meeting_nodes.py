@@ -23,14 +23,20 @@ class FakeHelper:
         self._news = news
 
     def ask(self, op: str, *, on_wait: Callable[[float], None], **_facts: object) -> dict[str, object]:
-        """Wait for 12 seconds, and find a world of one node."""
+        """Wait for 12 seconds, and find a world of one node; lose another at its end."""
         if op == "open":
             return {}
+        if op == "finish":
+            look = cast("Callable[[], None]", _facts["on_tick"])
+            look()
+            self._news["1/lost_nodes"] = {"1": {"host": "b", "base": 2, "num": 2, "why": "it froze"}}
+            look()
+            raise AssertionError("it waits on for a node that is lost")
         for second in range(13):
             on_wait(float(second))
         return {
             "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": 1, "base_rank": 0, "world_size": 1,
-            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": None, "secret": "",
+            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": 0, "secret": "", "round": "1",
         }  # fmt: skip
 
     def news(self, name: str) -> object:
@@ -71,3 +77,13 @@ def test_a_node_says_whom_it_waits_for(news: dict[str, object], told: str) -> No
     nodes = SeveralNodes(spec, 1, cast("Helper", FakeHelper(news)), cast("Console", console), lambda: ())
     nodes.join(0)
     assert console.lines == [f"rankwise: {told}" for _ in range(bool(told))]
+
+
+def test_at_its_end_a_node_does_not_wait_for_one_that_is_lost() -> None:
+    """Its ranks have finished; another node is lost before it says that of its own: that is told at once, and not waited for."""
+    spec = parse(["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
+    console = FakeConsole()
+    nodes = SeveralNodes(spec, 1, cast("Helper", FakeHelper({})), cast("Console", console), lambda: ())
+    nodes.join(0)
+    assert not nodes.finish()
+    assert "not all others have said so: node 1 (host b, ranks 2, 3) is lost: it froze" in console.lines[-1]

@@ -130,15 +130,24 @@ class SeveralNodes:
         return int(str(self._helper.news("waiting") or 0))
 
     def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
-        """Wait for the other nodes' ranks; the store on one of them serves all."""
+        """Wait for the other nodes' ranks; the store on one of them serves all. A node that is lost meanwhile will not come."""
+        link = self._link
+        known = 0 if link is None else len(link.lost_nodes)
+
+        def look() -> None:
+            if link is not None and len(lost := link.lost_nodes) > known:
+                raise LaunchError("; ".join(one.describe() for one in lost[known:]))
+            if on_tick is not None:
+                on_tick()
+
         try:
             self._helper.ask(
                 "finish",
                 timeout_s=_EXIT_BARRIER_S + 10,
                 on_wait=self._say_waiting_to_end,
-                on_tick=on_tick,
+                on_tick=look,
                 barrier_s=_EXIT_BARRIER_S,
-                num_lost=0 if self._link is None else len(self._link.lost_nodes),
+                num_lost=known,
             )
         except LaunchError as error:
             self._console.say(
