@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
 # Tests that run at once: many wait for processes and clocks more than they compute.
-WORKERS ?= 4
+WORKERS ?= 3
 # Small portions: tests that last for seconds stand beside each other, and one worker would get hundreds of them.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --maxschedchunk 4
 
