@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: What a job on workers that outlive it leaves behind gets so long to end by itself.
 _SWEEP_S = 1.0
+#: A node that waits to join is known to all launchers within so long: torch keeps its state for a second.
+_JOIN_S, _SOON_S = 2.5, 0.05
 #: A host may be lost so often within so long; then each loss counts as a failure.
 _MOST_LOSSES, _OF_LATE_S = 3, 600.0
 
@@ -134,6 +136,18 @@ def _are_rare(case: Case, losses: dict[str, list[float]], now_s: float) -> bool:
     return all(len(moments) <= _MOST_LOSSES for moments in losses.values())
 
 
+def _does_one_join(job: Job, part: Assignment, verdict: Verdict) -> bool:
+    """Tell whether ranks have lost a peer because its launcher, quicker than this one, makes room for a node that joins."""
+    if part.num_nodes >= job.spec.max_nodes or not _may_be_left(verdict):
+        return False
+    end = job.clock.monotonic() + _JOIN_S
+    while job.rendezvous.nodes_waiting() == 0:
+        if job.clock.monotonic() > end:
+            return False
+        job.clock.sleep(_SOON_S)
+    return True
+
+
 def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict) -> str:
     """Say why all ranks start again without a failure: a node joins, or nodes were lost and enough are left; empty if they don't."""
     case = outcome.case
@@ -143,8 +157,10 @@ def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict
         return ""
     if case.given_up:
         return f"{verdict.message}; its ranks are terminated, and it asks to join again"
+    if not case.lost_nodes:
+        return "another node joins, all ranks start again" if _does_one_join(job, part, verdict) else ""
     left = part.num_nodes - len(case.lost_nodes)
-    if not case.lost_nodes or left < job.spec.min_nodes:
+    if left < job.spec.min_nodes:
         return ""
     nodes = "the node that is left" if left == 1 else f"the {left} nodes that are left"
     return f"{verdict.message}; all ranks start again on {nodes}"
