@@ -111,11 +111,15 @@ def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job
     for number in (1, 2):
         assert "node 0 (host host0, rank 0) is lost: its launcher has ended" in job.read(number)
         assert "all ranks start again on the 2 nodes that are left" in job.read(number)
+        assert "the node that served the rendezvous is lost: node 1 serves it from now on, at " in job.read(
+            number
+        )
     job.kill(1)
     job.wait_world(1, [2])
     assert "all ranks start again on the node that is left" in job.read(2)
     (job.folder / "enough").touch()
     assert job.launchers[2].wait(30) == 0, job.read(2)
+    assert "\nTraceback" not in job.read(2)  # those of ranks have their rank in front
 
 
 def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two_jobs_of_one(
@@ -132,6 +136,7 @@ def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two
     job.wait_world(3, [0, 1, 2])
     assert "the other nodes have gone on without this one" in job.read(0)
     assert "another node joins" in job.read(1)
+    assert not any("\nTraceback" in f"\n{job.read(number)}" for number in range(3))
     # Not the first: it hears one neighbour only, and so knows of one lost node where two are.
     cut, others = 2, [0, 1]
     job.hosts[cut].call("ip", "link", "set", "cable", "down")

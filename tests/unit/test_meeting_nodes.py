@@ -43,6 +43,10 @@ class FakeHelper:
         """Return what it has told unasked."""
         return self._news.get(name)
 
+    def take_said(self) -> list[str]:
+        """Say nothing."""
+        return []
+
     def forget_news(self, *_names: str) -> None:
         """Keep it: the test has said it once for all."""
 

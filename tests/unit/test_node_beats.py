@@ -60,8 +60,8 @@ class _Node:
         self.beats = Beats(
             number,
             key,
-            tell_lost=self.losses.append,
-            tell_expelled=self.expelled.append,
+            on_lost=self.losses.append,
+            on_expelled=self.expelled.append,
             tell=self.said.append,
         )
         self.at = [["127.0.0.1", self.beats.port]]

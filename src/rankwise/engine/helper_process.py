@@ -264,10 +264,10 @@ class Meeting:
         members = _load_beside("node_members")
         try:
             self.members = members.Members(
-                store, node_rank, str(self.num_joined), self.orders, self.handler, _say
+                store, node_rank, str(self.num_joined), self.orders, self.handler, _say, _load_beside
             )
         except Exception as error:  # noqa: BLE001 - a store that lacks a call: the job runs as it did without
-            _say({f"{self.num_joined}/note": f"the launchers of other nodes are not heard: {_describe(error)}"})  # fmt: skip
+            _say({"said": f"the launchers of other nodes are not heard: {_describe(error)}"})
 
     def _end_exchange(self) -> None:
         if self.exchange is not None:
@@ -327,7 +327,8 @@ class Meeting:
             end = getattr(state, "deadline", None)
             now = datetime.datetime.now(datetime.timezone.utc)
             left_s = None if end is None else (end.replace(tzinfo=now.tzinfo) - now).total_seconds()
-            _say({"joined": len(getattr(state, "participants", ())), "starts_in_s": left_s})
+            needed = getattr(getattr(self.handler, "_settings", None), "min_nodes", self.orders["min_nodes"])
+            _say({"joined": len(getattr(state, "participants", ())), "needed": needed, "starts_in_s": left_s})  # fmt: skip
 
     def finish(self, timeout_s: float, num_lost: int) -> dict[str, Any]:
         """Wait until all nodes that are left are through, so that no store goes while others still need it."""

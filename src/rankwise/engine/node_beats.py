@@ -1,4 +1,4 @@
-"""Whether the launchers of a job's other nodes live: neighbours in a tree hear each other many times a second, and a loss is told to all.
+"""Whether the launchers of a job's other nodes live: neighbours in a tree hear each other many times a second, and a loss is reported to all.
 
 Why not by torch's store: its calls have no bound when the host that serves it freezes, and a node that looks at it once a second learns late.
 Each node has a connection to its parent and to at most ``FAN_OUT`` children. A connection that closes without a good-bye proves that the launcher
@@ -118,8 +118,8 @@ class Beats:
     Args:
         node: Its rank among the nodes.
         key: Known to the launchers of this job only; who has it not is refused.
-        tell_lost: Called with each node that is lost.
-        tell_expelled: Called when the others have given this one up, with their reason.
+        on_lost: Called with each node that is lost.
+        on_expelled: Called when the others have given this one up, with their reason.
         tell: Says something to the user.
     """
 
@@ -128,12 +128,12 @@ class Beats:
         node: int,
         key: str,
         *,
-        tell_lost: Callable[[Loss], None],
-        tell_expelled: Callable[[str], None],
+        on_lost: Callable[[Loss], None],
+        on_expelled: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
         self._node, self._key = node, key.encode()
-        self._tell_lost, self._tell_expelled, self._tell = tell_lost, tell_expelled, tell
+        self._on_lost, self._on_expelled, self._tell = on_lost, on_expelled, tell
         self._selector = selectors.DefaultSelector()
         self._listener = _listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -179,7 +179,7 @@ class Beats:
             self._has_parent.wait(_MEET_S)
 
     def end(self) -> None:
-        """Say good-bye and close; what is lost afterwards is not told."""
+        """Say good-bye and close; what is lost afterwards is not reported."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
@@ -189,7 +189,7 @@ class Beats:
     def _watch(self) -> None:
         try:
             self._run()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the user is told that nobody watches
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user learns that nobody watches
             self._tell(f"the loss of a node is not watched for any more: {type(error).__name__}: {error}")
         for peer in list(self._peers):
             self._send(peer, b'{"bye": 1}\n')
@@ -253,10 +253,10 @@ class Beats:
         if loss.node in self.losses or self._over.is_set() or self.is_expelled:
             return
         self.losses[loss.node] = loss
-        told = _pack({"lost": [loss.node, list(loss.about), loss.why, loss.is_ended]})
+        message = _pack({"lost": [loss.node, list(loss.about), loss.why, loss.is_ended]})
         for peer in list(self._peers):
-            self._send(peer, told)
-        self._tell_lost(loss)
+            self._send(peer, message)
+        self._on_lost(loss)
 
     # ----------------------------------------------------------- connections
 
@@ -360,39 +360,44 @@ class Beats:
 
     def _read(self, peer: _Peer, line: bytes, now: float) -> None:
         try:
-            told = json.loads(line)
+            message = json.loads(line)
             if peer.node is None:
-                self._greet(peer, told, now)
-            elif "lost" in told:
-                node, about, why, is_ended = told["lost"]
+                self._greet(peer, message, now)
+            elif "lost" in message:
+                node, about, why, is_ended = message["lost"]
                 if node == self._node:
                     self._expel(str(why))
                 else:
                     self._note(Loss(int(node), about, str(why), bool(is_ended)))
-            elif "expelled" in told:
-                self._expel(str(told["expelled"]))
-            elif "bye" in told:
+            elif "expelled" in message:
+                self._expel(str(message["expelled"]))
+            elif "bye" in message:
                 self._drop(peer)
         except Exception:  # noqa: BLE001 - no launcher of ours speaks so
             self._drop(peer)
 
-    def _greet(self, peer: _Peer, told: Mapping[str, Any], now: float) -> None:
+    def _greet(self, peer: _Peer, message: Mapping[str, Any], now: float) -> None:
         """Admit who knows the key: the child proves it first, then the parent; each proof is good for one connection, one side and two nodes."""
-        if "nonce" in told:
+        if "nonce" in message:
             if peer.is_parent and self._parent is not None:
-                self._prove_to(peer, str(told["nonce"]), self._parent)
+                self._prove_to(peer, str(message["nonce"]), self._parent)
             else:
-                peer.about = [str(told["nonce"])]  # for our own proof, once the child has given its
+                peer.about = [str(message["nonce"])]  # for our own proof, once the child has given its
             return
-        node = int(told["node"])
+        node = int(message["node"])
         expected = {self._parent} if peer.is_parent else self._children
         side = "parent" if peer.is_parent else "child"
-        if node not in expected or not hmac.compare_digest(str(told["proof"]), self._prove(side, peer.nonce, node, self._node)):  # fmt: skip
+        if node not in expected or not hmac.compare_digest(str(message["proof"]), self._prove(side, peer.nonce, node, self._node)):  # fmt: skip
             self._drop(peer)
             return
         if not peer.is_parent:
             self._prove_to(peer, str(peer.about[0]), node)
-        peer.node, peer.about, peer.port, peer.silence = node, told["about"], int(told["port"]), Silence(now)
+        peer.node, peer.about, peer.port, peer.silence = (
+            node,
+            message["about"],
+            int(message["port"]),
+            Silence(now),
+        )
         if peer.is_parent:
             self._has_parent.set()
         for loss in self.losses.values():
@@ -410,11 +415,11 @@ class Beats:
         if not self.is_expelled:
             self.is_expelled = True
             self.losses.clear()
-            self._tell_expelled(why)
+            self._on_expelled(why)
 
 
-def _pack(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _pack(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _try_to_reach(host: str, port: int) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import secrets
 import socket
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +25,18 @@ class LostMajorityError(RuntimeError):
     """This node is cut off with the smaller part of the job."""
 
 
+def count_needed(num_members: int, num_ended: int, *, keeps_store: bool) -> int:
+    """Return how many nodes must meet after a loss, so that no two sides of a cut network do.
+
+    Args:
+        num_members: How many took part.
+        num_ended: How many of them are proved to have ended: these meet nowhere.
+        keeps_store: Whether they meet at the store where all had met, of which there is one: then half of the rest is enough.
+    """
+    voters = num_members - num_ended
+    return (voters + 1) // 2 if keeps_store else voters // 2 + 1
+
+
 class Members:
     """Who took part in a round, and who is left.
 
@@ -38,6 +47,7 @@ class Members:
         orders: How the rendezvous was opened.
         handler: torch's rendezvous.
         say: Tells the parent.
+        load: Loads another file of this folder: the package may not be there for the ranks' Python.
     """
 
     def __init__(
@@ -48,9 +58,10 @@ class Members:
         orders: dict[str, Any],
         handler: Any,
         say: Callable[[dict[str, Any]], None],
+        load: Callable[[str], Any],
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
-        self._orders, self._handler = orders, handler
+        self._orders, self._tree = orders, load("node_beats")
         self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
         self._members: list[int] = []
@@ -59,14 +70,15 @@ class Members:
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         store.compare_set("beats/key", "", secrets.token_hex(16))
         key = store.get("beats/key").decode()
-        self._beats = _load_beside("node_beats").Beats(
-            node_rank, key, tell_lost=self._tell_lost, tell_expelled=self._tell_expelled, tell=self._tell
+        self._beats = self._tree.Beats(
+            node_rank, key, on_lost=self._report_lost, on_expelled=self._report_expelled, tell=self._tell
         )
-        self._told: dict[str, Any] = {}
-        addresses = _list_addresses(orders)
+        self._lost_nodes: dict[str, Any] = {}
+        names = load("node_addresses")
+        addresses = _list_addresses(orders, names)
         reserve = None if self._reserve is None else self._reserve.port
         about = {"at": [[one, self._beats.port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
-        if _is_served_here(orders):
+        if _is_served_here(orders, names):
             store.set("beats/serves", str(node_rank))
         store.set(f"beats/{node_rank}", json.dumps(about))
 
@@ -81,8 +93,7 @@ class Members:
         # Nodes of torchrun write no such key, and are not watched.
         self._members = everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]  # fmt: skip
         place = self._members.index(self._node)
-        beats = _load_beside("node_beats")
-        parent, children = beats.list_neighbours(place, len(self._members))
+        parent, children = self._tree.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
             self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
         if self._store.check(["beats/serves"]):
@@ -92,21 +103,22 @@ class Members:
         self._beats.begin(about, at, [self._members[one] for one in children])
 
     def end(self) -> None:
-        """Watch no more."""
+        """Watch no more, and let go of the connections to the store."""
         self._beats.end()
+        self._store = self._reserve = None
 
     # ------------------------------------------------------------ what is lost
 
-    def _tell_lost(self, loss: Any) -> None:
+    def _report_lost(self, loss: Any) -> None:
         host, base, num = loss.about
-        self._told[str(loss.node)] = {"host": host, "base": base, "num": num, "why": loss.why, "is_ended": loss.is_ended}  # fmt: skip
-        self._say({f"{self._name}/lost_nodes": dict(self._told)})
+        self._lost_nodes[str(loss.node)] = {"host": host, "base": base, "num": num, "why": loss.why, "is_ended": loss.is_ended}  # fmt: skip
+        self._say({f"{self._name}/lost_nodes": dict(self._lost_nodes)})
 
-    def _tell_expelled(self, why: str) -> None:
+    def _report_expelled(self, why: str) -> None:
         self._say({f"{self._name}/expelled": why, f"{self._name}/lost_nodes": {}})
 
     def _tell(self, text: str) -> None:
-        self._say({f"{self._name}/note": text})
+        self._say({"said": text})
 
     # --------------------------------------------------------- how to go on
 
@@ -131,21 +143,22 @@ class Members:
             # Where this node served the store, the others had to take it that it went with it, and have moved.
             others = [one for one in self._members if one != self._node]
             if self.has_to_move:
-                return self._move(others, 2)
+                return self._move(handler, others, 2)
             self._change(handler, len(self._members) // 2 + 1)
             return handler
         if not lost:
             return handler
         left = [node for node in self._members if node not in lost]
-        voters = len(self._members) - sum(loss.is_ended for loss in lost.values())
+        num_ended = sum(loss.is_ended for loss in lost.values())
         moves = self.has_to_move
-        needed = voters // 2 + 1 if moves or self._serving is None else (voters + 1) // 2
+        keeps_store = self._serving is not None and not moves
+        needed = count_needed(len(self._members), num_ended, keeps_store=keeps_store)
         if self._serving == self._node and len(left) < needed:
             raise LostMajorityError(
-                f"this node has lost {voters - len(left)} of {voters} nodes, which may continue without it: it ends, so that one job does not become two"
+                f"this node can't reach {len(lost) - num_ended} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
             )
         if moves:
-            return self._move(left, needed)
+            return self._move(handler, left, needed)
         self._change(handler, needed)
         _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
         return handler
@@ -159,14 +172,14 @@ class Members:
     def _change(self, handler: Any, needed: int) -> None:
         """Have torch wait for so many nodes at least, and not for long for more."""
         settings = getattr(handler, "_settings", None)
-        if settings is None or self._changed:
+        if settings is None:
             return
         for owner, name, value in ((settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)), (settings, "min_nodes", max(settings.min_nodes, needed))):  # fmt: skip
             if hasattr(owner, name):
                 self._changed.append((owner, name, getattr(owner, name)))
                 object.__setattr__(owner, name, value)
 
-    def _move(self, left: list[int], needed: int) -> Any:
+    def _move(self, former: Any, left: list[int], needed: int) -> Any:
         """Open the rendezvous at the reserve of the first node that is left."""
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
@@ -184,7 +197,8 @@ class Members:
         orders = self._orders
         orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         orders["serving_node"] = node == self._node
-        orders["kept"] = [*orders.get("kept", []), self._reserve]  # it serves from now on
+        # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
+        orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         handler = registry.get_rendezvous_handler(
             RendezvousParameters(
                 backend="c10d",
@@ -197,7 +211,7 @@ class Members:
             )
         )
         self._change(handler, needed)
-        self._tell(f"the node that served the rendezvous is lost; it goes on at {orders['endpoint']}, on node {node}")  # fmt: skip
+        self._tell(f"the node that served the rendezvous is lost: node {node} serves it from now on, at {orders['endpoint']}")  # fmt: skip
         return handler
 
 
@@ -246,29 +260,16 @@ def _is_open(host: str, port: int) -> bool:
     return False
 
 
-def _list_addresses(orders: dict[str, Any]) -> list[str]:
+def _list_addresses(orders: dict[str, Any], names: Any) -> list[str]:
     """Return the addresses at which other nodes may reach this one: that by which it reaches the endpoint, and its name's."""
-    helper = _load_beside("node_addresses")
-    host, port = helper.split(orders["endpoint"])
-    own = orders["local_addr"] or helper.find_address_towards(helper.look_up(host, port)) if host else orders["local_addr"]  # fmt: skip
+    host, port = names.split(orders["endpoint"])
+    own = orders["local_addr"] or (names.find_address_towards(names.look_up(host, port)) if host else None)
     return list(dict.fromkeys(one for one in (own, socket.gethostname()) if one))
 
 
-def _is_served_here(orders: dict[str, Any]) -> bool:
+def _is_served_here(orders: dict[str, Any], names: Any) -> bool:
     """Tell whether this process serves the store of the rendezvous: of several launchers on one host one does."""
     if "serving_node" in orders:
         return bool(orders["serving_node"])
-    helper = _load_beside("node_addresses")
-    _, port = helper.split(orders["endpoint"])
-    return bool(helper.listens_at(int(port) if port else _DEFAULT_PORT))
-
-
-def _load_beside(name: str) -> Any:
-    """Load a file of this folder: the package may not be there for the ranks' Python."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no {name}.py beside {__file__}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(name, module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    _, port = names.split(orders["endpoint"])
+    return bool(names.listens_at(int(port) if port else _DEFAULT_PORT))

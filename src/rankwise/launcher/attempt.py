@@ -364,8 +364,6 @@ class Attempt:
             self._has_lost_nodes = bool(link.given_up) or not self._lone.continues_without(
                 link.lost_nodes, self._ranks
             )
-            if note := link.take_note():
-                self._job.console.say(f"rankwise: {note}")
 
     def _note(self, change: Change) -> None:
         match change:

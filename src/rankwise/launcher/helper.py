@@ -14,7 +14,7 @@ from rankwise.base.osdoor import IS_LINUX, die_with_parent
 from rankwise.engine import HELPER_PROCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rankwise.base.clock import Clock
     from rankwise.launcher.signals import Signals
@@ -43,6 +43,7 @@ class Helper:
         self._answers: dict[int, dict[str, object]] = {}
         self._is_gone = False
         self._news: dict[str, object] = {}
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         for action in (self._read, self._write):
             threading.Thread(target=action, name="rankwise-helper", daemon=True).start()
 
@@ -118,6 +119,11 @@ class Helper:
         """Return what the helper last told unasked, under ``name``; None if nothing."""
         return self._news.get(name)
 
+    def take_said(self) -> Iterator[str]:
+        """Return what it has to say to the user, each line once."""
+        while not self._said.empty():
+            yield self._said.get()
+
     def forget_news(self, *names: str) -> None:
         """Drop what was told before, under some names or all."""
         self._news = {name: told for name, told in self._news.items() if names and name not in names}
@@ -143,7 +149,9 @@ class Helper:
         stream = self._process.stdout
         for line in stream if stream is not None else ():
             message = json.loads(line)
-            if "answer" not in message:
+            if "said" in message:
+                self._said.put(message["said"])
+            elif "answer" not in message:
                 self._news.update(message)
             elif (number := message["number"]) in self._awaited:  # else nobody waits for it any more
                 with self._arrived:

@@ -76,7 +76,7 @@ class NodeLink:
         self._helper, self._name = helper, name
         self.node_rank, self.judge, self.host = node_rank, judge, host
         self.questions: dict[int, float] = {}
-        self._num_published, self._noted = 0, ""
+        self._num_published = 0
         self._seen: dict[int, int] = {}
 
     @property
@@ -98,7 +98,7 @@ class NodeLink:
     @property
     def lost_nodes(self) -> tuple[LostNode, ...]:
         """The nodes that were lost while their ranks ran."""
-        told = cast("dict[str, dict[str, object]]", self._news("lost_nodes") or {})
+        lost = cast("dict[str, dict[str, object]]", self._news("lost_nodes") or {})
         return tuple(
             LostNode(
                 node=int(node),
@@ -107,19 +107,13 @@ class NodeLink:
                 num_ranks=int(str(one["num"])),
                 why=str(one["why"]),
             )
-            for node, one in sorted(told.items())
+            for node, one in sorted(lost.items())
         )
 
     @property
     def given_up(self) -> str:
         """Why the other nodes have gone on without ours; empty if they haven't."""
         return str(self._news("expelled") or "")
-
-    def take_note(self) -> str:
-        """Return what the helper has to say of the connections between nodes, once."""
-        note = str(self._news("note") or "")
-        told, self._noted = self._noted, note
-        return "" if note == told else note
 
     @property
     def decision(self) -> str | None:

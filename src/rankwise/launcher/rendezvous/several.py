@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.helper import Helper
     from rankwise.launcher.spec import LaunchSpec
 
+#: What the helper calls it when this is the smaller side of a cut network.
+_CUT_OFF = "LostMajorityError"
 _EXIT_BARRIER_S = 300.0
 _IMPORT_S = 60.0
 #: A shorter wait for more nodes needs no explanation.
@@ -123,7 +125,8 @@ class SeveralNodes:
         return self._link
 
     def nodes_waiting(self) -> int:
-        """Return how many nodes stand before the door."""
+        """Return how many nodes wait to join; say what the helper has to say."""
+        self._say_said()
         if (lost := self._helper.news("lost")) is not None:
             self._helper.forget_news("lost", "waiting")
             self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
@@ -170,6 +173,11 @@ class SeveralNodes:
                 op, timeout_s=self._timeout_s, on_wait=self._say_waiting, on_tick=None, **facts
             )
         except LaunchError as error:
+            if _CUT_OFF in error.message:
+                raise RendezvousError(
+                    error.message.partition(": ")[2],
+                    hint="check the network between the nodes: the others continue if enough of them reach each other",
+                ) from error
             raise RendezvousError(
                 f"node {self._spec.node_rank} did not meet the other nodes at {meeting.endpoint} "
                 f"({meeting.backend}, --nnodes {self._spec.min_nodes}:{self._spec.max_nodes}): {error.message}",
@@ -205,7 +213,12 @@ class SeveralNodes:
             )
             self._say_causes()
 
+    def _say_said(self) -> None:
+        for text in self._helper.take_said():
+            self._console.say(f"rankwise: {text}")
+
     def _say_waiting(self, waited_s: float) -> None:
+        self._say_said()
         spec, starts_in_s = self._spec, self._helper.news("starts_in_s")
         if starts_in_s is not None:  # torch sets this time once there are enough
             if not self._has_told_enough and float(str(starts_in_s)) > _WORTH_A_LINE_S:
@@ -219,7 +232,7 @@ class SeveralNodes:
             self._console.say(
                 f"rankwise: waiting for other nodes at {spec.meeting.endpoint}, {waited_s:.0f} s so far: "
                 + (f"{joined} of " if joined else "")
-                + f"{spec.min_nodes} {'are here' if joined else 'are needed'}"
+                + f"{self._helper.news('needed') or spec.min_nodes} {'are here' if joined else 'are needed'}"
             )
             self._say_causes()
 

@@ -1,0 +1,43 @@
+"""How many nodes must meet after a loss, and that torch is told so wherever they meet."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+from hypothesis import given, strategies as st
+
+from rankwise.engine.node_members import Members, count_needed
+
+
+@given(st.lists(st.sampled_from(["here", "there", "ended"]), min_size=1, max_size=12), st.data())
+def test_no_two_sides_of_a_cut_go_on(nodes: list[str], data: st.DataObject) -> None:
+    """Whoever is where, and whatever each side knows of those that have ended: not both sides have enough nodes; and if nothing is cut, those that are left have."""
+    ended = [number for number, side in enumerate(nodes) if side == "ended"]
+    known = data.draw(st.lists(st.sampled_from(ended), unique=True)) if ended else []
+    with_store = data.draw(st.sampled_from(["here", "there", "ended"]))
+    enough = [
+        nodes.count(side) >= count_needed(len(nodes), num_ended, keeps_store=side == with_store) > 0
+        for side, num_ended in (("here", len(known)), ("there", len(ended)))
+    ]
+    assert not all(enough)
+    if "there" not in nodes and "here" in nodes:
+        assert nodes.count("here") >= count_needed(len(nodes), len(ended), keeps_store=False)
+
+
+def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_afterwards() -> None:
+    """When a second loss takes the next store, too, the third one is told as well; then all have their user's settings again."""
+    members = Members.__new__(Members)
+    members._changed = []
+    handlers = [
+        SimpleNamespace(_settings=SimpleNamespace(min_nodes=1, timeout=SimpleNamespace(_last_call=timedelta(seconds=30), last_call=timedelta(seconds=30))))
+        for _ in range(2)
+    ]  # fmt: skip
+    for handler in (*handlers, handlers[0]):
+        members._change(handler, 3)
+        assert handler._settings.min_nodes == 3
+        assert handler._settings.timeout._last_call == timedelta(seconds=2)
+    members.restore()
+    for handler in handlers:
+        assert handler._settings.min_nodes == 1
+        assert handler._settings.timeout._last_call == timedelta(seconds=30)
