@@ -61,7 +61,7 @@ class _Order:
 
     def __init__(self, fd: int, at: int, mark: bytes, stderr: tuple[int, int]) -> None:
         self._fd, self._at, self._mark, self._stderr = fd, at, mark, stderr
-        self._pid, self.is_due = _getpid(), False
+        self._pid, self.is_due, self._is_late = _getpid(), False, False
         self._num_marks = self._count_passed()
 
     def wait(self) -> None:
@@ -70,6 +70,9 @@ class _Order:
             return  # a forked child writes as it did
         self.is_due = False
         try:
+            # A launcher that is stopped, or far behind, costs the rank one wait, and not one for each line.
+            if self._is_late and self._count_passed() < self._num_marks:
+                return
             status = _fstat(2)
             if (status.st_dev, status.st_ino) != self._stderr:
                 return
@@ -78,6 +81,7 @@ class _Order:
             end = _now() + _PATIENCE_S
             while self._count_passed() < self._num_marks and _now() < end:
                 _sleep(_LOOK_EVERY_S)
+            self._is_late = self._count_passed() < self._num_marks
         except OSError:
             return  # the script has closed what is not its own
 
