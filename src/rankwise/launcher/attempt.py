@@ -8,26 +8,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all, read_tail
-from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, NOTES_FD, listens_to, make_memory_file
+from rankwise.base.osdoor import KILL_SIGNAL, listens_to
 from rankwise.base.requeue import END_SIGNAL
-from rankwise.base.roles import RETURNS
-from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import parse_imported, parse_notes
 from rankwise.evidence.place import EvidencePlace
 from rankwise.evidence.snapshot import take_stacks
 from rankwise.launcher.lone_restart import LoneRestarts
 from rankwise.launcher.lookout import Lookout
-from rankwise.launcher.output import Pump, open_streams, read_last_words
-from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.output import Pump, read_last_words
 from rankwise.launcher.rank_end import Rank, describe_end, find_ending
+from rankwise.launcher.rank_start import RankStarter
 from rankwise.launcher.requeue_watch import RequeueWatch
-from rankwise.launcher.spec import Std
-from rankwise.launcher.tee import Tee, make_prefix
+from rankwise.launcher.tee import Tee
 from rankwise.launcher.workers import (
     STORE_TAG,
     Change,
-    Command,
     Cooled,
     Ended,
     KeeperLost,
@@ -41,7 +37,6 @@ from rankwise.verdict.requeue import is_requeue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rankwise.launcher.job import Job
     from rankwise.launcher.policy import Failure
@@ -107,14 +102,18 @@ class Attempt:
         self._folder = job.folder / f"attempt_{index}"
         self._pump, self._tee = Pump(job.console), Tee(job.console)
         # The last attempt's may take a while to go, and is not mistaken for this one's.
-        self._suffix = f"{index}" if job.serial is None else f"{index}.{job.serial}"
-        self._records = job.spec.watch and EvidencePlace.is_affordable(job.num_ranks)
-        if job.spec.watch and not self._records and index == 0:
+        suffix = f"{index}" if job.serial is None else f"{index}.{job.serial}"
+        records = job.spec.watch and EvidencePlace.is_affordable(job.num_ranks)
+        if job.spec.watch and not records and index == 0:
             job.console.say(
                 f"rankwise: the limit of open files (ulimit -n) is too low to record what {job.num_ranks} ranks do"
             )
-        self._ranks = [self._open_rank(local) for local in range(job.num_ranks)]
-        self._store_tag = f"{STORE_TAG}{self._suffix}"
+        self._starter = RankStarter(
+            job, part, self._folder, suffix=suffix, records=records, returns=self._lone.is_on,
+            pump=self._pump, tee=self._tee,
+        )  # fmt: skip
+        self._ranks = [self._starter.open(local) for local in range(job.num_ranks)]
+        self._store_tag = f"{STORE_TAG}{suffix}"
         self._by_tag = {rank.tag: rank for rank in self._ranks}
         self._oom_before = count_oom_kills() or 0
         self._started_s = self._clock.monotonic()
@@ -127,52 +126,12 @@ class Attempt:
 
     # ------------------------------------------------------------------ start
 
-    def _open_rank(self, local_rank: int) -> Rank:
-        folder = self._folder / str(local_rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        logs, rank = self._job.spec.logs, self._part.base_rank + local_rank
-        streams = open_streams(logs, local_rank, folder)
-        self._pump.add(streams)
-        tee = logs.tee.get(local_rank, logs.tee.get(None, Std.NONE))
-        role = self._job.spec.find_role(rank)
-        name, number = (role.name, role.index) if role else (self._job.spec.role, local_rank)
-        prefix = make_prefix(logs.prefix, role_name=name, rank=rank, local_rank=number)
-        if streams.shown and Std.OUT in tee:
-            self._tee.add(folder / "stdout.log", to_fd=1, prefix=prefix, filters=logs.out_filters,
-                          copy_to=self._folder / "filtered_stdout.log" if logs.out_filters else None)  # fmt: skip
-        if streams.shown and Std.ERR in tee:
-            self._tee.add(folder / "stderr.log", to_fd=2, prefix=prefix, filters=logs.err_filters,
-                          copy_to=self._folder / "filtered_stderr.log" if logs.err_filters else None)  # fmt: skip
-        notes, stacks, place = self._open_evidence(folder)
-        # One that is started again gets another place, while the pump may be at work with the first.
-        if place is not None and streams.may_overtake and not self._lone.is_on:
-            streams.tell_passed = place.tell_passed
-        return Rank(
-            rank=rank,
-            local_rank=local_rank,
-            tag=f"{local_rank}.{self._suffix}",
-            streams=streams,
-            notes_fd=notes,
-            stacks_fd=stacks,
-            evidence=place,
-        )
-
-    def _open_evidence(self, folder: Path) -> tuple[int, int, EvidencePlace | None]:
-        """Open what a rank writes for us."""
-        notes, stacks = (
-            make_memory_file(path.stem) if IS_LINUX else os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            for path in (folder / "notes.jsonl", folder / "stacks.txt")
-        )
-        place = EvidencePlace.open() if self._records else None
-        return notes, stacks, place
-
     def _start(self) -> None:
         job, part = self._job, self._part
         job.warm.begin_attempt()
-        if part.listener is not None:
-            self._start_store(part)
+        self._starter.start_store(self._store_tag)
         for rank in self._ranks:
-            self._start_rank(rank)
+            self._starter.start(rank, restarts=self._restarts)
             if not self._lone.is_on:
                 rank.streams.close_rank_end()
         job.warm.tell(job.events)
@@ -181,56 +140,6 @@ class Attempt:
         job.events.write(
             "ranks.started", attempt=self._index, num=len(self._ranks), world_size=part.world_size
         )
-
-    def _start_rank(self, rank: Rank) -> None:
-        job = self._job
-        error_file = None if job.spec.logs.is_off else rank.streams.error_file
-        env = build_rank_env(
-            job.spec,
-            self._part,
-            local_rank=rank.local_rank,
-            num_ranks=job.num_ranks,
-            restart=self._restarts,
-            error_file=error_file,
-            num_threads=job.num_threads,
-        )
-        env[RETURNS] = str(rank.former_code) if self._lone.is_on else None
-        argv = (
-            *job.prefixes[rank.local_rank],
-            *build_argv(job.spec.program, job.python, rank.local_rank),
-        )
-        command = build_rank_command(
-            argv,
-            env,
-            rank.streams,
-            notes_fd=rank.notes_fd,
-            stacks_fd=rank.stacks_fd,
-            evidence=rank.evidence,
-        )
-        rank.started_s = self._clock.monotonic()
-        self._workers.start(rank.tag, command)
-        if rank.evidence is not None:
-            rank.evidence.close_rank_end()
-
-    def _start_store(self, part: Assignment) -> None:
-        listener = part.listener
-        if listener is None:
-            return
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        log = os.open(self._folder / "store.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        number = NOTES_FD if IS_LINUX else listener.fileno()
-        command = Command(
-            argv=(self._job.python, "-u", str(STORE_PROCESS), str(number), str(part.master_port)),
-            env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            stdio=(nowhere, nowhere, log),
-            extra_fds=((number, listener.fileno()),),
-            deaf=True,
-            forks="main",
-        )
-        self._workers.start(self._store_tag, command)
-        for fd in (nowhere, log):
-            os.close(fd)
-        listener.close()
 
     # ------------------------------------------------------------------ watch
 
@@ -302,10 +211,10 @@ class Attempt:
             if rank.pid:  # what it has started, and left behind
                 self._workers.sweep(_ORPHAN_GRACE_S, session=rank.pid)
             self._pump.begin_again(rank.local_rank)
-            rank.begin_again(*self._open_evidence(rank.streams.folder))
+            rank.begin_again(*self._starter.open_evidence(rank.streams.folder))
             self._by_tag[rank.tag] = rank
             self._lookout.renew(rank)
-            self._start_rank(rank)
+            self._starter.start(rank, restarts=self._restarts)
 
     def _tell_end(self) -> None:
         """Tell other nodes that this attempt ends here, unless they know it from elsewhere: their ranks are not to wait for ours."""
