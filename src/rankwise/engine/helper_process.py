@@ -154,8 +154,15 @@ class Meeting:
         self.members: Any = None
         self.num_joined = 0
 
-    def join(self, restart: int, host: str, *, wants_secret: bool) -> dict[str, Any]:
-        """Meet the other nodes and return which ranks are ours; ``host`` is empty if we tell nothing of them."""
+    def join(self, restart: int, host: str, *, num_roles: int) -> dict[str, Any]:
+        """Meet the other nodes and return which ranks are ours.
+
+        Args:
+            restart: Which attempt this is, from 0.
+            host: Our name; empty if we tell the others nothing of our ranks.
+            num_roles: How many ranks ``--role-counts`` makes, which share a secret; 0 without it. Where another number has come each
+                launcher ends with an error, and the first may take the store away with it: nobody waits for a secret there.
+        """
         self.watching = False
         self._end_exchange()
         self.num_joined += 1
@@ -182,7 +189,7 @@ class Meeting:
         if self.members is not None:
             self.members.begin(self.world, (host, base, self.orders["local_world_size"]))
         self.watching = not self.static
-        secret = self._share_secret(store, node_rank) if wants_secret else ""
+        secret = self._share_secret(store, node_rank) if num_roles == world else ""
         return {
             "secret": secret,
             "node_rank": node_rank,
@@ -246,8 +253,9 @@ class Meeting:
         try:
             store.wait([key], timedelta(seconds=_SECRET_S))
         except Exception as error:
+            why = "has ended" if "timeout" not in str(error) else "runs without --role-counts"
             raise RuntimeError(
-                "node 0 gives the ranks no secret, without --role-counts: start the same command on every node"
+                f"node 0 gives the ranks no secret, it {why}: start the same command on every node"
             ) from error
         secret = store.get(key).decode()
         if int(store.add(f"{key}/num_read", 1)) == self.world:
@@ -389,8 +397,8 @@ class Desk:
         self._meeting.watch()
         return {"note": self._meeting.note}
 
-    def join(self, restart: int, host: str, *, wants_secret: bool) -> dict[str, Any]:
-        return self._met().join(restart, host, wants_secret=wants_secret)
+    def join(self, restart: int, host: str, *, num_roles: int) -> dict[str, Any]:
+        return self._met().join(restart, host, num_roles=num_roles)
 
     def finish(self, barrier_s: float, num_lost: int = 0) -> dict[str, Any]:
         return self._met().finish(barrier_s, num_lost)

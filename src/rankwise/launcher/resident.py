@@ -399,9 +399,13 @@ def _open_folder() -> int:
     Raises:
         UsageError: It is somebody else's, or open to others.
     """
-    path = _name_folder()
+    path, flags = _name_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:  # a cleaner of temporary files may take it away while it is empty
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, flags)
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(fd)

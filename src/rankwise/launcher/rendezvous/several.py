@@ -90,7 +90,7 @@ class SeveralNodes:
         self._helper.forget_news()
         self._has_told_enough = False
         host = socket.gethostname() if self._spec.watch else ""
-        part = self._ask("join", restart=restart, host=host, wants_secret=bool(self._spec.role_counts))
+        part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles))
         self._check_roles(int(str(part["num_nodes"])), int(str(part["world_size"])))
         addr, port = str(part["master_addr"]), int(str(part["master_port"]))
         serve_here = part["node_rank"] == 0 and not part["store_is_served"]
