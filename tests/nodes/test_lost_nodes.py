@@ -34,16 +34,20 @@ STEP = """
 
 
 class Job:
-    """A job of one rank on each of three hosts, which goes on with one."""
+    """A job of one rank on each of some hosts."""
 
-    def __init__(self, hosts: list[Host], folder: Path) -> None:
-        self.hosts, self.folder = hosts, folder
+    def __init__(self, hosts: list[Host], folder: Path, nnodes: str) -> None:
+        self.hosts, self.folder, self.nnodes = hosts, folder, nnodes
         write_script(folder, STEP)
-        self.launchers = [self._start(number) for number in range(len(hosts))]
+        self.launchers: list[subprocess.Popen[str]] = []
+
+    def start(self, *numbers: int) -> None:
+        """Start the launchers of more hosts."""
+        self.launchers += map(self._start, numbers)
 
     def _start(self, number: int) -> subprocess.Popen[str]:
         env = {"OUT": str(self.folder / f"steps{number}"), "ENOUGH": str(self.folder / "enough"), "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
-        words = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
+        words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
         log = (self.folder / f"log{number}").open("w")
         with log:
             command = ["sh", "-c", 'exec "$@" > "$0" 2>&1', log.name, *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
@@ -86,12 +90,12 @@ class Job:
         self.launchers[number].wait()
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    with open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts:
-        made = Job(hosts, tmp_path)
+@contextlib.contextmanager
+def open_job(num_hosts: int, nnodes: str, folder: Path) -> Iterator[Job]:
+    """Make the hosts, and end what is left of the job."""
+    with open_hosts([make_hosts_file(num_hosts)] * num_hosts, folder) as hosts:
+        made = Job(hosts, folder, nnodes)
         try:
-            made.wait_world(3, [0, 1, 2])
             yield made
         finally:
             for launcher in made.launchers:
@@ -102,6 +106,15 @@ def job(tmp_path: Path) -> Iterator[Job]:
                 launcher.wait()
                 if launcher.stdout is not None:
                     launcher.stdout.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """One that goes on with one of its three nodes."""
+    with open_job(3, "1:3", tmp_path) as made:
+        made.start(0, 1, 2)
+        made.wait_world(3, [0, 1, 2])
+        yield made
 
 
 def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job: Job) -> None:
@@ -148,3 +161,37 @@ def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two
         job.wait_world(2, others)
     steps = (job.folder / f"steps{cut}").read_text()[before:].split()
     assert not set(steps) - {"3"}, "the node that was cut off has trained on alone"
+
+
+def test_a_node_that_stands_by_replaces_one_that_is_lost_and_the_rest_end_with_the_job(tmp_path: Path) -> None:  # fmt: skip
+    """Two of four hosts have a rank, and that is all the job may have. One dies: without a restart that would count, a third takes its place, the first of those that stood by; the fourth ends well with the job."""
+    with open_job(4, "2", tmp_path) as job:
+        job.start(0, 1)
+        job.wait_world(2, [0, 1])
+        for number in (2, 3):
+            job.start(number)
+            wait_until(
+                lambda number=number: "this one stands by" in job.read(number), 30, "a node that stands by"
+            )
+        wait_until(lambda: job.list_processes(2)[1:], 10, "the warm server of a node that stands by")
+        job.kill(1)
+        job.wait_world(2, [0, 2])
+        assert "all ranks start again on the node that is left and 1 that stood by" in job.read(0)
+        (job.folder / "enough").touch()
+        assert [job.launchers[number].wait(30) for number in (0, 2, 3)] == [0, 0, 0], job.read(3)
+        assert "the job has ended; this node stood by" in job.read(3)
+        assert not (job.folder / "steps3").exists()
+
+
+def test_a_node_that_stands_by_finds_the_job_where_it_has_moved(tmp_path: Path) -> None:
+    """Of two nodes, one of which serves the rendezvous, that one dies: the other moves, trains on alone, and makes room for the third, which finds it at the reserve."""
+    with open_job(3, "1:2", tmp_path) as job:
+        job.start(0, 1)
+        job.wait_world(2, [0, 1])
+        job.start(2)
+        wait_until(lambda: "this one stands by" in job.read(2), 30, "a node that stands by")
+        job.kill(0)
+        job.wait_world(2, [1, 2])
+        assert "another node joins" in job.read(1)
+        (job.folder / "enough").touch()
+        assert [job.launchers[number].wait(30) for number in (1, 2)] == [0, 0], job.read(2)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from clocks import FakeClock
 from rankwise.launcher.command import parse
+from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
 
 if TYPE_CHECKING:
@@ -17,15 +19,24 @@ if TYPE_CHECKING:
 
 
 class FakeHelper:
-    """Has news of a rendezvous, and waits for as many seconds as it is told."""
+    """Has news of a rendezvous, and waits for as many seconds as it is told.
+
+    Attributes:
+        num_nodes: How many meet.
+        over: Why this node does not.
+    """
 
     def __init__(self, news: dict[str, object]) -> None:
-        self._news = news
+        self._news, self.clock = news, FakeClock()
+        self.num_nodes, self.over = 1, ""
 
     def ask(self, op: str, *, on_wait: Callable[[float], None], **_facts: object) -> dict[str, object]:
         """Wait for 12 seconds, and find a world of one node; lose another at its end."""
         if op == "open":
             return {}
+        if op == "stand_by":
+            on_wait(1.0)
+            return {"over": self.over}
         if op == "finish":
             look = cast("Callable[[], None]", _facts["on_tick"])
             look()
@@ -35,7 +46,7 @@ class FakeHelper:
         for second in range(13):
             on_wait(float(second))
         return {
-            "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": 1, "base_rank": 0, "world_size": 1,
+            "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": self.num_nodes, "base_rank": 0, "world_size": 1,
             "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": 0, "secret": "", "round": "1",
         }  # fmt: skip
 
@@ -91,3 +102,40 @@ def test_at_its_end_a_node_does_not_wait_for_one_that_is_lost() -> None:
     nodes.join(0)
     assert not nodes.finish()
     assert "not all others have said so: node 1 (host b, ranks 2, 3) is lost: it froze" in console.lines[-1]
+
+
+def test_nodes_join_every_so_often_and_at_once_in_place_of_a_lost_one() -> None:
+    """With --join-every 60 a node that waits is seen a minute after the last one has joined; when fewer are there than before, at once."""
+    spec = parse(["--nnodes", "1:4", "--join-every", "60", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})  # fmt: skip
+    helper = FakeHelper({"waiting": 1})
+    nodes = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", FakeConsole()), lambda: ())
+
+    def look(num_nodes: int, *pauses_s: float) -> list[int]:
+        helper.num_nodes = num_nodes
+        nodes.join(0)
+        seen = []
+        for pause_s in pauses_s:
+            helper.clock.sleep(pause_s)
+            seen.append(nodes.nodes_waiting())
+        return seen
+
+    assert look(2, 0, 59, 1) == [0, 0, 1]
+    assert look(3, 0, 30) == [0, 0]  # one has joined
+    assert look(3, 0, 29, 1) == [0, 0, 1]  # all were restarted meanwhile
+    assert look(2, 0) == [1]  # one was lost
+    assert look(3, 0) == [1]  # its replacement is no reason to wait again
+
+
+def test_a_node_that_was_never_needed_leaves_with_the_job() -> None:
+    """It says once that it stands by, and for which numbers; at the end of the job it does not join."""
+    spec = parse(["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
+    helper, console = FakeHelper({"standing_by": True}), FakeConsole()
+    helper.over = "the job has ended"
+    nodes = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", console), lambda: ())
+    with pytest.raises(NotNeeded, match="the job has ended"):
+        nodes.join(0)
+    (line,) = console.lines
+    assert (
+        line
+        == "rankwise: 2 nodes run this job (--nnodes 2:2): this one stands by, and replaces one that is lost"
+    )

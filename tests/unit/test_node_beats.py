@@ -9,45 +9,13 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 
-from rankwise.engine import node_beats
-from rankwise.engine.node_beats import BEAT_S, Beats, Loss, Silence, list_neighbours
+from rankwise.engine import node_detector
+from rankwise.engine.node_beats import Beats
+from rankwise.engine.node_detector import Detector, Loss, list_neighbours
 from support import wait_until
 
 KEY = "a key"
-
-
-@given(st.integers(2, 400), st.data())
-def test_whatever_a_loss_leaves_of_the_tree_hears_of_it(number: int, data: st.DataObject) -> None:
-    """Each part into which lost nodes cut the tree has a node that was connected to a lost one; and parents and children agree."""
-    lost = data.draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=min(number - 1, 40)))
-    near: dict[int, set[int]] = {place: set() for place in range(number)}
-    for place in range(number):
-        parent, children = list_neighbours(place, number)
-        near[place] |= {*children, *([] if parent is None else [parent])}
-    assert all(place in near[other] for place in near for other in near[place])
-    heard = {place for place in near if place not in lost and near[place] & lost}
-    while more := {other for place in heard for other in near[place] if other not in lost} - heard:
-        heard |= more
-    assert heard == set(range(number)) - lost
-
-
-def test_a_silence_counts_by_a_peers_own_habits() -> None:
-    """A second of silence is a loss for one that beats ten times a second, and none for one that often pauses for half a second, or has only just come."""
-    quick, slow, new = Silence(0.0), Silence(0.0), Silence(99.0)
-    for beat in range(990):
-        quick.hear(beat * BEAT_S)
-    for beat in range(100):
-        slow.hear(beat * 1.0 - 0.5 * (beat % 2))
-    now = 100.0
-    assert now - quick.heard_s > quick.bound_s(now)
-    assert now - slow.heard_s <= slow.bound_s(now)
-    assert now - new.heard_s <= new.bound_s(now)
-    assert Silence(0.0).bound_s(1000.0) < 1.0
-    stalled = Silence(0.0)
-    stalled.forgive(5.0)
-    assert 5.5 - stalled.heard_s <= stalled.bound_s(100.0)
 
 
 class _Node:
@@ -57,13 +25,8 @@ class _Node:
         self.losses: list[Loss] = []
         self.expelled: list[str] = []
         self.said: list[str] = []
-        self.beats = Beats(
-            number,
-            key,
-            on_lost=self.losses.append,
-            on_expelled=self.expelled.append,
-            tell=self.said.append,
-        )
+        detector = Detector(number, on_lost=self.losses.append, on_expelled=self.expelled.append)
+        self.beats = Beats(detector, key, tell=self.said.append)
         self.at = [["127.0.0.1", self.beats.port]]
         self.number = number
 
@@ -82,7 +45,7 @@ def _begin(nodes: list[_Node]) -> None:
 
 
 def _count_known(node: _Node) -> int:
-    return sum(peer.node is not None for peer in node.beats._peers)
+    return len(node.beats.detector.peers)
 
 
 def _die(node: _Node) -> None:
@@ -94,7 +57,7 @@ def _die(node: _Node) -> None:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(node_beats, "_FIRST_S", 0.0)
+    monkeypatch.setattr(node_detector, "_FIRST_S", 0.0)
     made = [_Node(number) for number in range(20)]
     _begin(made)
     yield made
@@ -133,7 +96,7 @@ def test_a_frozen_launcher_is_given_up_and_finds_that_out_itself(nodes: list[_No
     awake.set()
     wait_until(lambda: frozen.expelled, 20)
     assert not frozen.losses
-    assert frozen.beats.is_expelled
+    assert frozen.beats.detector.is_expelled
 
 
 def test_a_stranger_is_refused() -> None:

@@ -61,7 +61,8 @@ class Members:
         load: Callable[[str], Any],
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
-        self._orders, self._tree = orders, load("node_beats")
+        self._handler, self._announce = handler, load("node_standby").announce_reserves
+        self._orders, self._detecting = orders, load("node_detector")
         self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
         self._members: list[int] = []
@@ -70,9 +71,10 @@ class Members:
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         store.compare_set("beats/key", "", secrets.token_hex(16))
         key = store.get("beats/key").decode()
-        self._beats = self._tree.Beats(
-            node_rank, key, on_lost=self._report_lost, on_expelled=self._report_expelled, tell=self._tell
+        self._detector = self._detecting.Detector(
+            node_rank, on_lost=self._report_lost, on_expelled=self._report_expelled
         )
+        self._beats = load("node_beats").Beats(self._detector, key, tell=self._tell)
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
         addresses = _list_addresses(orders, names)
@@ -93,7 +95,7 @@ class Members:
         # Nodes of torchrun write no such key, and are not watched.
         self._members = everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]  # fmt: skip
         place = self._members.index(self._node)
-        parent, children = self._tree.list_neighbours(place, len(self._members))
+        parent, children = self._detecting.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
             self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
         if self._store.check(["beats/serves"]):
@@ -101,6 +103,10 @@ class Members:
         node = None if parent is None else self._members[parent]
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
+        if place == 0 and self._can_move:
+            # Looked up by who stands by, and may find the store gone.
+            elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
+            self._announce(self._handler, self._orders["run_id"], elsewhere)
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
@@ -127,7 +133,7 @@ class Members:
         """Whether the store of the rendezvous is lost: with its node, or, if that is this one, by the others, who have given it up."""
         if not self._can_move or self._serving is None:
             return False
-        return self._serving in self._beats.losses or (self._beats.is_expelled and self._serving == self._node)  # fmt: skip
+        return self._serving in self._detector.losses or (self._detector.is_expelled and self._serving == self._node)  # fmt: skip
 
     def leave(self, handler: Any) -> Any:
         """Return the rendezvous at which the nodes that are left meet: the same, without those that were lost, or another if its store was lost.
@@ -138,8 +144,8 @@ class Members:
         Raises:
             LostMajorityError: This node serves the store, and is left with too few.
         """
-        lost = dict(self._beats.losses)
-        if self._beats.is_expelled:
+        lost = dict(self._detector.losses)
+        if self._detector.is_expelled:
             # Where this node served the store, the others had to take it that it went with it, and have moved.
             others = [one for one in self._members if one != self._node]
             if self.has_to_move:
@@ -181,8 +187,6 @@ class Members:
 
     def _move(self, former: Any, left: list[int], needed: int) -> Any:
         """Open the rendezvous at the reserve of the first node that is left."""
-        from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
-
         found = [
             (node, host, self._reserves[node][1])
             for node in left
@@ -195,24 +199,42 @@ class Members:
         else:
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
         orders = self._orders
-        orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        handler = open_rendezvous(orders, host, port)
         orders["serving_node"] = node == self._node
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
-        handler = registry.get_rendezvous_handler(
-            RendezvousParameters(
-                backend="c10d",
-                endpoint=orders["endpoint"],
-                run_id=orders["run_id"],
-                min_nodes=orders["min_nodes"],
-                max_nodes=orders["max_nodes"],
-                local_addr=orders["local_addr"],
-                **{**orders["conf"], "is_host": "0"},
-            )
-        )
         self._change(handler, needed)
         self._tell(f"the node that served the rendezvous is lost: node {node} serves it from now on, at {orders['endpoint']}")  # fmt: skip
         return handler
+
+
+def open_rendezvous(orders: dict[str, Any], host: str, port: int) -> Any:
+    """Open torch's rendezvous at a store that is served already, and note that it is there from now on."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend="c10d",
+            endpoint=orders["endpoint"],
+            run_id=orders["run_id"],
+            min_nodes=orders["min_nodes"],
+            max_nodes=orders["max_nodes"],
+            local_addr=orders["local_addr"],
+            **{**orders["conf"], "is_host": "0"},
+        )
+    )
+
+
+def reach(orders: dict[str, Any], host: str, port: int) -> Any:
+    """Open it where this node has no part in it yet; None if nothing is there."""
+    if not _is_open(host, port):
+        return None
+    orders["serving_node"] = False
+    try:
+        return open_rendezvous(orders, host, port)
+    except Exception:  # noqa: BLE001 - it was lost meanwhile, too
+        return None
 
 
 def _list_participants(handler: Any) -> dict[Any, int]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.base.errors import LaunchError, RankwiseError
+from rankwise.base.errors import LaunchError
 from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
@@ -16,6 +16,7 @@ from rankwise.launcher.lookout import HungMeanwhile
 from rankwise.launcher.output import relay_in_background
 from rankwise.launcher.policy import Decision, GiveUp, decide, to_failure
 from rankwise.launcher.publish import is_silent, publish, save_evidence
+from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
 from rankwise.launcher.rendezvous.single import SingleNode
 from rankwise.verdict.judge import judge
@@ -75,12 +76,9 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
     restarts = 0
     losses: dict[str, list[float]] = {}
     for index in itertools.count():
-        try:
-            part = job.rendezvous.join(restarts)
-        except RankwiseError:
-            if not index:
-                drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
-            raise
+        part = _join(job, restarts, is_first=not index)
+        if part is None:
+            return 0
         outcome = _run_attempt(job, part, index=index, restarts=restarts, failures=failures)
         case, verdict = outcome.case, judge(outcome.case)
         save_evidence(job, case, verdict)
@@ -117,6 +115,19 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         publish(job, verdict, attempt=index, reason=again, is_final=False)
         restarts += 1
     raise AssertionError("the attempts of a job never run out by themselves")
+
+
+def _join(job: Job, restarts: int, *, is_first: bool) -> Assignment | None:
+    """Meet the other nodes; None where this one has stood by until the end of the job."""
+    part = None
+    try:
+        part = job.rendezvous.join(restarts)
+    except NotNeeded as over:
+        job.console.say(f"rankwise: {over}; this node stood by")
+    finally:
+        if part is None and is_first:
+            drop_folder(job.spec.logs, job.folder)  # nothing ran: there is nothing to look at
+    return part
 
 
 def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
@@ -159,10 +170,12 @@ def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict
         return f"{verdict.message}; its ranks are terminated, and it asks to join again"
     if not case.lost_nodes:
         return "another node joins, all ranks start again" if _does_one_join(job, part, verdict) else ""
-    left = part.num_nodes - len(case.lost_nodes)
-    if left < job.spec.min_nodes:
+    left, standby = part.num_nodes - len(case.lost_nodes), job.rendezvous.nodes_standing_by()
+    if left + standby < job.spec.min_nodes:
         return ""
     nodes = "the node that is left" if left == 1 else f"the {left} nodes that are left"
+    if left < job.spec.min_nodes:
+        nodes += f" and {min(standby, len(case.lost_nodes))} that stood by"
     return f"{verdict.message}; all ranks start again on {nodes}"
 
 

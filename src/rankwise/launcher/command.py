@@ -111,6 +111,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         max_restarts=args.max_restarts,
         monitor_interval_s=args.monitor_interval,
         shutdown_timeout_s=float(shutdown),
+        join_every_s=args.join_every,
         role=args.role,
         signals=_parse_signals(args.signals_to_handle),
         numa_binding=args.numa_binding,

@@ -32,7 +32,7 @@ class Helper:
     """Asks the helper process."""
 
     def __init__(self, python: str, signals: Signals, clock: Clock) -> None:
-        self._signals, self._clock = signals, clock
+        self._signals, self.clock = signals, clock
         self._process = subprocess.Popen(
             [python, "-u", str(HELPER_PROCESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True, preexec_fn=die_with_parent if IS_LINUX else None,  # noqa: PLW1509 - before any thread of ours
@@ -94,8 +94,8 @@ class Helper:
         on_wait: Callable[[float], None] | None,
         on_tick: Callable[[], None] | None,
     ) -> dict[str, object]:
-        start, told = self._clock.monotonic(), 0.0
-        while (waited := self._clock.monotonic() - start) < timeout_s:
+        start, told = self.clock.monotonic(), 0.0
+        while (waited := self.clock.monotonic() - start) < timeout_s:
             with self._arrived:
                 self._arrived.wait_for(lambda: number in self._answers or self._is_gone, timeout=_TICK_S)
                 answer = self._answers.pop(number, None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
 OWN_FLAGS = (
-    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload", "--role-counts", "--role_counts",
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload", "--role-counts", "--role_counts", "--join-every", "--join_every",
 )  # fmt: skip
 
 #: Torchrun's since torch 2.15. Before, they made no abbreviation of another flag ambiguous, and so they make none now.
@@ -87,6 +87,17 @@ def _seconds_or_never(value: str) -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{value!r}: a number of seconds above 0 is meant, or off")
+    return seconds
+
+
+def _seconds(value: str) -> float:
+    """Read a number of seconds from 0."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value!r}: a number of seconds from 0 is meant")
     return seconds
 
 
@@ -169,6 +180,10 @@ def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
     )
     add.value(faults, "shutdown-timeout", None, "Seconds between SIGTERM and SIGKILL (30).", kind=int)
     add.value(faults, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that stop the job.")
+    faults.add_argument(
+        "--join-every", "--join_every", type=_seconds, default=0.0, metavar="SECONDS",
+        help="With --nnodes MIN:MAX: let nodes join at most this often, since all ranks restart for each (default: 0). The replacement of a lost node joins at once.",
+    )  # fmt: skip
     faults.add_argument("--report", type=Path, metavar="FILE", help="Write the report as JSON to FILE.")
     faults.add_argument(
         "--hang-timeout", "--hang_timeout", type=_seconds_or_never, metavar="SECONDS",

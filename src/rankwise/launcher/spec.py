@@ -148,6 +148,7 @@ class LaunchSpec:
         cold: Start every rank as a fresh interpreter.
         resident: Fork the ranks off a server that outlives the run; None: as RANKWISE_RESIDENT says.
         preload: Modules that the user wants imported before the ranks are forked.
+        join_every_s: How often nodes may join, at most.
         watch: Judge whether ranks that live still get on.
         variables: What the ranks' environment has beyond ours; None takes a variable out.
         role_counts: How many ranks have each role, in the order of the ranks; empty: all have ``role``.
@@ -178,6 +179,7 @@ class LaunchSpec:
     cold: bool = False
     resident: bool | None = None
     preload: tuple[str, ...] = ()
+    join_every_s: float = 0.0
     watch: bool = True
     variables: tuple[tuple[str, str | None], ...] = ()
     role_counts: tuple[tuple[str, int], ...] = ()

@@ -39,6 +39,10 @@ class Assignment:
     link: NodeLink | None = None
 
 
+class NotNeeded(Exception):  # noqa: N818 - no error: all places were taken until the end of the job
+    """This node has stood by, and the job has ended."""
+
+
 class Rendezvous(Protocol):
     """A way for nodes to meet."""
 
@@ -51,10 +55,14 @@ class Rendezvous(Protocol):
 
         Raises:
             RendezvousError: The others did not come, or the place can't be reached.
+            NotNeeded: The job is over, and this node was never one too few.
         """
 
     def nodes_waiting(self) -> int:
         """Return how many nodes want to join."""
+
+    def nodes_standing_by(self) -> int:
+        """Return how many nodes wait for the place of one that is lost."""
 
     def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
         """Wait until all nodes are through.

@@ -5,13 +5,14 @@ It speaks torchrun's keys, so that nodes started by either of the two meet in on
 
 from __future__ import annotations
 
+import math
 import socket
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError, RankwiseError, RendezvousError, UsageError
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.node_link import NodeLink
-from rankwise.launcher.rendezvous.assignment import Assignment
+from rankwise.launcher.rendezvous.assignment import Assignment, NotNeeded
 from rankwise.launcher.rendezvous.single import bind_store
 
 if TYPE_CHECKING:
@@ -27,6 +28,28 @@ _EXIT_BARRIER_S = 300.0
 _IMPORT_S = 60.0
 #: A shorter wait for more nodes needs no explanation.
 _WORTH_A_LINE_S = 5.0
+
+
+@final
+class _Door:
+    """Lets nodes join, since all ranks restart for them, only every so often; but at once those that replace lost ones.
+
+    Args:
+        every_s: How often, at most.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._most, self._opens_s, self._is_short = every_s, 0, 0.0, False
+
+    def note(self, num_nodes: int, now_s: float) -> None:
+        """Note how many nodes have met."""
+        if num_nodes > self._most:
+            self._most, self._opens_s = num_nodes, now_s + self._every_s
+        self._is_short = num_nodes < self._most
+
+    def is_open(self, now_s: float) -> bool:
+        """Tell whether nodes that wait may join."""
+        return self._is_short or now_s >= self._opens_s
 
 
 @final
@@ -53,6 +76,7 @@ class SeveralNodes:
         self._link: NodeLink | None = None
         self._find_causes: Callable[[], tuple[str, ...]] | None = find_causes
         self._has_told_enough = False
+        self._door = _Door(spec.join_every_s)
         conf: dict[str, object] = dict(spec.meeting.conf)
         if spec.meeting.backend == "static":
             conf["rank"] = spec.node_rank
@@ -90,8 +114,12 @@ class SeveralNodes:
         self._helper.forget_news()
         self._has_told_enough = False
         host = socket.gethostname() if self._spec.watch else ""
-        part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles))
+        part: dict[str, object] = {"is_held": True}
+        while "is_held" in part:
+            self._stand_by()
+            part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles))
         self._check_roles(int(str(part["num_nodes"])), int(str(part["world_size"])))
+        self._door.note(int(str(part["num_nodes"])), self._helper.clock.monotonic())
         addr, port = str(part["master_addr"]), int(str(part["master_port"]))
         serve_here = part["node_rank"] == 0 and not part["store_is_served"]
         return Assignment(
@@ -109,6 +137,26 @@ class SeveralNodes:
             link=self._open_link(part, host),
         )
 
+    def _stand_by(self) -> None:
+        """Wait, as long as the job lasts, while all its nodes are there already; for no longer than for others while these meet again."""
+        told: list[bool] = []
+
+        def say(waited_s: float) -> None:
+            spec = self._spec
+            if self._helper.news("standing_by") and not told:
+                told.append(True)
+                self._console.say(
+                    f"rankwise: {spec.max_nodes} nodes run this job (--nnodes {spec.min_nodes}:{spec.max_nodes}): this one stands by, and replaces one that is lost"
+                )
+            elif not told and round(waited_s) in {10, 60, 300}:
+                self._console.say(
+                    f"rankwise: waiting at {spec.meeting.endpoint}, {waited_s:.0f} s so far: the other nodes have lost one, and meet again before this one joins"
+                )
+
+        over = str(self._ask("stand_by", on_wait=say)["over"])
+        if over:
+            raise NotNeeded(over)
+
     def _check_roles(self, num_nodes: int, world_size: int) -> None:
         if (wanted := len(self._spec.roles)) and wanted != world_size:
             counts = ",".join(f"{name}={number}" for name, number in self._spec.role_counts)
@@ -125,12 +173,17 @@ class SeveralNodes:
         return self._link
 
     def nodes_waiting(self) -> int:
-        """Return how many nodes wait to join; say what the helper has to say."""
+        """Return how many nodes wait to join, and may by now; say what the helper has to say."""
         self._say_said()
         if (lost := self._helper.news("lost")) is not None:
             self._helper.forget_news("lost", "waiting")
             self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
-        return int(str(self._helper.news("waiting") or 0))
+        is_open = self._door.is_open(self._helper.clock.monotonic())
+        return int(str(self._helper.news("waiting") or 0)) if is_open else 0
+
+    def nodes_standing_by(self) -> int:
+        """Return how many nodes wait for the place of one that is lost."""
+        return int(str(self._helper.news("standby") or 0))
 
     def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
         """Wait for the other nodes' ranks; the store on one of them serves all. A node that is lost meanwhile will not come."""
@@ -166,11 +219,15 @@ class SeveralNodes:
         except (LaunchError, InterruptedByUser):
             return  # its place is gone already, or the user is in a hurry
 
-    def _ask(self, op: str, **facts: object) -> dict[str, object]:
+    def _ask(
+        self, op: str, *, on_wait: Callable[[float], None] | None = None, **facts: object
+    ) -> dict[str, object]:
         meeting = self._spec.meeting
+        # Who stands by may do so for weeks; the helper has bounds of its own for all else.
+        timeout_s = math.inf if on_wait is not None else self._timeout_s
         try:
             return self._helper.ask(
-                op, timeout_s=self._timeout_s, on_wait=self._say_waiting, on_tick=None, **facts
+                op, timeout_s=timeout_s, on_wait=on_wait or self._say_waiting, on_tick=None, **facts
             )
         except LaunchError as error:
             if _CUT_OFF in error.message:

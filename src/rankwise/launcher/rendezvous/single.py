@@ -54,6 +54,10 @@ class SingleNode:
         """Nobody can join."""
         return 0
 
+    def nodes_standing_by(self) -> int:
+        """None is needed."""
+        return 0
+
     def finish(self, on_tick: Callable[[], None] | None = None) -> bool:  # noqa: ARG002 - as on several nodes
         """Nobody to wait for."""
         return True

@@ -65,8 +65,9 @@ class DenseValues:
             return
         first = gradients[0].buffer
         average = self.layout.view_segments(first)
-        for part in average:
-            part.mul_(gradients[0].weight / total)
+        if (share := gradients[0].weight / total) != 1:  # a pass over all of it
+            for part in average:
+                part.mul_(share)
         for other in gradients[1:]:
             for part, addend in zip(average, self.layout.view_segments(other.buffer), strict=True):
                 part.add_(addend, alpha=other.weight / total)

@@ -33,6 +33,8 @@ HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED, REPLICA = ra
 _HEADER = struct.Struct("<iiqqqdq")
 #: Up to so many bytes one buffer for header, note and body costs less than two of them.
 _JOINED_BYTES = 1 << 14
+#: Of a local socket; the system may allow less.
+_BUFFER_BYTES = 4 << 20
 #: Whoever waits longer says for whom.
 _NOTICE_S = 20.0
 
@@ -86,6 +88,9 @@ class Link:
         close_in_children(connection)
         if connection.family in {socket.AF_INET, socket.AF_INET6}:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:  # the kernel sizes TCP's buffers itself; these are small, and each time one is full both sides change places
+            with suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._header = memoryview(bytearray(_HEADER.size))
         self._timeout_s = -1.0
         self._is_late = False

@@ -1,0 +1,273 @@
+"""Which nodes of a job are lost: what one launcher concludes from what it hears. Time and messages come in, messages and conclusions go out.
+
+The launchers form a tree of fan-out ``FAN_OUT``, whose neighbours hear each other many times a second. Not by torch's store: its calls have no bound
+when the host that serves it freezes, and a node that looks at it once a second learns late. A connection that closes without a good-bye, at a
+port that is refused afterwards, proves that the launcher behind it has ended; one over which nothing comes for a while, that it is frozen or can't
+be reached. Who loses a neighbour tells the others, who pass it on. Whatever part of the tree a lost node leaves, a neighbour of it is in that part,
+so all living nodes learn of it, with messages as many as there are nodes.
+
+Only the standard library is used, and nothing of the package: the helper process loads this file by its path, and a simulation of thousands of nodes
+runs it as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Protocol
+
+    class Links(Protocol):
+        """What connects a node with its neighbours."""
+
+        def send(self, peer: Peer, message: Mapping[str, Any] | None) -> None:
+            """Send a message, or None for a beat; never wait."""
+
+        def drop(self, peer: Peer) -> None:
+            """Close the connection."""
+
+        def is_acknowledged(self, peer: Peer, silent_s: float) -> bool:
+            """Tell whether the peer's host still acknowledges what is sent, though nothing has come for so long."""
+
+        def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
+            """Find out what is at the peer's port, and call back with "open", "refused" or "silent"."""
+
+        def reach_parent(self) -> None:
+            """Connect to the parent again."""
+
+
+FAN_OUT = 16
+#: How often a node is heard, and how long it may be silent: at least, at most, and in the first seconds, while all ranks import.
+BEAT_S = 0.1
+_LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 5.0, 15.0
+#: A silence counts when it is so much longer than the longest of late, which is forgotten by this share with each beat.
+_FACTOR, _FORGET = 4.0, 0.001
+#: Who did not get to run for so long forgives the others their silence.
+_STALL_S = 0.4
+#: And what ends so soon after that may have ended meanwhile.
+_MEANWHILE_S = 3.0
+
+
+def list_neighbours(place: int, number: int) -> tuple[int | None, list[int]]:
+    """Return the parent of a place in the tree, None for the root, and its children.
+
+    Args:
+        place: From 0.
+        number: Of all places.
+    """
+    parent = None if place == 0 else (place - 1) // FAN_OUT
+    first = FAN_OUT * place + 1
+    return parent, list(range(first, min(first + FAN_OUT, number)))
+
+
+class Silence:
+    """How long one peer has been silent, and whether that is too long, judged by its own habits (as phi-accrual detectors do).
+
+    Args:
+        now_s: When it was first heard, monotonic.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.begun_s = self.heard_s = now_s
+        self._longest_s = BEAT_S
+
+    def hear(self, now_s: float) -> None:
+        """Note that something came."""
+        self._longest_s = max(now_s - self.heard_s, self._longest_s * (1 - _FORGET))
+        self.heard_s = now_s
+
+    def forgive(self, stalled_s: float) -> None:
+        """Take from the silence what this process could not have heard."""
+        self.heard_s += stalled_s
+
+    def bound_s(self, now_s: float) -> float:
+        """Return how long a silence is none of its habits."""
+        least = _START_S if now_s - self.begun_s < _FIRST_S else _LEAST_S
+        return min(_MOST_S, max(least, _FACTOR * self._longest_s))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A node that was lost.
+
+    Attributes:
+        node: Its rank among the nodes.
+        about: Its host, first rank and number of ranks.
+        why: How it is known.
+        is_ended: Whether its launcher is known to have ended; else it is silent, and may be alive behind a cut.
+    """
+
+    node: int
+    about: Sequence[Any]
+    why: str
+    is_ended: bool
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What the others are sent."""
+        return {"lost": [self.node, list(self.about), self.why, self.is_ended]}
+
+
+@dataclass(eq=False)
+class Peer:
+    """A neighbour that has proved who it is.
+
+    Attributes:
+        node: Its rank among the nodes.
+        about: Its host, first rank and number of ranks.
+        is_parent: Whether it is the parent, and this node the child.
+        silence: Since when nothing was heard of it.
+        link: The connection, for whoever holds it.
+    """
+
+    node: int
+    about: Sequence[Any]
+    is_parent: bool
+    silence: Silence
+    link: Any
+
+
+class Detector:
+    """What one node knows of the others.
+
+    Args:
+        node: Its rank among the nodes.
+        on_lost: Called with each node that is lost.
+        on_expelled: Called when the others have given this one up, with their reason.
+
+    Attributes:
+        losses: By node.
+        peers: The neighbours that are heard.
+        is_expelled: Whether the others have given this node up.
+    """
+
+    def __init__(
+        self, node: int, *, on_lost: Callable[[Loss], None], on_expelled: Callable[[str], None]
+    ) -> None:
+        self.node = node
+        self._on_lost, self._on_expelled = on_lost, on_expelled
+        self.losses: dict[int, Loss] = {}
+        self.peers: list[Peer] = []
+        self.is_expelled = self._is_over = False
+        self._links: Links
+        self._woken_s: float | None = None
+        self._next_s, self._stalled_at_s = float("-inf"), float("-inf")
+
+    def use(self, links: Links) -> None:
+        """Speak with the neighbours by these."""
+        self._links = links
+
+    def admit(self, link: object, node: int, about: Sequence[Any], *, is_parent: bool, now_s: float) -> Peer:
+        """Hear a neighbour from now on, and tell it what is lost already."""
+        peer = Peer(node, about, is_parent, Silence(now_s), link)
+        self.peers.append(peer)
+        for loss in self.losses.values():
+            self._links.send(peer, loss.message)
+        return peer
+
+    def end(self) -> None:
+        """Conclude nothing any more: what is lost from now on is not reported."""
+        self._is_over = True
+
+    def leave(self) -> None:
+        """Say good-bye to all."""
+        for peer in list(self.peers):
+            self._links.send(peer, {"bye": 1})
+            self._drop(peer)
+
+    # ----------------------------------------------------------------- time
+
+    def wake(self, now_s: float) -> None:
+        """Forgive the others what this process could not have heard; called before anything that has come is read."""
+        stalled_s = now_s - (now_s if self._woken_s is None else self._woken_s)
+        self._woken_s = now_s
+        if stalled_s <= _STALL_S:
+            return
+        if stalled_s > _LEAST_S:
+            self._stalled_at_s = now_s
+        for peer in self.peers:
+            peer.silence.forgive(stalled_s)
+
+    def judge(self, now_s: float) -> float:
+        """Be heard by the others, judge their silence, and return when to do so again; called after what has come was read."""
+        if now_s >= self._next_s:
+            self._next_s = now_s + BEAT_S
+            for peer in list(self.peers):
+                self._links.send(peer, None)
+        for peer in list(self.peers):
+            silent_s = now_s - peer.silence.heard_s
+            if silent_s > peer.silence.bound_s(now_s):
+                self._give_up(peer, silent_s)
+        return self._next_s
+
+    # ------------------------------------------------------------- messages
+
+    def read(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        """Take a message of a neighbour."""
+        if "lost" in message:
+            node, about, why, is_ended = message["lost"]
+            if node == self.node:
+                self._expel(str(why))
+            else:
+                self._note(Loss(int(node), about, str(why), bool(is_ended)))
+        elif "expelled" in message:
+            self._expel(str(message["expelled"]))
+        elif "bye" in message:
+            self._drop(peer)
+
+    def close(self, peer: Peer, why: str, now_s: float) -> None:
+        """Find out what the end of a connection means: whether the launcher behind it has ended.
+
+        Args:
+            peer: Whose.
+            why: How it ended.
+            now_s: When, monotonic.
+        """
+        self._drop(peer)
+        if self.is_expelled:
+            return
+        # Who did not run for a while may have been given up meanwhile, and the other one may long be in another round.
+        has_stalled = now_s - self._stalled_at_s < _MEANWHILE_S
+
+        def conclude(state: str) -> None:
+            if state == "refused":
+                self._note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended=not has_stalled))  # fmt: skip
+            elif state == "silent":
+                self._note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
+            elif peer.is_parent and not self._is_over:
+                self._links.reach_parent()
+
+        self._links.probe(peer, conclude)
+
+    # ---------------------------------------------------------- conclusions
+
+    def _give_up(self, peer: Peer, silent_s: float) -> None:
+        state = "its host acknowledges nothing: it is down, or cut off"
+        if self._links.is_acknowledged(peer, silent_s):
+            state = "its host still answers: the launcher is frozen, or does not get to run"
+        why = f"nothing was heard of it for {silent_s:.1f} s; {state}"
+        self._links.send(peer, {"expelled": why})
+        self._drop(peer)
+        self._note(Loss(peer.node, peer.about, why, is_ended=False))
+
+    def _note(self, loss: Loss) -> None:
+        if loss.node in self.losses or self._is_over or self.is_expelled:
+            return
+        self.losses[loss.node] = loss
+        for peer in list(self.peers):
+            self._links.send(peer, loss.message)
+        self._on_lost(loss)
+
+    def _expel(self, why: str) -> None:
+        """Take it that the others go on without this node: what it has lost itself proves nothing."""
+        if not self.is_expelled:
+            self.is_expelled = True
+            self.losses.clear()
+            self._on_expelled(why)
+
+    def _drop(self, peer: Peer) -> None:
+        if peer in self.peers:
+            self.peers.remove(peer)
+            self._links.drop(peer)

@@ -1,0 +1,382 @@
+"""One job's rendezvous as this node sees it; the helper process loads this file by its path."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
+_MOVE_S = 3.0
+_TICK_S = 0.05
+#: The nodes that stand by are counted every so many looks.
+_STANDBY_TURNS = 4
+#: Node 0 gives the secret as soon as it has met the others.
+_SECRET_S = 60
+
+
+class _Call:
+    """A call in a thread of its own, and what it has come to."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.is_over = threading.Event()
+        threading.Thread(target=self._make, args=(call,), daemon=True).start()
+
+    def _make(self, call: Callable[[], Any]) -> None:
+        try:
+            self.value = call()
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self.error = error
+        self.is_over.set()
+
+
+class Meeting:
+    """One job's rendezvous as this node sees it, over all its restarts.
+
+    Args:
+        orders: How to open it.
+        say: Tells the parent.
+        load: Loads another file of this folder: the package may not be there for the ranks' Python.
+    """
+
+    def __init__(
+        self, orders: dict[str, Any], say: Callable[[dict[str, Any]], None], load: Callable[[str], Any]
+    ) -> None:
+        self._say, self._load = say, load
+        # Each round gets a store of its own: torch's reuse of one store over restarts leaves the addresses of
+        # dead ranks in it, and a node that joins late waits for a key that nobody writes again.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        import logging
+
+        from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+        # That a heartbeat was not sent, or nobody is there to say good-bye to: the parent is told what matters of it.
+        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(
+            logging.CRITICAL
+        )
+        self.orders, self.static = orders, orders["backend"] == "static"
+        self.note = "" if self.static else _take_address(orders, load("node_addresses"))
+        self.handler = registry.get_rendezvous_handler(
+            RendezvousParameters(
+                backend=orders["backend"],
+                endpoint=orders["endpoint"],
+                run_id=orders["run_id"],
+                min_nodes=orders["min_nodes"],
+                max_nodes=orders["max_nodes"],
+                local_addr=orders["local_addr"],
+                **orders["conf"],
+            )
+        )
+        self.store, self.world, self.watching, self.is_joining = None, 0, False, False
+        self.exchange: Any = None
+        self.members: Any = None
+        self.num_joined = 0
+
+    def stand_by(self) -> dict[str, Any]:
+        """Wait until this node may meet the others; say why not, if the job is over."""
+        if self.static or self.members is not None:  # who has taken part meets the others first
+            return {"over": ""}
+        members, former = self._load("node_members"), self.handler
+        wait = (
+            self._load("node_standby")
+            .Standby(self.orders, self._say, partial(members.reach, self.orders))
+            .wait
+        )
+        self.handler, over = wait(former)
+        if self.handler is not former:
+            self.orders["kept"] = [*self.orders.get("kept", []), former]
+            self.watch()
+        return {"over": over}
+
+    def join(self, restart: int, host: str, *, num_roles: int) -> dict[str, Any]:
+        """Meet the other nodes and return which ranks are ours.
+
+        Args:
+            restart: Which attempt this is, from 0.
+            host: Our name; empty if we tell the others nothing of our ranks.
+            num_roles: How many ranks ``--role-counts`` makes, which share a secret; 0 without it. Where another number has come each
+                launcher ends with an error, and the first may take the store away with it: nobody waits for a secret there.
+        """
+        self.watching = False
+        self._end_exchange()
+        self.num_joined += 1
+        self.is_joining = True
+        info = self._meet()
+        self.is_joining = False
+        if info is None:
+            return {"is_held": True}
+        node_rank, self.world, self.store = info.rank, info.world_size, info.store
+        store, meeting_place = info.store, info.bootstrap_store_info
+        served = self.static
+        if self.static and restart:
+            from torch.distributed import PrefixStore
+            from torch.distributed.elastic.rendezvous import RendezvousStoreInfo
+
+            # Ranks of the first attempt use the agents' own store, as under torchrun; later ones a fresh one.
+            store = PrefixStore(f"rankwise/restart_{restart}", store)
+            address = meeting_place.master_addr
+            meeting_place, served = RendezvousStoreInfo.build(node_rank, store, local_addr=address), False
+        self.store = store
+        if host:
+            self._open_exchange(restart, node_rank, host)
+        base, world, role_base, role_world = self._agree_on_ranks(store, node_rank)
+        if self.exchange is not None:
+            self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
+        if self.members is not None:
+            self.members.begin(self.world, (host, base, self.orders["local_world_size"]))
+        self.watching = not self.static
+        secret = self._share_secret(store, node_rank) if num_roles == world else ""
+        return {
+            "secret": secret,
+            "node_rank": node_rank,
+            "num_nodes": self.world,
+            "base_rank": base,
+            "world_size": world,
+            "base_role_rank": role_base,
+            "role_world_size": role_world,
+            "master_addr": meeting_place.master_addr,
+            "master_port": meeting_place.master_port,
+            "store_is_served": served,
+            "run_id": self.handler.get_run_id(),
+            "round": str(self.num_joined),
+            "judge": None if self.exchange is None else self.exchange.judge,
+        }
+
+    def _meet(self) -> Any:
+        """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
+        before, self.members = self.members, None
+        if self.static:
+            info = self.handler.next_rendezvous()
+        elif before is None:
+            info = self._meet_unless_held()
+        else:
+            info = self._meet_without_lost(before)
+            before.restore()
+        if before is not None:
+            before.end()
+        return info
+
+    def _meet_unless_held(self) -> Any:
+        """Return None where the last place was taken meanwhile: this node stands by."""
+        call = _Call(self.handler.next_rendezvous)
+        restore = self._wait_unless_held(call, lambda: False)
+        return self._take(call, restore)
+
+    def _meet_without_lost(self, before: Any) -> Any:
+        """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
+        while True:
+            moves = before.has_to_move
+
+            def meet() -> Any:
+                handler = before.leave(self.handler)
+                if handler is not self.handler:
+                    self.handler = handler
+                    self.watch()
+                return handler.next_rendezvous()
+
+            call, failed_s = _Call(meet), float("inf")
+            while moves or not before.has_to_move:
+                restore = self._wait_unless_held(call, partial(self._is_vain, before, moves))
+                if not call.is_over.is_set():
+                    break
+                # The store may be gone because its node is, which its neighbours are about to tell.
+                failed_s = min(failed_s, time.monotonic())
+                if (
+                    call.error is None
+                    or restore is not None
+                    or moves
+                    or time.monotonic() - failed_s > _MOVE_S
+                ):
+                    return self._take(call, restore)
+                time.sleep(_TICK_S)
+
+    @staticmethod
+    def _is_vain(before: Any, moves: bool) -> bool:  # noqa: FBT001 - bound beforehand
+        return not moves and bool(before.has_to_move)
+
+    def _wait_unless_held(self, call: _Call, is_vain: Callable[[], bool]) -> Callable[[], None] | None:
+        """Wait for the rendezvous; if torch holds this node as one too many, have its call fail, and return what mends that."""
+        restore, withdraw = None, self._load("node_standby").withdraw
+        while not call.is_over.wait(_TICK_S) and not is_vain():
+            restore = restore or withdraw(self.handler)
+        return restore
+
+    @staticmethod
+    def _take(call: _Call, restore: Callable[[], None] | None) -> Any:
+        if restore is not None:
+            restore()
+        if call.error is not None and restore is None:
+            raise call.error
+        return call.value
+
+    def _share_secret(self, store: Any, node_rank: int) -> str:
+        """Return a random text that all nodes get; the last one to read it deletes it, so that it is not read from the store later."""
+        from datetime import timedelta
+
+        key = "rankwise/secret"
+        if node_rank == 0:
+            store.set(key, os.urandom(16).hex())
+        try:
+            store.wait([key], timedelta(seconds=_SECRET_S))
+        except Exception as error:
+            why = "has ended" if "timeout" not in str(error) else "runs without --role-counts"
+            raise RuntimeError(
+                f"node 0 gives the ranks no secret, it {why}: start the same command on every node"
+            ) from error
+        secret = store.get(key).decode()
+        if int(store.add(f"{key}/num_read", 1)) == self.world:
+            with contextlib.suppress(Exception):  # some stores delete nothing
+                store.delete_key(key)
+        return str(secret)
+
+    def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
+        from torch.distributed import PrefixStore
+
+        store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", _open_own(self.store))
+        self.exchange = self._load("node_exchange").Exchange(
+            store, node_rank, str(self.num_joined), self._say
+        )
+        self.exchange.announce(host)
+        members = self._load("node_members")
+        try:
+            self.members = members.Members(
+                store, node_rank, str(self.num_joined), self.orders, self.handler, self._say, self._load
+            )
+        except Exception as error:  # noqa: BLE001 - a store that lacks a call: the job runs as it did without
+            self._say(
+                {"said": f"the launchers of other nodes are not heard: {type(error).__name__}: {error}"}
+            )
+
+    def _end_exchange(self) -> None:
+        if self.exchange is not None:
+            self.exchange.end()
+        self.exchange = None
+
+    def _agree_on_ranks(self, store: Any, node_rank: int) -> list[Any]:
+        """Number the ranks over all nodes, in torchrun's keys and forms."""
+        mine = {
+            "role": self.orders["role"],
+            "rank": node_rank,
+            "local_world_size": self.orders["local_world_size"],
+        }
+        store.set(f"torchelastic/role_info/{node_rank}", json.dumps(mine).encode())
+        if node_rank == 0:
+            keys = [f"torchelastic/role_info/{index}" for index in range(self.world)]
+            infos = [json.loads(store.get(key)) for key in keys]
+            total = 0
+            per_role: dict[str, int] = {}
+            for info in infos:
+                info["base"], info["role_base"] = total, per_role.get(info["role"], 0)
+                total += info["local_world_size"]
+                per_role[info["role"]] = info["role_base"] + info["local_world_size"]
+            for index, info in enumerate(infos):
+                part = [info["base"], total, info["role_base"], per_role[info["role"]]]
+                store.set(f"torchelastic/assigned_ranks/{index}", json.dumps(part).encode())
+        numbers = json.loads(store.get(f"torchelastic/assigned_ranks/{node_rank}"))
+        return list(numbers)
+
+    def watch(self) -> None:
+        """Tell the parent, for as long as the rendezvous is this one, when other nodes wait to join."""
+        threading.Thread(target=self._watch, args=(self.handler,), daemon=True).start()
+
+    def _watch(self, handler: Any) -> None:
+        told = told_standby = 0
+        tickets, turns = self._open_tickets(handler), 0
+        while handler is self.handler:
+            time.sleep(0.5)
+            if not self.watching:
+                told = told_standby = turns = 0
+                self._tell_joined()
+                continue
+            try:
+                waiting = handler.num_nodes_waiting()
+            except Exception as error:  # noqa: BLE001 - torch raises many kinds; the parent is told what and decides
+                time.sleep(_MOVE_S)
+                if handler is self.handler and self.watching:
+                    self._say({"lost": f"{type(error).__name__}: {error}"})
+                return
+            if waiting != told:
+                self._say({"waiting": waiting})
+                told = waiting
+            turns += 1
+            if tickets is not None and turns % _STANDBY_TURNS == 1:
+                with contextlib.suppress(Exception):
+                    standby = len(tickets.list_alive())
+                    if standby != told_standby:
+                        self._say({"standby": standby})
+                        told_standby = standby
+
+    def _open_tickets(self, handler: Any) -> Any:
+        store = getattr(handler, "_store", None) if hasattr(handler, "_state_holder") else None
+        return None if store is None else self._load("node_standby").Tickets(_open_own(store), self.orders["run_id"])  # fmt: skip
+
+    def _tell_joined(self) -> None:
+        """Tell the parent how many nodes have come, and in how many seconds torch starts without more; private, and not with each backend."""
+        state = getattr(getattr(self.handler, "_state_holder", None), "state", None)
+        if self.is_joining and state is not None:
+            end = getattr(state, "deadline", None)
+            now = datetime.datetime.now(datetime.timezone.utc)
+            left_s = None if end is None else (end.replace(tzinfo=now.tzinfo) - now).total_seconds()
+            needed = getattr(getattr(self.handler, "_settings", None), "min_nodes", self.orders["min_nodes"])
+            self._say({"joined": len(getattr(state, "participants", ())), "needed": needed, "starts_in_s": left_s})  # fmt: skip
+
+    def finish(self, timeout_s: float, num_lost: int) -> dict[str, Any]:
+        """Wait until all nodes that are left are through, so that no store goes while others still need it."""
+        from torch.distributed.elastic.utils import store as store_util
+
+        self.watching = False
+        # On a connection of its own: the parent may give it up, and what others ask must get through meanwhile.
+        own = _open_own(self.store)
+        store_util.barrier(own, self.world - num_lost, "torchelastic/agent/terminal_state", timeout_s)
+        return {}
+
+    def close(self) -> dict[str, Any]:
+        """Close the meeting for good."""
+        self.watching = False
+        self._end_exchange()
+        if self.members is not None:
+            self.members.end()
+        if not self.static:
+            self._load("node_standby").announce_end(self.handler, self.orders["run_id"])
+        self.handler.shutdown()
+        return {}
+
+
+def _open_own(store: Any) -> Any:
+    """Return another connection to a store, whose requests don't wait for those of the first; the same where there is no other."""
+    try:
+        return store.clone()
+    except Exception:  # noqa: BLE001 - which stores can do it, and how they refuse, differs
+        return store
+
+
+def _take_address(orders: dict[str, Any], names: Any) -> str:
+    """Give this node the address by which it reaches the endpoint if its own name has none; return what to say of it.
+
+    torch asks for the name's addresses to find out which node opens the store, and fails; and the name is what it gives the ranks
+    of all nodes for rank 0's address, which they look up until their time-out.
+    """
+    host, port = names.split(orders["endpoint"])
+    own = socket.gethostname()
+    if not host or names.look_up(own):
+        return ""
+    found = names.look_up(host, port)
+    if orders["backend"] == "c10d":
+        orders["conf"].setdefault("is_host", "1" if host == own or any(map(names.is_here, found)) else "0")
+    orders["local_addr"] = address = orders["local_addr"] or names.find_address_towards(found)
+    return (
+        f"this host's own name {own} has no address; {address} is used, by which it reaches {host}"
+        if address
+        else ""
+    )

@@ -1,0 +1,250 @@
+"""A node that comes when a job runs already waits outside of torch's rendezvous until it may enter; the helper process loads this file by its path.
+
+If all places are taken it stands by, and takes the one of a node that is lost. While the others meet again after a loss it stays outside in any case: there
+it would count as one of those that took part before, and the smaller side of a network that was cut could become large enough by it. It enters
+once they have met, and waits in torch's list of nodes that want to join. Where the number of nodes is fixed nobody starts without it, so it enters at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How often it looks; a store that does not answer for so long is lost, and so is the job when none is found for so long.
+_LOOK_S, _SILENT_S, _LOST_S = 0.3, 3.0, 60.0
+#: So long it waits at a store in reserve for the others, who may be elsewhere.
+_STAY_S = 5.0
+#: Who has beaten so often no more has entered.
+_LEFT = -(1 << 40)
+_FOREVER = timedelta(days=365)
+
+
+class Tickets:
+    """The nodes that stand by, each by its number, in the order in which they came.
+
+    Args:
+        store: Of the rendezvous.
+        run_id: The job's name.
+    """
+
+    def __init__(self, store: Any, run_id: str) -> None:
+        self._store, self._prefix = store, f"rankwise/{run_id}/standby"
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def take(self) -> int:
+        """Return a number of one's own."""
+        return int(self._store.add(f"{self._prefix}/number", 1))
+
+    def beat(self, ticket: int) -> None:
+        """Show that one is still there."""
+        self._store.add(f"{self._prefix}/{ticket}", 1)
+
+    def leave(self, ticket: int) -> None:
+        """Stand by no more."""
+        self._store.add(f"{self._prefix}/{ticket}", _LEFT)
+
+    def list_alive(self) -> list[int]:
+        """Return the numbers of those that were heard of late."""
+        now_s, alive = time.monotonic(), []
+        for ticket in range(1, int(self._store.add(f"{self._prefix}/number", 0)) + 1):
+            beats = int(self._store.add(f"{self._prefix}/{ticket}", 0))
+            if self._seen.get(ticket, (None, 0.0))[0] != beats:
+                self._seen[ticket] = (beats, now_s)
+            if beats >= 0 and now_s - self._seen[ticket][1] < _SILENT_S:
+                alive.append(ticket)
+        return alive
+
+
+def announce_reserves(handler: Any, run_id: str, places: list[tuple[str, int]]) -> None:
+    """Tell who stands by where the others go if the node that serves the rendezvous is lost."""
+    store = getattr(handler, "_store", None)
+    if store is not None:
+        store.set(f"rankwise/{run_id}/reserves", json.dumps(places))
+
+
+def announce_end(handler: Any, run_id: str) -> None:
+    """Tell who stands by that the job is over."""
+    store = getattr(handler, "_store", None)
+    with contextlib.suppress(Exception):  # the store may be gone already, and then they see that
+        if store is not None:
+            store.set(f"rankwise/{run_id}/over", "1")
+
+
+def withdraw(handler: Any) -> Callable[[], None] | None:
+    """Have torch's call fail if it holds this node in its list of those that are too many: the last place was taken meanwhile.
+
+    Returns:
+        Restores torch's settings; None where it does not hold it.
+    """
+    holder = getattr(handler, "_state_holder", None)
+    if holder is None or handler._this_node not in getattr(holder.state, "redundancy_list", ()):
+        return None
+    settings, timeout = handler._settings, handler._settings.timeout
+    before = (settings.max_nodes, timeout._join)
+    # It leaves its list when places seem to be free, and then has no time left to wait for one.
+    object.__setattr__(settings, "max_nodes", -1)
+    timeout._join = -_FOREVER
+
+    def restore() -> None:
+        object.__setattr__(settings, "max_nodes", before[0])
+        timeout._join = before[1]
+
+    return restore
+
+
+class Standby:
+    """Waits until this node may enter.
+
+    Args:
+        orders: How the rendezvous was opened.
+        say: Tells the parent.
+        reach: Opens the rendezvous at another host and port; None if nothing is there.
+    """
+
+    def __init__(
+        self,
+        orders: dict[str, Any],
+        say: Callable[[dict[str, Any]], None],
+        reach: Callable[[str, int], Any],
+    ) -> None:
+        self._orders, self._say, self._reach = orders, say, reach
+
+    def wait(self, handler: Any) -> tuple[Any, str]:
+        """Return the rendezvous at which to enter, and why not, if the job is over.
+
+        Raises:
+            ConnectionError: No node of the job is reached any more.
+            TimeoutError: The others do not meet again.
+        """
+        if getattr(handler, "_state_holder", None) is None or getattr(handler, "_store", None) is None:
+            return handler, ""  # another kind of rendezvous, or another torch: it has its own way
+        look, begun_s, found_s = _Look(handler, self._orders, is_moved=False), time.monotonic(), time.monotonic()  # fmt: skip
+        places: list[tuple[str, int]] = []
+        while True:
+            look.wait_change()
+            now_s = time.monotonic()
+            if look.says in {"enter", "over"}:
+                look.end()
+                return look.handler, "" if look.says == "enter" else "the job has ended"
+            places = look.reserves or places
+            self._say({"standing_by": look.is_full})
+            if look.is_there:
+                found_s = now_s
+            if look.is_full:
+                begun_s = now_s
+            elif now_s - begun_s > self._join_s:
+                raise TimeoutError(f"the other nodes have not met again for {now_s - begun_s:.0f} s")
+            if look.is_lost(now_s):
+                look.end()
+                if now_s - found_s > _LOST_S:
+                    raise ConnectionError(f"no node of this job is reached any more, neither where it met nor at {places}")  # fmt: skip
+                look = self._look_elsewhere(places) or look
+
+    @property
+    def _join_s(self) -> float:
+        return float(str(self._orders["conf"].get("join_timeout", 600)))
+
+    def _look_elsewhere(self, places: list[tuple[str, int]]) -> Any:
+        for _ in range(len(places)):
+            host, port = places.pop(0)
+            places.append((host, port))
+            handler = self._reach(host, port)
+            if handler is not None:
+                return _Look(handler, self._orders, is_moved=True)
+        time.sleep(_LOOK_S)
+        return None
+
+
+class _Look:
+    """What threads see of one rendezvous: a call of a store whose host is frozen never returns.
+
+    Attributes:
+        says: "wait", "enter" or "over".
+        is_full: Whether all places are taken.
+        is_there: Whether the job's nodes have met here.
+        reserves: Where they go if this store is lost.
+    """
+
+    def __init__(self, handler: Any, orders: dict[str, Any], *, is_moved: bool) -> None:
+        self.handler, self._orders, self._is_moved = handler, orders, is_moved
+        self.says, self.is_full, self.is_there = "wait", False, False
+        self.reserves: list[tuple[str, int]] = []
+        self._begun_s = self._seen_s = time.monotonic()
+        self._failed_s: float | None = None
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._ticket = 0
+        self._tickets = Tickets(handler._store, orders["run_id"])
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def wait_change(self) -> None:
+        """Wait until there is something new, or for a while."""
+        self._changed.wait(_LOOK_S)
+        self._changed.clear()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def is_lost(self, now_s: float) -> bool:
+        """Tell whether the store does not answer any more, or the others don't come to this one."""
+        if self._failed_s is not None:  # if the job has ended, that is about to be known
+            return now_s - self._failed_s > _LOOK_S
+        return now_s - self._seen_s > _SILENT_S or (self._is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set() and self.says == "wait":
+                self._look()
+                self._changed.set()
+                time.sleep(_LOOK_S)
+        except Exception:  # noqa: BLE001 - torch raises many kinds; whatever it is, this store is of no use
+            self._failed_s = time.monotonic()
+            self._changed.set()
+
+    def _look(self) -> None:
+        holder = self.handler._state_holder
+        holder._last_sync_time = -1.0  # what it has read a second ago won't do
+        holder.sync()
+        state, most = holder.state, self._orders["max_nodes"]
+        self._seen_s, store = time.monotonic(), self.handler._store
+        if store.check([self._key("reserves")]):
+            self.reserves = [(host, port) for host, port in json.loads(store.get(self._key("reserves")))]
+        self.is_there = self.is_there or bool(state.complete)
+        free = most - len(state.participants)
+        self.is_full = bool(state.complete) and free <= 0
+        is_fixed = self._orders["min_nodes"] == most
+        is_own = self.handler._this_node in state.participants
+        is_first = state.round == 0 and not state.complete
+        may_enter = free > 0 and (bool(state.complete) or is_fixed or is_first) and (state.complete or not self._is_moved)  # fmt: skip
+        if state.closed:
+            self.says = "over"
+        elif is_own or (may_enter and self._is_next(free)):
+            if self._ticket:
+                self._tickets.leave(self._ticket)
+            self.says = "enter"
+        elif self.is_full:
+            if not self._ticket:
+                self._ticket = self._tickets.take()
+                threading.Thread(target=self._wait_over, daemon=True).start()
+            self._tickets.beat(self._ticket)
+
+    def _is_next(self, free: int) -> bool:
+        """Tell whether a free place is ours: who has stood by for longer goes first."""
+        before = [one for one in self._tickets.list_alive() if not self._ticket or one < self._ticket]
+        return len(before) < free
+
+    def _wait_over(self) -> None:
+        with contextlib.suppress(Exception):
+            self.handler._store.clone().wait([self._key("over")], _FOREVER)
+            self.says = "over"
+            self._changed.set()
+
+    def _key(self, name: str) -> str:
+        return f"rankwise/{self._orders['run_id']}/{name}"
