@@ -61,10 +61,10 @@ class Meeting:
 
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-        # That a heartbeat was not sent, or nobody is there to say good-bye to: the parent is told what matters of it.
-        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(
-            logging.CRITICAL
-        )
+        # That a heartbeat was not sent, each step of a rendezvous at etcd: the parent is told what matters of it.
+        for name in ("dynamic_rendezvous", "etcd_rendezvous"):
+            logger = logging.getLogger(f"torch.distributed.elastic.rendezvous.{name}")
+            logger.addFilter(lambda record: record.levelno >= logging.CRITICAL)
         self.orders, self.static = orders, orders["backend"] == "static"
         self.note = "" if self.static else _take_address(orders, load("node_addresses"))
         self.handler = registry.get_rendezvous_handler(

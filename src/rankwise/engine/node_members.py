@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: torch waits 30 s for nodes that may still come. Those that are left after a loss come at once, or are lost, too.
 _LAST_CALL = timedelta(seconds=2)
+#: So long the first node may take to make the key.
+_KEY_S = timedelta(seconds=10)
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
 _MOST_TRIES = 20
@@ -69,7 +71,9 @@ class Members:
         self._reserves: dict[int, list[Any]] = {}
         self._serving: int | None = None
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
-        store.compare_set("beats/key", "", secrets.token_hex(16))
+        if int(store.add("beats/num", 1)) == 1:  # not all stores have compare_set
+            store.set("beats/key", secrets.token_hex(16))
+        store.wait(["beats/key"], _KEY_S)
         key = store.get("beats/key").decode()
         self._detector = self._detecting.Detector(
             node_rank, on_lost=self._report_lost, on_expelled=self._report_expelled
