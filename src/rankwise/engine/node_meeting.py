@@ -66,6 +66,7 @@ class Meeting:
             logger = logging.getLogger(f"torch.distributed.elastic.rendezvous.{name}")
             logger.addFilter(lambda record: record.levelno >= logging.CRITICAL)
         self.orders, self.static = orders, orders["backend"] == "static"
+        orders["origin"] = orders["endpoint"]
         self.note = "" if self.static else _take_address(orders, load("node_addresses"))
         self.handler = registry.get_rendezvous_handler(
             RendezvousParameters(
@@ -168,9 +169,15 @@ class Meeting:
         return info
 
     def _meet_unless_held(self) -> Any:
-        """Return None where the last place was taken meanwhile: this node stands by."""
-        call = _Call(self.handler.next_rendezvous)
-        restore = self._wait_unless_held(call, lambda: False)
+        """Return None where this node is not to meet the others here: the last place was taken meanwhile, or the job has moved."""
+        call, standby = _Call(self.handler.next_rendezvous), self._load("node_standby")
+        restore = self._wait_unless_held(
+            call, partial(standby.has_moved, self.handler, self.orders["run_id"])
+        )
+        if not call.is_over.is_set():
+            with contextlib.suppress(Exception):
+                self.handler.shutdown()  # ends the call, and that of others who have come here
+            return None
         return self._take(call, restore)
 
     def _meet_without_lost(self, before: Any) -> Any:

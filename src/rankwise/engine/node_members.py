@@ -63,7 +63,8 @@ class Members:
         load: Callable[[str], Any],
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
-        self._handler, self._announce = handler, load("node_standby").announce_reserves
+        self._handler, self._standby = handler, load("node_standby")
+        self._forwarder: Any = None
         self._orders, self._detecting = orders, load("node_detector")
         self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
@@ -110,11 +111,14 @@ class Members:
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
             elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
-            self._announce(self._handler, self._orders["run_id"], elsewhere)
+            self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
+            self._forwarder = self._standby.Forwarder(self._orders, _is_open)
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
         self._beats.end()
+        if self._forwarder is not None:
+            self._forwarder.end()
         self._store = self._reserve = None
 
     # ------------------------------------------------------------ what is lost

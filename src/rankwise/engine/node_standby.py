@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LOOK_S, _SILENT_S, _LOST_S = 0.3, 3.0, 60.0
 #: So long it waits at a store in reserve for the others, who may be elsewhere.
 _STAY_S = 5.0
+_FORWARD_S, _REACH = 1.0, timedelta(seconds=5)
 #: Who has beaten so often no more has entered.
 _LEFT = -(1 << 40)
 _FOREVER = timedelta(days=365)
@@ -99,6 +100,44 @@ def withdraw(handler: Any) -> Callable[[], None] | None:
     return restore
 
 
+class Forwarder:
+    """Tells those who come where the job first met, and find a new store there, where it has moved: its node was started again, say.
+
+    Args:
+        orders: How the rendezvous was opened, and where it is now.
+        is_open: Whether something listens at a host and port.
+    """
+
+    def __init__(self, orders: dict[str, Any], is_open: Callable[[str, int], bool]) -> None:
+        self._orders, self._is_open, self._ended = orders, is_open, threading.Event()
+        if orders["endpoint"] != orders["origin"]:
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        """Tell nobody any more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        from torch.distributed import TCPStore
+
+        host, _, port = self._orders["origin"].rpartition(":")
+        while not self._ended.wait(_FORWARD_S):
+            # A frozen store takes the connection and never answers: that holds up this thread alone.
+            with contextlib.suppress(Exception):
+                if self._is_open(host.strip("[]"), int(port)):
+                    store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=_REACH)  # fmt: skip
+                    store.set(f"rankwise/{self._orders['run_id']}/moved", self._orders["endpoint"])
+
+
+def has_moved(handler: Any, run_id: str) -> bool:
+    """Tell whether the job goes on elsewhere, says one of its nodes."""
+    store = getattr(handler, "_store", None) if hasattr(handler, "_state_holder") else None
+    try:
+        return store is not None and bool(store.check([f"rankwise/{run_id}/moved"]))
+    except Exception:  # noqa: BLE001 - a store without it, or none any more
+        return False
+
+
 class Standby:
     """Waits until this node may enter.
 
@@ -133,6 +172,8 @@ class Standby:
             if look.says in {"enter", "over"}:
                 look.end()
                 return look.handler, "" if look.says == "enter" else "the job has ended"
+            if look.moved_to is not None:
+                places = [look.moved_to]
             places = look.reserves or places
             self._say({"standing_by": look.is_full})
             if look.is_there:
@@ -167,6 +208,7 @@ class _Look:
 
     Attributes:
         says: "wait", "enter" or "over".
+        moved_to: Where the job goes on, says one of its nodes.
         is_full: Whether all places are taken.
         is_there: Whether the job's nodes have met here.
         reserves: Where they go if this store is lost.
@@ -176,6 +218,7 @@ class _Look:
         self.handler, self._orders, self._is_moved = handler, orders, is_moved
         self.says, self.is_full, self.is_there = "wait", False, False
         self.reserves: list[tuple[str, int]] = []
+        self.moved_to: tuple[str, int] | None = None
         self._begun_s = self._seen_s = time.monotonic()
         self._failed_s: float | None = None
         self._changed, self._ended = threading.Event(), threading.Event()
@@ -194,6 +237,8 @@ class _Look:
 
     def is_lost(self, now_s: float) -> bool:
         """Tell whether the store does not answer any more, or the others don't come to this one."""
+        if self.moved_to is not None:
+            return True
         if self._failed_s is not None:  # if the job has ended, that is about to be known
             return now_s - self._failed_s > _LOOK_S
         return now_s - self._seen_s > _SILENT_S or (self._is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
@@ -209,6 +254,10 @@ class _Look:
             self._changed.set()
 
     def _look(self) -> None:
+        if has_moved(self.handler, self._orders["run_id"]):
+            host, _, port = self.handler._store.get(self._key("moved")).decode().rpartition(":")
+            self.moved_to = (host.strip("[]"), int(port))
+            return
         holder = self.handler._state_holder
         holder._last_sync_time = -1.0  # what it has read a second ago won't do
         holder.sync()
