@@ -34,11 +34,18 @@ STEP = """
 
 
 class Job:
-    """A job of one rank on each of some hosts."""
+    """A job of one rank on each of some hosts.
 
-    def __init__(self, hosts: list[Host], folder: Path, nnodes: str) -> None:
+    Args:
+        hosts: Those.
+        folder: Where the script, and what the launchers say, is.
+        nnodes: How many nodes the job may have.
+        script: Writes down how many ranks have taken each step.
+    """
+
+    def __init__(self, hosts: list[Host], folder: Path, nnodes: str, script: str = STEP) -> None:
         self.hosts, self.folder, self.nnodes = hosts, folder, nnodes
-        write_script(folder, STEP)
+        write_script(folder, script)
         self.launchers: list[subprocess.Popen[str]] = []
 
     def start(self, *numbers: int) -> None:

@@ -15,30 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
 _MOVE_S = 3.0
-_TICK_S = 0.05
 #: The nodes that stand by are counted every so many looks.
 _STANDBY_TURNS = 4
 #: Node 0 gives the secret as soon as it has met the others.
 _SECRET_S = 60
-
-
-class _Call:
-    """A call in a thread of its own, and what it has come to."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.value: Any = None
-        self.error: Exception | None = None
-        self.is_over = threading.Event()
-        threading.Thread(target=self._make, args=(call,), daemon=True).start()
-
-    def _make(self, call: Callable[[], Any]) -> None:
-        try:
-            self.value = call()
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self.error = error
-        self.is_over.set()
 
 
 class Meeting:
@@ -88,16 +69,9 @@ class Meeting:
         """Wait until this node may meet the others; say why not, if the job is over."""
         if self.static or self.members is not None:  # who has taken part meets the others first
             return {"over": ""}
-        members, former = self._load("node_members"), self.handler
-        wait = (
-            self._load("node_standby")
-            .Standby(self.orders, self._say, partial(members.reach, self.orders))
-            .wait
-        )
-        self.handler, over = wait(former)
-        if self.handler is not former:
-            self.orders["kept"] = [*self.orders.get("kept", []), former]
-            self.watch()
+        reach = partial(self._load("node_members").reach, self.orders)
+        handler, over = self._load("node_standby").Standby(self.orders, self._say, reach).wait(self.handler)
+        self.go_to(handler)
         return {"over": over}
 
     def join(self, restart: int, host: str, *, num_roles: int) -> dict[str, Any]:
@@ -158,74 +132,21 @@ class Meeting:
         """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
         before, self.members = self.members, None
         if self.static:
-            info = self.handler.next_rendezvous()
-        elif before is None:
-            info = self._meet_unless_held()
-        else:
-            info = self._meet_without_lost(before)
-            before.restore()
-        if before is not None:
-            before.end()
-        return info
+            return self.handler.next_rendezvous()
+        try:
+            return self._load("node_entry").Entry(self, self._load).meet(before)
+        finally:
+            if before is not None:
+                before.restore()
+                before.end()
 
-    def _meet_unless_held(self) -> Any:
-        """Return None where this node is not to meet the others here: the last place was taken meanwhile, or the job has moved."""
-        call, standby = _Call(self.handler.next_rendezvous), self._load("node_standby")
-        restore = self._wait_unless_held(
-            call, partial(standby.has_moved, self.handler, self.orders["run_id"])
-        )
-        if not call.is_over.is_set():
-            with contextlib.suppress(Exception):
-                self.handler.shutdown()  # ends the call, and that of others who have come here
-            return None
-        return self._take(call, restore)
-
-    def _meet_without_lost(self, before: Any) -> Any:
-        """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
-        while True:
-            moves = before.has_to_move
-
-            def meet() -> Any:
-                handler = before.leave(self.handler)
-                if handler is not self.handler:
-                    self.handler = handler
-                    self.watch()
-                return handler.next_rendezvous()
-
-            call, failed_s = _Call(meet), float("inf")
-            while moves or not before.has_to_move:
-                restore = self._wait_unless_held(call, partial(self._is_vain, before, moves))
-                if not call.is_over.is_set():
-                    break
-                # The store may be gone because its node is, which its neighbours are about to tell.
-                failed_s = min(failed_s, time.monotonic())
-                if (
-                    call.error is None
-                    or restore is not None
-                    or moves
-                    or time.monotonic() - failed_s > _MOVE_S
-                ):
-                    return self._take(call, restore)
-                time.sleep(_TICK_S)
-
-    @staticmethod
-    def _is_vain(before: Any, moves: bool) -> bool:  # noqa: FBT001 - bound beforehand
-        return not moves and bool(before.has_to_move)
-
-    def _wait_unless_held(self, call: _Call, is_vain: Callable[[], bool]) -> Callable[[], None] | None:
-        """Wait for the rendezvous; if torch holds this node as one too many, have its call fail, and return what mends that."""
-        restore, withdraw = None, self._load("node_standby").withdraw
-        while not call.is_over.wait(_TICK_S) and not is_vain():
-            restore = restore or withdraw(self.handler)
-        return restore
-
-    @staticmethod
-    def _take(call: _Call, restore: Callable[[], None] | None) -> Any:
-        if restore is not None:
-            restore()
-        if call.error is not None and restore is None:
-            raise call.error
-        return call.value
+    def go_to(self, handler: Any) -> None:
+        """Meet the others there from now on."""
+        if handler is not self.handler:
+            # What torch does when a former rendezvous is collected fails in the thread of its heartbeats.
+            self.orders["kept"] = [*self.orders.get("kept", []), self.handler]
+            self.handler = handler
+            self.watch()
 
     def _share_secret(self, store: Any, node_rank: int) -> str:
         """Return a random text that all nodes get; the last one to read it deletes it, so that it is not read from the store later."""

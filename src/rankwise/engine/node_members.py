@@ -103,6 +103,9 @@ class Members:
         parent, children = self._detecting.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
             self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
+        places = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
+        host, _, port = self._orders["origin"].rpartition(":")
+        self._orders["places"] = [*([(host.strip("[]"), int(port))] if port.isdecimal() else []), *places]
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
         node = None if parent is None else self._members[parent]

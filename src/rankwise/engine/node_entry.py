@@ -1,0 +1,177 @@
+"""How a node gets into a round of torch's rendezvous, or learns that it has to go elsewhere; the helper process loads this file by its path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
+_MOVE_S = 3.0
+#: How often a node looks whether others have met elsewhere.
+_SEARCH_S = 1.0
+_TICK_S = 0.05
+
+
+class _Call:
+    """A call in a thread of its own, and what it has come to."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.is_over = threading.Event()
+        threading.Thread(target=self._make, args=(call,), daemon=True).start()
+
+    def _make(self, call: Callable[[], Any]) -> None:
+        try:
+            self.value = call()
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self.error = error
+        self.is_over.set()
+
+
+class _Search:
+    """Looks whether the others have met elsewhere, while this node waits for them: the network may have been cut, and be whole again.
+
+    Args:
+        orders: How the rendezvous was opened, where it is, and where else the job may be.
+        reach: Opens the rendezvous at another host and port; None if nothing is there.
+
+    Attributes:
+        found: The rendezvous, and the orders that belong to it.
+    """
+
+    def __init__(self, orders: dict[str, Any], reach: Callable[[dict[str, Any], str, int], Any]) -> None:
+        self._orders, self._reach, self._ended = orders, reach, threading.Event()
+        self.found: tuple[Any, dict[str, Any]] | None = None
+        for host, port in orders.get("places", ()):
+            # One each: the store of a frozen host takes the connection and never answers.
+            threading.Thread(target=self._run, args=(host, port), daemon=True).start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def _run(self, host: str, port: int) -> None:
+        handler, orders = None, dict(self._orders)
+        while not self._ended.wait(_SEARCH_S) and self.found is None:
+            if self._orders["endpoint"] in {f"{host}:{port}", f"[{host}]:{port}"}:
+                continue  # we wait here
+            try:
+                handler = handler or self._reach(orders, host, port)
+                if handler is not None and _is_met(handler):
+                    self.found = (handler, orders)
+            except Exception:  # noqa: BLE001 - torch raises many kinds; it is lost again
+                handler = None
+
+
+class Entry:
+    """One node's way into one round.
+
+    Args:
+        meeting: The job's rendezvous as this node sees it.
+        load: Loads another file of this folder.
+    """
+
+    def __init__(self, meeting: Any, load: Callable[[str], Any]) -> None:
+        self._meeting, self._standby, self._reach = meeting, load("node_standby"), load("node_members").reach
+
+    def meet(self, before: Any) -> Any:
+        """Return torch's round; None where this node is not to meet the others here: its place was taken, or they have met elsewhere.
+
+        Args:
+            before: Who took part in the last round; None for a node that did not.
+        """
+        search = _Search(self._meeting.orders, self._reach)
+        try:
+            return self._meet_first(search) if before is None else self._meet_without_lost(before, search)
+        finally:
+            search.end()
+
+    def _meet_first(self, search: _Search) -> Any:
+        call = _Call(self._meeting.handler.next_rendezvous)
+        restore = self._wait(call, lambda: search.found is not None)
+        return _take(call, restore) if call.is_over.is_set() else self._leave(search)
+
+    def _meet_without_lost(self, before: Any, search: _Search) -> Any:
+        """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
+        while True:
+            moves = before.has_to_move
+
+            def meet() -> Any:
+                handler = before.leave(self._meeting.handler)
+                if handler is not self._meeting.handler:
+                    self._meeting.handler = handler
+                    self._meeting.watch()
+                return handler.next_rendezvous()
+
+            call, failed_s = _Call(meet), float("inf")
+            while moves or not before.has_to_move:
+                restore = self._wait(call, partial(_is_vain, before, search, moves=moves))
+                if search.found is not None or self._has_moved():
+                    return self._leave(search)
+                if not call.is_over.is_set():
+                    break
+                # The store may be gone because its node is, which its neighbours are about to tell.
+                failed_s = min(failed_s, time.monotonic())
+                if call.error is None or restore is not None or moves or time.monotonic() - failed_s > _MOVE_S:  # fmt: skip
+                    return _take(call, restore)
+                time.sleep(_TICK_S)
+
+    def _has_moved(self) -> bool:
+        return bool(self._standby.has_moved(self._meeting.handler, self._meeting.orders["run_id"]))
+
+    def _wait(self, call: _Call, is_vain: Callable[[], bool]) -> Callable[[], None] | None:
+        """Wait for the round; if torch holds this node as one too many, have its call fail, and return what mends that."""
+        restore, look_s = None, time.monotonic()
+        while not call.is_over.wait(_TICK_S) and not is_vain():
+            restore = restore or self._standby.withdraw(self._meeting.handler)
+            if time.monotonic() - look_s > _SEARCH_S:
+                look_s = time.monotonic()
+                if self._has_moved():
+                    break
+        return restore
+
+    def _leave(self, search: _Search) -> None:
+        """Meet the others elsewhere; torch's call, which nothing ends from outside, is made to fail."""
+        _abandon(self._meeting.handler)
+        if search.found is not None:
+            handler, orders = search.found
+            self._meeting.orders.update(endpoint=orders["endpoint"], serving_node=False)
+            self._meeting.go_to(handler)
+
+
+def _is_met(handler: Any) -> bool:
+    """Tell whether others have met there, without us: a round of which this process is a part is one of the past."""
+    holder = handler._state_holder
+    holder._last_sync_time = -1.0  # what it has read a second ago won't do
+    holder.sync()
+    state = holder.state
+    is_past = any(one.pid == os.getpid() and one.addr == handler._this_node.addr for one in state.participants)  # fmt: skip
+    return bool(state.complete and state.participants) and not (state.closed or is_past)
+
+
+def _is_vain(before: Any, search: _Search, *, moves: bool) -> bool:
+    return search.found is not None or (not moves and bool(before.has_to_move))
+
+
+def _take(call: _Call, restore: Callable[[], None] | None) -> Any:
+    if restore is not None:
+        restore()
+    if call.error is not None and restore is None:
+        raise call.error
+    return call.value
+
+
+def _abandon(handler: Any) -> None:
+    def refuse() -> None:
+        raise ConnectionAbortedError("this node meets the others elsewhere")
+
+    with contextlib.suppress(AttributeError):
+        handler._state_holder.sync = refuse
