@@ -1,8 +1,8 @@
 """Only some ranks reach a collective.
 
-**Why it breaks.** A collective waits until every rank of its group has called it. Under `if rank == 0` the others go on
-without: rank 0 waits until the timeout (10 or 30 minutes), or meets the others' *next* collective and gets its numbers.
-The collective may be hidden in a helper, a property, a decorated function or behind `and`.
+**Why it breaks.** A collective waits until every rank of its group has called it. Under `if rank == 0` the other ranks
+skip it: rank 0 blocks until the timeout (10 or 30 minutes), or is paired with the others' *next* collective and gets
+its numbers. The collective may be hidden in a helper, a property, a decorated function or behind `and`.
 
 Bad:
 
@@ -31,8 +31,8 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Both arms make the same collectives (also "rank 0 first": `if rank != 0: barrier()`, work,
-`if rank == 0: barrier()`); the collective is for a group of its own; sends and receives to one peer.
+**When it says nothing.** Both branches call the same collectives (also "rank 0 first": `if rank != 0: barrier()`, work,
+`if rank == 0: barrier()`); the collective uses a group of its own; sends and receives to one peer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             one.at,
             f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits for the others,"
-            " or meets their next collective",
+            " or pairs with their next collective",
             _fix(script, op, guard),
             severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),

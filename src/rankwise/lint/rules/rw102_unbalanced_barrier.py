@@ -1,7 +1,7 @@
-"""Some ranks make one barrier more than others.
+"""Some ranks call one more barrier than others.
 
-**Why it breaks.** A barrier lets ranks go when all have come. If rank 0 calls one more (or one fewer), each later barrier
-or collective meets the wrong one, and the last waits for ever. "Rank 0 first" needs *both* halves.
+**Why it breaks.** A barrier returns when all ranks have reached it. If rank 0 calls one more (or one fewer), each later
+barrier or collective pairs with the wrong one, and the last one blocks forever. "Rank 0 first" needs *both* halves.
 
 Bad:
 
@@ -29,7 +29,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Both halves are there, in any spelling and over any number of helper functions.
+**When it says nothing.** Both halves are there, in any form and across any number of helper functions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             one.at,
             f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits until the others call"
-            " one more barrier, and from there on all are off by one",
+            " one more barrier, and every later one is off by one",
             _fix(one, op),
             severity="error" if one.is_sure else "warning",
             failure_class="C2" if _is_half(script, one) else "C1",
@@ -76,7 +76,9 @@ def _fix(one: Missed, op: Op) -> str:
         return f"call {called(op)} before line {line}, or let every rank reach it"
     for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
         if tuple(one.others) == others:
-            return f"let {words} call {called(op)} as well, after what it does first: `if {test} == 0: {called(op)}`"
+            return (
+                f"let {words} call {called(op)} too, after what it does first: `if {test} == 0: {called(op)}`"
+            )
     return f"move {called(op)} out of the test: every rank must call it"
 
 

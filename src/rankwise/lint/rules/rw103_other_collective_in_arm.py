@@ -1,7 +1,7 @@
-"""The two arms of a test on the rank make different collectives.
+"""The two branches of a test on the rank call different collectives.
 
-**Why it breaks.** The n-th collective of one rank meets the n-th of the others, whatever it is. An all_reduce that meets a
-broadcast hangs, crashes, or leaves wrong numbers without a word.
+**Why it breaks.** The n-th collective of one rank pairs with the n-th of the others, whatever it is. An all_reduce that
+pairs with a broadcast hangs, crashes, or silently leaves wrong numbers.
 
 Bad:
 
@@ -31,8 +31,8 @@ dist.broadcast(x, src=0)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Both arms make the same collectives in the same order, with other arguments
-(`scatter(x, parts)` on the source, `scatter(x)` elsewhere).
+**When it says nothing.** Both branches call the same collectives in the same order, with other arguments (`scatter(x,
+parts)` on the source, `scatter(x)` elsewhere).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             at[0],
             f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, one.guard)}`), and the others {called(instead)}:"
-            " the two meet, which hangs, crashes or mixes up numbers",
+            " the two pair, which hangs, crashes or gives wrong numbers",
             f"let every rank call {called(op)} and {called(instead)} in the same order",
             severity="error" if op.is_sure and instead.is_sure else "warning",
             failure_class=_class(op, instead),
@@ -107,7 +107,7 @@ def _crossed(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 second[at].node,
-                f"ranks with `{written(test)}` reduce `{words[at][1]}` where the others reduce `{others[at][1]}`: the two are added up without an error",
+                f"ranks with `{written(test)}` reduce `{words[at][1]}` where the others reduce `{others[at][1]}`: the two are summed without an error",
                 "use the same order on all ranks",
                 failure_class="C3",
             )
@@ -135,6 +135,6 @@ RULE: Rule[Script] = Rule(
     name="other-collective-in-arm",
     severity="error",
     classes=("C8", "C1", "C3", "D17", "D28"),
-    summary="branches of a rank test call different collectives",
+    summary="branches of a test on the rank call different collectives",
     check=check,
 )

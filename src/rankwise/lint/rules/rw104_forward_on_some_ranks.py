@@ -1,8 +1,8 @@
 """Only some ranks run a wrapped model.
 
-**Why it breaks.** A forward pass of DistributedDataParallel sends the model's buffers (BatchNorm) from rank 0 to all, one of
-a sharded model gathers its parameters: both are collectives. Evaluation on rank 0 alone hangs, or works by accident until
-the next barrier, metric or last epoch.
+**Why it breaks.** The forward pass of DistributedDataParallel broadcasts the model's buffers (BatchNorm) from rank 0;
+that of a sharded model gathers its parameters. Both are collectives. Evaluation on rank 0 alone hangs, or works by
+accident until the next barrier, metric or last epoch.
 
 Bad:
 
@@ -35,8 +35,8 @@ dist.barrier()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** `model.module(...)`, a model known to have no buffers, `broadcast_buffers=False`. Where the model's
-text is not at hand it is a warning.
+**When it says nothing.** `model.module(...)`, a model known to have no buffers, `broadcast_buffers=False`. Where the
+model's code is not available it is a warning.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ def check(script: Script) -> Iterator[Finding]:
         model = called(op).removesuffix("()")
         thing = op.call.receiver.thing
         is_ddp = isinstance(thing, Object) and thing.kind == DDP
-        why = (
-            "each forward pass broadcasts its buffers" if is_ddp else "its shards are gathered from all ranks"
-        )
+        why = "each forward pass broadcasts its buffers" if is_ddp else "each forward pass gathers its shards"
         fix = (
             f"evaluate with {model}.module on this rank, or let every rank evaluate"
             if is_ddp
@@ -74,7 +72,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             one.at,
-            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is distributed over the ranks: {why}",
+            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is distributed over all ranks: {why}",
             fix,
             severity="error" if one.is_sure else "warning",
             also=also(op, one.at, guard),

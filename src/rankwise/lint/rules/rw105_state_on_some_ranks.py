@@ -1,7 +1,7 @@
-"""Only some ranks ask for the state of a model that is spread over all, or save it.
+"""Only some ranks gather or save the state of a model that is distributed over all ranks.
 
 **Why it breaks.** The full state of a sharded model is gathered from every rank, and `accelerator.save_state`,
-DeepSpeed's `save_checkpoint` or `dcp.save` write together. On rank 0 alone they wait for ever.
+DeepSpeed's `save_checkpoint` and `dcp.save` are collective. On rank 0 alone they block forever.
 
 Bad:
 
@@ -35,7 +35,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The state of DistributedDataParallel, which every rank has whole.
+**When it says nothing.** The state of DistributedDataParallel, which every rank has in full.
 """
 
 from __future__ import annotations
@@ -85,6 +85,6 @@ RULE: Rule[Script] = Rule(
     name="state-on-some-ranks",
     severity="error",
     classes=("D28", "K6"),
-    summary="only some ranks gather or save a state that is distributed over all",
+    summary="only some ranks gather or save a state that is distributed over all ranks",
     check=check,
 )

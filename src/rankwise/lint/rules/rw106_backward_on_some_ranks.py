@@ -1,7 +1,7 @@
-"""Only some ranks make the backward pass of a wrapped model.
+"""Only some ranks run the backward pass of a wrapped model.
 
-**Why it breaks.** The backward pass averages gradients over all ranks. A rank that leaves it out lets the others wait, or
-they meet its next collective.
+**Why it breaks.** The backward pass averages gradients over all ranks. If a rank skips it, the others block, or are
+paired with that rank's next collective.
 
 Bad:
 
@@ -33,7 +33,7 @@ for step in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** A loss that does not come from a wrapped model; inside `no_sync()`; inside `join()`.
+**When it says nothing.** The loss does not come from a wrapped model; inside `no_sync()`; inside `join()`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Only some ranks wrap the model, or make a group.
+"""Only some ranks wrap the model or create a group.
 
-**Why it breaks.** `DistributedDataParallel(model)` compares and sends parameters, and `new_group` must be called by *every*
-rank, also by those that are no members of it. If some leave it out, the rest wait there, or at the next one.
+**Why it breaks.** `DistributedDataParallel(model)` compares and broadcasts parameters, and *every* rank must call
+`new_group`, including ranks that are not members. If some skip it, the others block there, or at the next call.
 
 Bad:
 
@@ -26,7 +26,7 @@ if dist.get_rank() < 2:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Every rank makes all groups, in the same order; only members use them.
+**When it says nothing.** Every rank creates all groups, in the same order; only members use them.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ RULE: Rule[Script] = Rule(
     name="made-on-some-ranks",
     severity="error",
     classes=("C10", "D13"),
-    summary="only some ranks wrap the model or make a group",
+    summary="only some ranks wrap the model or create a group",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""Some ranks leave a loop or a function that the others stay in.
+"""Some ranks leave a loop or function in which the others stay.
 
-**Why it breaks.** A rank that stops early, by `break`, `continue` or `return`, makes fewer backward passes and collectives
-than the rest. These wait for it at their next step, or pair their gradients with whatever it does next.
+**Why it breaks.** A rank that stops early, by `break`, `continue` or `return`, makes fewer backward passes and
+collectives than the rest. The others block at their next step, or their gradients are paired with whatever that rank
+calls next.
 
 Bad:
 
@@ -36,7 +37,7 @@ for epoch in range(5):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Nothing that ranks do together follows; the decision was reduced or broadcast before.
+**When it says nothing.** No collective follows; the decision was reduced or broadcast first.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"`{written(call.node)}` is set only where `{written(guard.node)}`: that rank ends its training, the others go on",
+                f"`{written(call.node)}` is set only where `{written(guard.node)}`: that rank stops training, the others continue",
                 "let every rank set it from a value that was reduced or broadcast",
             )
 

@@ -1,7 +1,7 @@
-"""Ranks make different numbers of turns in a loop with collectives.
+"""Ranks run different numbers of iterations of a loop with collectives.
 
-**Why it breaks.** Each turn makes a collective, a backward pass of a wrapped model included. The rank with more turns waits
-for others that have gone on, or its gradients meet their next collective.
+**Why it breaks.** Each iteration makes a collective (a backward pass is one). The rank with more iterations waits for
+ranks that have left the loop, or its gradients pair with their next collective.
 
 Bad:
 
@@ -30,8 +30,8 @@ for step in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Inside `join()`; a `DistributedSampler`, which gives every rank as many samples. A share cut by hand
-(`files[rank::world_size]`) is a warning: it is even only if the number divides.
+**When it says nothing.** Inside `join()`; a `DistributedSampler`, which gives all ranks equally many samples. A share
+cut by hand (`files[rank::world_size]`) is a warning: it is even only if the number is divisible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A collective inside `main_process_first()`.
 
-**Why it breaks.** `with accelerator.main_process_first():` lets the main process run the block while all others wait at a
-barrier in front of it. A collective in the block is one that the main process makes alone: it waits for the others, and they
-wait for it.
+**Why it breaks.** `with accelerator.main_process_first():` lets the main process run the block while all others wait at
+a barrier before it. Only the main process makes a collective in the block: it waits for the others, and they wait for
+it.
 
 Bad:
 
@@ -28,7 +28,7 @@ with accelerator.main_process_first():
 mean = accelerator.reduce(data.mean(0), reduction="mean")
 ```
 
-**When it says nothing.** Work without collectives in the block: downloads, tokenizing, caches.
+**When it says nothing.** The block has no collectives: downloads, tokenizing, caches.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     op.call.node if op.call.module is script.module else at[0],
-                    f"{called(op)} in a block that the main process runs first: it waits for the others, and they wait for it",
+                    f"{called(op)} is in a block that the main process runs first: it waits for the others, and they wait for it",
                     f"move {called(op)} after the block",
                 )
 

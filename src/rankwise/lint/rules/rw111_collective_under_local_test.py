@@ -1,7 +1,7 @@
-"""A collective is made only if something holds that each rank finds out for itself.
+"""A collective depends on a value that may differ between ranks.
 
-**Why it breaks.** A loss, a clock, a queue, a file or an exception may say yes on one rank and no on another. The rank that
-says yes waits in the collective; the other goes on.
+**Why it breaks.** A loss, a clock, a queue, a file or an exception may say yes on one rank and no on another. The rank
+with yes blocks in the collective; the other skips it.
 
 Bad:
 
@@ -38,8 +38,8 @@ for step in range(100):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The value was reduced, gathered or broadcast before; both arms make the same collectives. Where the
-test asks for a file, which ranks may share, it is a warning.
+**When it says nothing.** The value was reduced, gathered or broadcast first; both branches call the same collectives.
+If the test is on a file, which ranks may share, it is a warning.
 """
 
 from __future__ import annotations
@@ -88,6 +88,6 @@ RULE: Rule[Script] = Rule(
     name="collective-under-local-test",
     severity="error",
     classes=("C26", "D14", "C27"),
-    summary="a collective depends on what each rank finds out for itself",
+    summary="a collective depends on a value that may differ between ranks",
     check=check,
 )

@@ -1,7 +1,7 @@
-"""A rank skips or ends steps because of what only it has seen.
+"""A rank skips a step or leaves the loop because of a value that only it has.
 
-**Why it breaks.** `if torch.isnan(loss): continue` before the backward pass, or `break` on a loss of this rank, leaves the
-others in a collective that this rank never makes. They hang one step later, or sum up numbers of different steps.
+**Why it breaks.** `if torch.isnan(loss): continue` before the backward pass, or `break` on this rank's loss, leaves the
+others in a collective that this rank never calls. They hang one step later, or sum numbers of different steps.
 
 Bad:
 
@@ -50,8 +50,8 @@ for epoch in range(2):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The flag was reduced or broadcast before; the way out makes the same collectives
-(`(loss * 0).backward(); continue`); it ends the program by an exception, which the launcher sees.
+**When it says nothing.** The flag was reduced or broadcast first; the branch makes the same collectives (`(loss *
+0).backward(); continue`); it ends the program by an exception, which the launcher sees.
 """
 
 from __future__ import annotations
@@ -127,6 +127,6 @@ RULE: Rule[Script] = Rule(
     name="left-on-local-test",
     severity="error",
     classes=("D15", "D16", "C27", "X10", "C26", "C2", "K9"),
-    summary="a rank skips or ends steps because of what only it has seen",
+    summary="a rank skips a step or leaves the loop because of a value that only it has",
     check=check,
 )

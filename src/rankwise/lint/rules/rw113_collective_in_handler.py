@@ -1,7 +1,7 @@
 """A collective in `except` or `finally`.
 
-**Why it breaks.** An exception strikes one rank. That rank reaches the handler's collective, the others are in another one:
-both wait, and the traceback that would explain it is never printed.
+**Why it breaks.** An exception occurs on one rank. That rank reaches the handler's collective while the others are in
+another one: both block, and the traceback that would explain it is never printed.
 
 Bad:
 
@@ -34,8 +34,8 @@ finally:
     dist.destroy_process_group()
 ```
 
-**When it says nothing.** A handler that makes just the collectives that the body would have made. A collective in `finally` is
-a warning: it is harmless until something fails.
+**When it says nothing.** The handler makes exactly the collectives that the body would have made. A collective in
+`finally` is a warning: it is harmless until something fails.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"{called(op)} in a signal handler: each rank gets the signal at a different moment, in the middle of whatever it does",
+                f"{called(op)} in a signal handler: each rank gets the signal at a different moment, in the middle of anything",
                 "only set a flag in the handler; let all ranks agree on it at the end of a step (all_reduce with MAX)",
                 failure_class="K9",
             )
@@ -79,9 +79,9 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"a rank that meets an exception reaches {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
-            " are in another collective: both wait, and the traceback never shows",
-            f"let the exception end the rank (the launcher stops the others), and leave {called(op)} out of the handler",
+            f"a rank with an exception reaches {called(op)} in `{'except' if is_handler else 'finally'}`, while the others"
+            " are in another collective: both block, and the traceback is never printed",
+            f"let the exception end the rank (the launcher stops the others), and remove {called(op)} from the handler",
             severity=_severity(path),
         )
 

@@ -1,7 +1,7 @@
-"""A rank swallows an exception and goes on, although it left out collectives.
+"""A rank swallows an exception and continues, having skipped collectives.
 
-**Why it breaks.** The exception strikes one rank: it skips the rest of the `try`, the others make it. From there on their
-collectives belong to different steps: a hang, or numbers of two batches added up. Out-of-memory handlers that `continue`
+**Why it breaks.** The exception occurs on one rank: it skips the rest of the `try`, the others do not. From then on
+their collectives belong to different steps: a hang, or sums over two batches. Out-of-memory handlers that `continue`
 are the common case.
 
 Bad:
@@ -37,8 +37,8 @@ for step in range(100):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The handler raises or ends the program; the `try` holds nothing that ranks do together; exceptions that
-strike all ranks alike (`ImportError`, `KeyboardInterrupt`). Outside a loop it is a warning.
+**When it says nothing.** The handler raises or ends the program; the `try` has no collectives; exceptions that all
+ranks get alike (`ImportError`, `KeyboardInterrupt`). Outside a loop it is a warning.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             handler,
-            f"a rank that reaches this `except` goes on without {called(path.op)}, which the others call: from there on they wait"
+            f"a rank that reaches this `except` skips {called(path.op)}, which the others call: from then on they wait"
             " for each other, or mix up steps",
             "let the exception end the rank, or let all ranks agree on skipping (all_reduce a flag) before the collective",
             severity="error"
@@ -93,6 +93,6 @@ RULE: Rule[Script] = Rule(
     name="exception-swallowed",
     severity="error",
     classes=("R1", "D15", "C24"),
-    summary="a rank swallows an exception and goes on, having skipped collectives",
+    summary="a rank swallows an exception and continues, having skipped collectives",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""Only one rank, which is written out as a number, reaches a collective.
+"""Only one rank, given by its number, reaches a collective.
 
-**Why it breaks.** Under ``if dist.get_rank() == 5:`` rank 5 waits for all others, which never come: the job hangs until the timeout. After
-``assert dist.get_rank() != 0`` rank 0 has ended with an AssertionError, and the others wait for it.
+**Why it breaks.** Under ``if dist.get_rank() == 5:`` rank 5 waits for all others, which never call it: the job hangs
+until the timeout. After ``assert dist.get_rank() != 0`` rank 0 has failed with an AssertionError, and the others wait
+for it.
 
 Bad:
 
@@ -30,8 +31,8 @@ if dist.get_rank() == 5:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The other ranks have a path of their own (``else``), the collective is for a group of its own, messages
-to one peer. The numbers that other rules imagine (0, 1, 2) are told as RW101.
+**When it says nothing.** The other ranks have a branch of their own (``else``); the collective uses a group of its own;
+messages to one peer. Ranks such as 0, 1 and 2 are covered by RW101.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def _behind_claim(script: Script, scopes: Scopes, claim: ast.Assert) -> Iterator
     yield script.finding(
         RULE,
         claim,
-        f"rank {number} ends here with an AssertionError, and never reaches {text}() in line {call.lineno}: the others wait for it",
-        "test what every rank has, or let all ranks end together",
+        f"rank {number} fails here with an AssertionError and never reaches {text}() on line {call.lineno}: the others wait for it",
+        "test something true on every rank, or end all ranks together",
         severity="error" if number == 0 and isinstance(around, ast.Module) else "warning",
     )
 
@@ -165,7 +166,7 @@ RULE: Rule[Script] = Rule(
     name="collective-of-one-named-rank",
     severity="error",
     classes=("C1",),
-    summary="only one rank, written out as a number, reaches a collective",
+    summary="only one rank, given by its number, reaches a collective",
     check=check,
     needs_ranks=False,
 )

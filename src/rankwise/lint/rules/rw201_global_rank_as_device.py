@@ -1,8 +1,8 @@
-"""The global rank chooses the GPU, but GPUs are numbered anew on each node.
+"""The global rank is used as the number of a GPU, but GPUs are numbered from 0 on each node.
 
-**Why it breaks.** With two nodes of four GPUs the ranks of the second node are 4 to 7, and their GPUs 0 to 3: rank 4 gets
-``CUDA error: invalid device ordinal``. ``rank % num_gpus`` hides that only as long as all nodes have the same number of
-processes, as many as GPUs, and ranks are given node by node; else two ranks share one GPU and another one is idle.
+**Why it breaks.** With two nodes of four GPUs, ranks 4 to 7 run on the second node, whose GPUs are 0 to 3: rank 4 fails
+with ``CUDA error: invalid device ordinal``. ``rank % num_gpus`` hides that only while all nodes run the same number of
+processes, one for each GPU, and ranks are assigned node by node; otherwise two ranks share one GPU and another is idle.
 
 Bad:
 
@@ -33,8 +33,8 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About the first argument of a function that ``mp.spawn`` starts, which is the local rank; about
-``LOCAL_RANK``, ``SLURM_LOCALID``, ``accelerator.local_process_index``, and ``rank - node_rank * gpus_per_node``.
+**When it says nothing.** The first argument of a function that ``mp.spawn`` starts, which is the local rank;
+``LOCAL_RANK``, ``SLURM_LOCALID``, ``accelerator.local_process_index``, ``rank - node_rank * gpus_per_node``.
 """
 
 from __future__ import annotations
@@ -119,14 +119,12 @@ def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
 def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Finding:
     text = text_of(node)
     if is_bare:
-        message = (
-            f"`{text}` takes the global rank as the number of a GPU: on a second node there is no such GPU"
-        )
+        message = f"`{text}` uses the global rank as the number of a GPU: a second node has no such GPU"
     else:
-        message = f"`{text}` folds the global rank onto a node's GPUs: wrong as soon as nodes differ or start fewer ranks than GPUs"
-    fix = f"take the local rank: {_local_rank(script, node)}"
+        message = f"`{text}` maps the global rank to a node's GPUs: wrong if nodes differ or start fewer ranks than GPUs"
+    fix = f"use the local rank: {_local_rank(script, node)}"
     if any(call.name.startswith("accelerate.") for call in place.entry.histories[0].calls):
-        fix = "take accelerator.device, or accelerator.local_process_index"
+        fix = "use accelerator.device, or accelerator.local_process_index"
     at = node if isinstance(node, ast.expr) else place.last.node
     return script.finding(RULE, at, message, fix, severity="error" if is_bare else "warning")
 

@@ -1,8 +1,8 @@
-"""All ranks of a node work on GPU 0, because none was told which GPU is its own.
+"""All ranks of a node use GPU 0, because none has set its own.
 
-**Why it breaks.** ``"cuda"``, ``.cuda()`` and ``"cuda:0"`` mean the process's current GPU, which is 0 until it is set. NCCL
-then stops with ``Duplicate GPU detected : rank 1 and rank 0 both on CUDA device``, or all ranks fill the memory of GPU 0.
-A barrier or an object collective before the GPU is set makes NCCL guess, and may hang.
+**Why it breaks.** ``"cuda"``, ``.cuda()`` and ``"cuda:0"`` mean the process's current GPU, which is 0 until it is set.
+NCCL then fails with ``Duplicate GPU detected : rank 1 and rank 0 both on CUDA device``, or all ranks fill the memory of
+GPU 0. A barrier or an object collective before the GPU is set makes NCCL guess, and may hang.
 
 Bad:
 
@@ -32,8 +32,8 @@ model = DDP(torch.nn.Linear(8, 1).cuda(), device_ids=[local_rank])
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When ``set_device`` comes first, when ``init_process_group`` gets ``device_id=...``, when the
-script sets ``CUDA_VISIBLE_DEVICES`` for each process, with Gloo, and in programs of one process.
+**When it says nothing.** ``set_device`` comes first, ``init_process_group`` gets ``device_id=...``, the script sets
+``CUDA_VISIBLE_DEVICES`` for each process; with Gloo, and in programs of one process.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Finding, 
             continue
         # One finding: the rest of the script follows from it.
         has_zero = True
-        message = f"`{text}` is GPU 0 for each rank of a node: no rank was told which GPU is its own"
+        message = f"`{text}` is GPU 0 on each rank of a node: no rank has set its own GPU"
         yield script.finding(RULE, node, message, _FIX), node
     if has_zero:
         return
@@ -127,7 +127,7 @@ def _guesses(
         if any(name in call.kwargs for name in ("device_ids", "device", "group")):
             continue
         what = call.name.rpartition(".")[2]
-        message = f"{what} runs on NCCL before this rank has a GPU of its own, so NCCL guesses one; a wrong guess can hang"
+        message = f"{what} runs on NCCL before this rank has set its GPU, so NCCL guesses one; a wrong guess can hang"
         yield (
             script.finding(RULE, call.node, message, _FIX, severity="warning", failure_class="C22"),
             call.node,
@@ -190,6 +190,6 @@ RULE: Rule[Script] = Rule(
     name="device-not-set",
     severity="error",
     classes=("R13", "C22"),
-    summary="ranks use the GPU without having one of their own",
+    summary="ranks use the GPU before each has set its own",
     check=check,
 )

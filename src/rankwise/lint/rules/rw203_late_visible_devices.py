@@ -1,8 +1,8 @@
-"""CUDA_VISIBLE_DEVICES is set when CUDA has already read it, or hides the GPU that is used next.
+"""CUDA_VISIBLE_DEVICES is set after CUDA has read it, or hides the GPU that is used next.
 
-**Why it breaks.** CUDA reads the variable once, when it starts. Set later it changes nothing, and all ranks see all GPUs,
-or the wrong ones. If each process is left one GPU, that GPU is number 0 there: index ``local_rank`` is then
-``CUDA error: invalid device ordinal`` on all but the first.
+**Why it breaks.** CUDA reads the variable once, when it starts. Set later it has no effect, and all ranks see all GPUs,
+or the wrong ones. If each process sees one GPU, that GPU is number 0 there: index ``local_rank`` then fails with ``CUDA
+error: invalid device ordinal`` on all but the first.
 
 Bad:
 
@@ -27,7 +27,7 @@ import torch
 print(torch.cuda.get_device_name(0))
 ```
 
-**When it says nothing.** When the variable is set before CUDA is used, even if ``torch`` is imported already.
+**When it says nothing.** The variable is set before CUDA is used, even if ``torch`` is imported already.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 setting.node,
                 f"CUDA_VISIBLE_DEVICES is set after `{text_of(touched.node)}` (line {line_of(touched)}) has started CUDA: it has no effect",
-                "set it before anything uses CUDA, best in the shell that starts the script",
+                "set it before anything uses CUDA, preferably in the shell that starts the script",
             )
         elif setting.value.spread and "," not in str(setting.value.const):
             yield from _index_gone(script, setting)
@@ -107,7 +107,7 @@ def _index_gone(script: Script, setting: Setting) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 setting.node,
-                f"each process is left one GPU, which is number 0 there, but line {line_of(call)} asks for `{text_of(call.arg_node(0))}`",
+                f"each process sees one GPU, which is number 0 there, but line {line_of(call)} asks for `{text_of(call.arg_node(0))}`",
                 "leave CUDA_VISIBLE_DEVICES alone and use the local rank, or use index 0",
             )
             return

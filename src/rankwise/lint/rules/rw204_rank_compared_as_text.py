@@ -1,7 +1,7 @@
 """A rank from the environment is text, and is compared with a number.
 
-**Why it breaks.** ``os.environ["LOCAL_RANK"]`` is ``"0"``, and ``"0" == 0`` is false on each rank: nobody saves, nobody
-logs, and nothing says so. ``"0"`` is also true as a condition. A comparison with ``<`` raises TypeError.
+**Why it breaks.** ``os.environ["LOCAL_RANK"]`` is ``"0"``, and ``"0" == 0`` is false on every rank: none saves or logs,
+without any error. ``"0"`` is also true as a condition. A comparison with ``<`` raises TypeError.
 
 Bad:
 
@@ -29,7 +29,7 @@ if int(os.environ["RANK"]) == 0:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About ``== "0"``, about ``int(...)``, and about questions whether the variable is there at all.
+**When it says nothing.** ``== "0"``, ``int(...)``, and tests whether the variable is set at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which rank this is, is asked before the process group exists, so that each rank believes it is the first.
+"""The rank is read before the process group exists, so each rank thinks it is rank 0.
 
-**Why it breaks.** ``dist.get_rank() if dist.is_initialized() else 0`` is 0 on each rank until ``init_process_group`` has run.
-A guard made of it lets all ranks download, log and save at once; if it is kept in a variable, for ever.
+**Why it breaks.** ``dist.get_rank() if dist.is_initialized() else 0`` is 0 on each rank until ``init_process_group``
+has run. A guard based on it lets all ranks download, log and save at once; if it is kept in a variable, it stays wrong.
 
 Bad:
 
@@ -41,8 +41,8 @@ dist.barrier()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the rank is read from the environment, when no group is made later in the same process, and
-about ``if not dist.is_initialized(): dist.init_process_group(...)``.
+**When it says nothing.** The rank is read from the environment, no group is created later in the same process, and ``if
+not dist.is_initialized(): dist.init_process_group(...)``.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _use(script: Script, call: Call) -> ast.AST | None:
 
 
 def _tell(script: Script, at: ast.AST, init: Call) -> Finding:
-    where = f" in line {line_of(init)}" if init.module is script.module else f" in {init.module.shown}"
+    where = f" on line {line_of(init)}" if init.module is script.module else f" in {init.module.shown}"
     statement = statement_of(script.tree, at)
     is_talk = (
         isinstance(statement, ast.If)

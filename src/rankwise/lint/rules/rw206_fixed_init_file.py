@@ -1,8 +1,8 @@
-"""All runs meet at the same file, and a file of an earlier run is still there.
+"""All runs use the same init file, and that of an earlier run may still be there.
 
-**Why it breaks.** ``file://`` and ``FileStore`` leave their file behind when a run ends badly. The next run reads the
-addresses of processes that are gone: it hangs, or ends with ``connectFullMesh failed ... Connection refused``. Two runs at
-once join each other.
+**Why it breaks.** ``file://`` and ``FileStore`` leave their file behind when a run fails. The next run reads the
+addresses of dead processes: it hangs, or fails with ``connectFullMesh failed ... Connection refused``. Two runs at once
+join each other.
 
 Bad:
 
@@ -29,8 +29,8 @@ dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_s
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About paths that hold a job's id, a time or a fresh folder, and where the script removes the old
-file before it starts its processes.
+**When it says nothing.** Paths that contain a job's id, a time or a new folder, and scripts that remove the old file
+before they start their processes.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def check(script: Script) -> Iterator[Finding]:
         path, is_default = _path_of(script, call, node)
         if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
             continue
-        what = "is the default, so runs meet at one file" if is_default else "is the same file for each run"
+        what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
         shown = repr(path) if isinstance(node, ast.Constant) else f"`{text_of(node)}`"
         yield script.finding(
             RULE,
             node,
-            f"{shown} {what}: the next one finds what this one left behind, and hangs",
+            f"{shown} {what}: the next run finds what this one left behind, and hangs",
             'use "env://" under a launcher, or put the job\'s id into the path',
             severity="warning" if is_default else "error",
         )

@@ -1,8 +1,8 @@
-"""The script writes constants over the variables by which its processes find each other.
+"""The script overwrites with constants the variables by which its processes find each other.
 
-**Why it breaks.** A launcher gives MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to each process. A script that writes its
-own values over them sends the ranks to a port where nobody listens: they hang. A fixed port also makes the second job on a
-host end with ``EADDRINUSE``, or join the first one.
+**Why it breaks.** A launcher sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE for each process. A script that
+overwrites them sends the ranks to a port where nothing listens: they hang. With a fixed port the second job on a host
+also fails with ``EADDRINUSE``, or joins the first one.
 
 Bad:
 
@@ -32,8 +32,8 @@ print(os.environ["LOCAL_RANK"])
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About ``os.environ.setdefault``, about settings under a test of the environment, about ports
-that were chosen free, and about programs of one process.
+**When it says nothing.** ``os.environ.setdefault``, settings under a test of the environment, ports that were chosen
+because they are free, and programs of one process.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 one.node,
-                f"each run takes port {one.value.const}: a second job on this host fails, or joins the first one",
+                f"each run uses port {one.value.const}: a second job on this host fails, or joins the first one",
                 "let the launcher choose the port, or bind a free one once in the parent and pass it on",
                 severity="warning",
                 failure_class="I9",
@@ -104,7 +104,7 @@ def _tell_number(script: Script, setting: Setting) -> Finding:
     return script.finding(
         RULE,
         setting.node,
-        f'os.environ["{key}"] gets the number {const}, and takes text only: every rank ends here with'
+        f'os.environ["{key}"] gets the number {const}, but takes text only: every rank fails here with'
         " `TypeError: str expected, not int`",
         f'write it as text: `"{const}"`',
         failure_class="I9" if key == "MASTER_PORT" else "L12",
@@ -121,10 +121,10 @@ def _fixed_addresses(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"each run takes the port of {text}: a second job on this host fails, or joins the first one",
+                f"each run uses the port of {text}: a second job on this host fails, or joins the first one",
                 "bind a free port once in the parent and pass it to the ranks"
                 if spawns(script)
-                else "take the address and the port from the command line, or start the ranks by torchrun, which chooses a port",
+                else "take the address and the port from the command line, or start the ranks with torchrun, which chooses a port",
                 severity="warning",
                 failure_class="I9",
             )
@@ -153,7 +153,7 @@ def _is_launched(script: Script, written: set[str]) -> str | None:
         return None
     read = _reads(script, written)
     if read:
-        return f"the launcher that gives {read[0]}"
+        return f"the launcher that sets {read[0]}"
     text = ast.get_docstring(script.tree) or ""
     return "torchrun" if "torchrun" in text or "torch.distributed.run" in text else None
 

@@ -1,7 +1,7 @@
-"""Each process chooses a port of its own, so that no two meet.
+"""Each process chooses its own port, so no two agree on one.
 
-**Why it breaks.** A free or a random port is another one in each process: rank 0 listens at its own, and each other rank
-looks for it elsewhere. All wait in ``init_process_group`` until the timeout.
+**Why it breaks.** Each process draws another free or random port: rank 0 listens on its own, and each other rank
+connects to a different one. All block in ``init_process_group`` until the timeout.
 
 Bad:
 
@@ -40,8 +40,8 @@ if __name__ == "__main__":
     mp.spawn(work, args=(2, random.randint(20000, 60000)), nprocs=2)
 ```
 
-**When it says nothing.** When the parent chooses and hands the port on, when it is computed from a job's id, and where the
-process is alone (``RANK`` is not in the environment).
+**When it says nothing.** The parent chooses the port and passes it on, it is computed from a job's id, or the process
+is alone (``RANK`` is not in the environment).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"each process draws its own port with {drawn}(): rank 0 listens where no other rank looks for it",
+            f"each process draws its own port with {drawn}(): rank 0 listens where no other rank connects",
             "draw the port once in the parent and pass it on, or leave it to the launcher",
         )
 
@@ -171,6 +171,6 @@ RULE: Rule[Script] = Rule(
     name="own-free-port",
     severity="error",
     classes=("I27",),
-    summary="each process chooses its own port to meet at",
+    summary="each process chooses its own rendezvous port",
     check=check,
 )

@@ -1,7 +1,7 @@
-"""The ranks of several nodes are told to meet at localhost, which is another host for each.
+"""Ranks of several nodes use localhost as the rendezvous address, which is a different host on each node.
 
-**Why it breaks.** Each node looks for rank 0 on itself. All but the first wait for a store that is not there, and the first
-waits for them, until the timeout.
+**Why it breaks.** Each node looks for rank 0 on itself. All but the first wait for a store that is not there, and the
+first waits for them, until the timeout.
 
 Bad:
 
@@ -57,8 +57,7 @@ if __name__ == "__main__":
     mp.spawn(work, args=(args,), nprocs=args.gpus)
 ```
 
-**When it says nothing.** In scripts of one node, about ``setdefault``, and where a test of the number of nodes stands
-before it.
+**When it says nothing.** Scripts of one node, ``setdefault``, and code after a test of the number of nodes.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"{value.const!r} is another host on each node, and {why}: the nodes never meet",
+                f"{value.const!r} is a different host on each node, and {why}: the nodes never connect",
                 "give the first node's name or address",
                 severity="error" if is_certain and place.entry.is_program else "warning",
             )
@@ -156,6 +155,6 @@ RULE: Rule[Script] = Rule(
     name="localhost-on-several-nodes",
     severity="error",
     classes=("I4",),
-    summary="ranks of several nodes are told to meet at localhost",
+    summary="ranks of several nodes use localhost as their rendezvous",
     check=check,
 )

@@ -1,7 +1,7 @@
-"""What is said of the world does not fit together: its size, a rank, and how many processes are started.
+"""The world size, the rank and the number of started processes contradict each other.
 
-**Why it breaks.** A rank that thinks the world is smaller than the others do goes on alone or waits for ever: two worlds that
-never meet. A rank without a world size, or no rank at all, ends with a ValueError.
+**Why it breaks.** A rank whose world size is too small continues alone or blocks forever: two worlds that never
+connect. A rank without a world size, or without a rank, fails with a ValueError.
 
 Bad:
 
@@ -25,7 +25,7 @@ dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When both come from the same place, or neither is given under a launcher.
+**When it says nothing.** Both come from the same place, or neither is given under a launcher.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def _fixed(script: Script, place: Place) -> Iterator[Finding]:
     ):
         other = f"mp.spawn starts {started} processes"
     elif rank is not None and "rank" in rank.origin and not is_spawned(call) and size.const == 1:
-        other = f"rank is `{text_of(call.arg_node(4, 'rank'))}`, another one in each process"
+        other = f"rank is `{text_of(call.arg_node(4, 'rank'))}`, different in each process"
     else:
         return
     yield script.finding(
         RULE,
         node,
-        f"world_size is {size.const} here, but {other}: the ranks wait for each other, or never meet",
+        f"world_size is {size.const} here, but {other}: the ranks wait for each other, or never connect",
         "take both from the same place",
     )
 
@@ -119,16 +119,16 @@ def _same_rank(script: Script, place: Place) -> Iterator[Finding]:
     if call.tests or call.guards:
         return
     if is_spawned(call) and type(size.const) is int and size.const > 1 and (_num_started(place) or 0) > 1:
-        message = f"each of the processes that mp.spawn starts says that it is rank {rank.const}: they never form a world of {size.const}"
+        message = f"each process that mp.spawn starts says that it is rank {rank.const}: they never form a world of {size.const}"
         yield script.finding(
-            RULE, node, message, "give the first argument that mp.spawn passes", failure_class="I10"
+            RULE, node, message, "pass the first argument that mp.spawn gives", failure_class="I10"
         )
         return
     if (size.const != 1 and "world_size" not in size.origin) or size.const == 1:
         return
     if reads_launcher(script) is not None:
         message = f"each process says that it is rank {rank.const}: they never form a world of that size"
-        yield script.finding(RULE, node, message, 'give int(os.environ["RANK"])', failure_class="I10")
+        yield script.finding(RULE, node, message, 'pass int(os.environ["RANK"])', failure_class="I10")
 
 
 def _num_started(place: Place) -> int | None:
@@ -157,8 +157,8 @@ def _lacking(script: Script, place: Place) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             call.node,
-            f"{shown!r} does not tell {lack}, and the call does not either: it raises ValueError",
-            f"give {lack} to init_process_group",
+            f"{shown!r} does not give {lack}, and neither does the call: it raises ValueError",
+            f"pass {lack} to init_process_group",
         )
     elif (
         is_spawned(call)
@@ -170,8 +170,8 @@ def _lacking(script: Script, place: Place) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             call.node,
-            "mp.spawn tells its processes no RANK, and the call gives none: it raises ValueError",
-            "give rank=... and world_size=... to init_process_group",
+            "mp.spawn sets no RANK for its processes, and the call gives none: it raises ValueError",
+            "pass rank=... and world_size=... to init_process_group",
             failure_class="I14",
         )
 
@@ -187,6 +187,6 @@ RULE: Rule[Script] = Rule(
     name="world-size-contradiction",
     severity="error",
     classes=("I12", "I14", "I10"),
-    summary="world size, rank and number of processes do not fit together",
+    summary="world size, rank and number of processes contradict each other",
     check=check,
 )

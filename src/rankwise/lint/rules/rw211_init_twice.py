@@ -1,7 +1,7 @@
-"""The process group is made a second time while the first one is still there.
+"""The process group is created a second time while the first one still exists.
 
-**Why it breaks.** ``ValueError: trying to initialize the default process group twice!`` The second call is often in another
-function, in a class, or in the next turn of a loop.
+**Why it breaks.** ``ValueError: trying to initialize the default process group twice!`` The second call is often in
+another function, in a class, or in the next iteration of a loop.
 
 Bad:
 
@@ -25,7 +25,7 @@ for fold in range(5):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the group is destroyed in between, or the call stands under ``if not dist.is_initialized()``.
+**When it says nothing.** The group is destroyed in between, or the call is under ``if not dist.is_initialized()``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check(script: Script) -> Iterator[Finding]:
             if node is not None and node not in seen:
                 seen.add(node)
                 yield script.finding(
-                    RULE, node, message, "make the group once, or ask `if not dist.is_initialized()` first"
+                    RULE, node, message, "create the group once, or test `if not dist.is_initialized()` first"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Something that needs the process group comes before it is made, or on a path where it is never made.
+"""Something needs the process group before it exists, or on a path where it is never created.
 
 **Why it breaks.** ``ValueError: Default process group has not been initialized, please make sure to call
 init_process_group``. ``DistributedSampler``, ``DistributedDataParallel`` and ``get_rank`` need the group as much as a
@@ -28,8 +28,8 @@ model = DDP(torch.nn.Linear(2, 1))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About a sampler that gets ``num_replicas`` and ``rank``, about code that asks
-``dist.is_initialized()`` first, and about files that are parts of a larger program.
+**When it says nothing.** Samplers that get ``num_replicas`` and ``rank``, code that tests ``dist.is_initialized()``
+first, and files that are parts of a larger program.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
         if call.index < first.index and not _in_own_loop(call, first):
             yield (
                 call,
-                f"{what} needs the process group, which is created only later, in line {line_of(first)}: it raises ValueError",
+                f"{what} needs the process group, which is created only later, on line {line_of(first)}: it raises ValueError",
             )
         elif call.index > first.index and len(inits) == 1 and _is_optional(call, first) and entry.is_program:
             test = text_of(first.tests[-1][0])
             yield (
                 call,
-                f"{what} runs also where `{test}` is false, and then there is no process group: it raises ValueError",
+                f"{what} also runs where `{test}` is false, and then there is no process group: it raises ValueError",
             )
 
 

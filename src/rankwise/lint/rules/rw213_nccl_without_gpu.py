@@ -1,8 +1,8 @@
-"""The backend is NCCL, and the script itself says that it works on the CPU, or on a device that NCCL does not know.
+"""The backend is NCCL, but the script works on the CPU, or on a device that NCCL does not support.
 
-**Why it breaks.** NCCL moves tensors between NVIDIA's GPUs only. Without them ``init_process_group("nccl")`` ends with
-``Distributed package doesn't have NCCL built in``, or the first collective with ``No backend type associated with device
-type cpu``.
+**Why it breaks.** NCCL moves tensors between NVIDIA GPUs only. Without them ``init_process_group("nccl")`` fails with
+``Distributed package doesn't have NCCL built in``, or the first collective with ``No backend type associated with
+device type cpu``.
 
 Bad:
 
@@ -30,8 +30,8 @@ model = DDP(torch.nn.Linear(4, 1).to(device))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the backend is chosen by ``torch.cuda.is_available()``, when it is ``"cpu:gloo,cuda:nccl"``,
-and when the script ends where there is no GPU.
+**When it says nothing.** The backend is chosen by ``torch.cuda.is_available()`` or is ``"cpu:gloo,cuda:nccl"``; the
+script ends where there is no GPU.
 """
 
 from __future__ import annotations

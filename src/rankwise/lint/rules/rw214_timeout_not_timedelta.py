@@ -1,4 +1,4 @@
-"""A timeout is given as a number; torch wants a timedelta.
+"""A timeout is given as a number, but torch takes a timedelta.
 
 **Why it breaks.** ``TypeError: Expected timeout argument to be of type datetime.timedelta, got 1800``, on each rank, at once.
 
@@ -22,7 +22,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=1800))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About ``None``, and about timeouts of anything else, such as a loader's or a request's.
+**When it says nothing.** ``None``, and timeouts of anything else, such as a loader's or a request's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The group's timeout is so short that a slow step is taken for a hang, or so long that a hang is never told.
+"""The group's timeout is so short that a slow step counts as a hang, or so long that a hang is never reported.
 
-**Why it breaks.** A rank that reads data, saves or compiles for longer than the timeout takes the whole job down, though
-nothing is wrong. With days, a job that hangs holds its GPUs until somebody looks.
+**Why it breaks.** A rank that reads data, saves or compiles for longer than the timeout ends the whole job, though
+nothing is wrong. With days, a hung job holds its GPUs until somebody looks.
 
 Bad:
 
@@ -25,7 +25,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=1800))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Between 30 seconds and a day, and about groups of their own (``new_group``).
+**When it says nothing.** Between 30 seconds and a day, and for groups created by ``new_group``.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         if 0 < seconds < _SHORT_S:
             message = f"`{text_of(node)}` is {seconds:g} s: a rank that loads, saves or compiles for longer ends the job"
-            yield script.finding(
-                RULE, node, message, "allow as long as the slowest step may take, in minutes"
-            )
+            yield script.finding(RULE, node, message, "allow as many minutes as the slowest step may take")
         elif seconds > _LONG_S:
             message = f"`{text_of(node)}` is {seconds / 86400:g} days: a hang is not reported before that"
             yield script.finding(

@@ -1,7 +1,8 @@
 """The process group is never destroyed.
 
-**Why it breaks.** NCCL warns at the end (``destroy_process_group() was not called before program exit``), and a rank that
-leaves early takes connections with it that others still need: ``Connection reset by peer`` behind a training that went well.
+**Why it breaks.** NCCL warns at the end (``destroy_process_group() was not called before program exit``), and a rank
+that leaves early closes connections that others still need: ``Connection reset by peer`` after a training that
+succeeded.
 
 Bad:
 
@@ -22,8 +23,8 @@ dist.barrier()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the name stands anywhere in the script (``atexit``, a ``finally``), and about functions that
-are parts of a larger program.
+**When it says nothing.** The name occurs anywhere in the script (``atexit``, a ``finally``), and functions that are
+parts of a larger program.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def check(script: Script) -> Iterator[Finding]:
         texts = {call.module.text for call in calls}
         if place.entry.is_program and not any("destroy_process_group" in text for text in texts):
             message = (
-                "the process group made here is never destroyed: ranks that end early cut off the others"
+                "the process group created here is never destroyed: ranks that end early cut off the others"
             )
             yield script.finding(
                 RULE, place.last.node, message, "call dist.destroy_process_group() at the end"

@@ -1,8 +1,8 @@
-"""The local rank is taken from the command line, where torchrun does not put it.
+"""The local rank is taken from the command line, but torchrun does not pass it there.
 
-**Why it breaks.** ``torchrun`` tells LOCAL_RANK by the environment only. An option ``--local_rank`` keeps its default: with 0 all
-processes work on GPU 0, with -1 nothing is distributed, and a required option ends the program. ``torch.distributed.launch``
-passes ``--local-rank``, which the other spelling does not take.
+**Why it breaks.** ``torchrun`` passes LOCAL_RANK by the environment only. An option ``--local_rank`` keeps its default:
+with 0 all processes use GPU 0, with -1 nothing is distributed, and a required option ends the program.
+``torch.distributed.launch`` passes ``--local-rank``, which the other spelling does not match.
 
 Bad:
 
@@ -37,7 +37,7 @@ dist.init_process_group("nccl")
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When LOCAL_RANK is read from the environment too, and about options that nothing uses.
+**When it says nothing.** LOCAL_RANK is read from the environment too, and options that nothing uses.
 """
 
 from __future__ import annotations

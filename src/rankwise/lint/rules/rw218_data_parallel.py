@@ -1,8 +1,8 @@
 """One process drives all GPUs with DataParallel.
 
-**Why it breaks.** ``nn.DataParallel`` copies the model to all GPUs and gathers all outputs on the first one at each step: it is slow,
-GPU 0 runs out of memory first, and a batch is cut along its first dimension, whatever that is. Under torchrun each process
-does so with all GPUs.
+**Why it breaks.** ``nn.DataParallel`` copies the model to all GPUs and gathers all outputs on the first one at each
+step: it is slow, GPU 0 runs out of memory first, and a batch is split along its first dimension, whatever that is.
+Under torchrun each process does so with all GPUs.
 
 Bad:
 
@@ -27,7 +27,7 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).cuda(), 
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About ``isinstance(model, nn.DataParallel)``.
+**When it says nothing.** ``isinstance(model, nn.DataParallel)``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check(script: Script) -> Iterator[Finding]:
         is_job = is_distributed(place.entry) and not place.last.tests
         message = "DataParallel drives all GPUs from one process, copies the model at each step and gathers on GPU 0"
         if is_job:
-            message = "in a job of several processes each of them drives all GPUs with DataParallel, and gradients are not averaged"
+            message = "in a job of several processes each drives all GPUs with DataParallel, and gradients are not averaged"
         fix = "use DistributedDataParallel, one process for each GPU"
         yield script.finding(RULE, place.last.node, message, fix, severity="warning" if is_job else "hint")
 

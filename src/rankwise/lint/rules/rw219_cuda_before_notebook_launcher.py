@@ -1,8 +1,8 @@
 """CUDA is used before `notebook_launcher` forks its processes.
 
-**Why it breaks.** `notebook_launcher` forks the notebook. A process that has used CUDA can't be forked: the launcher refuses
-("CUDA has been initialized before the `notebook_launcher`"), or each rank ends with "Cannot re-initialize CUDA in forked
-subprocess".
+**Why it breaks.** `notebook_launcher` forks the notebook. A process that has used CUDA can't be forked: the launcher
+refuses ("CUDA has been initialized before the `notebook_launcher`"), or each rank fails with "Cannot re-initialize CUDA
+in forked subprocess".
 
 Bad:
 
@@ -37,8 +37,8 @@ def train():
 notebook_launcher(train, num_processes=2)
 ```
 
-**When it says nothing.** Questions that leave CUDA alone (`torch.cuda.is_available()`, `device_count()`); CUDA inside of the
-function that is launched; one process.
+**When it says nothing.** Queries that do not start CUDA (`torch.cuda.is_available()`, `device_count()`); CUDA inside
+the launched function; one process.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def check(script: Script) -> Iterator[Finding]:
                     used.node,
                     f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher then forks: the forked ranks"
                     " can't use CUDA",
-                    f"move `{written(used.node)}` into the function that is launched, and restart the kernel",
+                    f"move `{written(used.node)}` into the launched function, and restart the kernel",
                     also=[place("the processes are forked here", launch.node, launch.module)],
                 )
 

@@ -1,8 +1,8 @@
-"""A collective writes its result into a tensor that nobody holds.
+"""A collective writes its result into a tensor that nothing keeps.
 
-**Why it breaks.** Collectives work in place. `dist.all_reduce(torch.tensor(count))` makes a tensor, sums it over the ranks and throws
-it away: `count` stays what it was on this rank, and the metric is silently that of one rank. So it is with `x.clone()`, with `x / n`,
-and with `x.to(device)` wherever that makes a copy.
+**Why it breaks.** Collectives work in place. `dist.all_reduce(torch.tensor(count))` creates a tensor, sums it over the
+ranks and discards it: `count` keeps this rank's value, and the metric is silently that of one rank. The same holds for
+`x.clone()`, `x / n`, and `x.to(device)` wherever that makes a copy.
 
 Bad:
 
@@ -30,8 +30,8 @@ print(correct.item())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Views of a tensor that somebody holds (`x.view(-1)`, `x[0]`, `x.data`, `p.grad`), a warm-up with
-`torch.zeros(1)`, the source of a broadcast and the givers of a `reduce`, which need no result.
+**When it says nothing.** Views of a tensor that is kept (`x.view(-1)`, `x[0]`, `x.data`, `p.grad`), a warm-up with
+`torch.zeros(1)`, the source of a broadcast and the senders of a `reduce`, which need no result.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             node,
             f"{word_of(call)} writes its result into `{shown}`, which is created here and not kept, so the result is lost on every rank",
-            f"give it a name first: `result = {shown}`, then `{word_of(call)}(result, ...)`, and go on with `result`",
+            f"give it a name first: `result = {shown}`, then `{word_of(call)}(result, ...)`, and continue with `result`",
             severity=severity,
         )
 

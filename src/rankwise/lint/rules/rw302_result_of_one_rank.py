@@ -1,7 +1,7 @@
 """The result of reduce or gather is used on ranks that do not have it.
 
-**Why it breaks.** `dist.reduce(x, dst=0)` and `dist.gather(...)` leave the result on one rank. What the others hold is a sum of some
-ranks, their own value, or nothing: they go on with wrong numbers, and each with another one.
+**Why it breaks.** `dist.reduce(x, dst=0)` and `dist.gather(...)` leave the result on one rank. The others hold a
+partial sum, their own value, or nothing: they continue with wrong numbers, different on each rank.
 
 Bad:
 
@@ -31,7 +31,8 @@ print(rate)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The result is used below a test on the rank, is broadcast afterwards, or is handed to a caller that is not at hand.
+**When it says nothing.** The result is used under a test on the rank, is broadcast afterwards, or is passed to code
+that is not available.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             used,
-            f"every rank uses `{key}` here, but `{word_of(call)}` gives the result to {where} alone; the others hold something else",
+            f"every rank uses `{key}` here, but `{word_of(call)}` gives the result to {where} only; the others hold something else",
             f"use `all_{word_of(call)}`, broadcast `{key}` afterwards, or use it under `if dist.get_rank() == {root or 0}`",
             also=[(f"{word_of(call)} to {where}", script.piece.path, span_of(call.node, script.lines))],
         )

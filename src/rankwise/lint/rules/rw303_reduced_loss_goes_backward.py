@@ -1,8 +1,8 @@
-"""A loss is reduced over the ranks in place, and the backward pass starts from it.
+"""A loss is reduced in place over the ranks before its backward pass.
 
-**Why it breaks.** `dist.all_reduce(loss)` is no operation of autograd: the value changes, the graph does not. Torch warns
-(`an autograd kernel was not registered`), and if the loss is then divided by the world size, so are all gradients, once more after
-DDP's own mean: the learning rate is silently `world_size` times too small.
+**Why it breaks.** Autograd does not record `dist.all_reduce(loss)`: the value changes, the graph does not. Torch warns
+(`an autograd kernel was not registered`), and if the loss is then divided by the world size, so are all gradients, on
+top of DDP's own mean: the effective learning rate is silently `world_size` times too small.
 
 Bad:
 
@@ -41,7 +41,8 @@ print(shown.item() / dist.get_world_size())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Copies (`loss.detach().clone()`), `loss.data`, a reduction after the backward pass, and counts that a loss is divided by.
+**When it says nothing.** Copies (`loss.detach().clone()`), `loss.data`, a reduction after the backward pass, and counts
+by which a loss is divided.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"`{key}` is reduced over the ranks in place and then goes backward; {word_of(call)} is not part of the graph, so the gradients are wrong",
-                f"go backward from `{key}` first, and reduce `{key}.detach().clone()` for the log",
+                f"`{key}` is reduced in place before its backward pass; {word_of(call)} is not part of the graph, so the gradients are wrong",
+                f"call `{key}.backward()` first, and reduce `{key}.detach().clone()` for the log",
                 also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
                 if is_in(script.tree, back)
                 else [],

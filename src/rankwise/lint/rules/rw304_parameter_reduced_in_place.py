@@ -1,7 +1,7 @@
-"""Parameters are summed over the ranks where gradients were meant.
+"""Parameters are summed over the ranks instead of gradients.
 
-**Why it breaks.** `dist.all_reduce(p)` for each parameter adds the weights of all ranks: after one step they are `world_size` times too
-large, on every rank alike, and nothing complains. What ranks must share are the gradients, `p.grad`.
+**Why it breaks.** `dist.all_reduce(p)` for each parameter sums the weights of all ranks: after one step they are
+`world_size` times too large, on every rank, without any error. What ranks must share are the gradients, `p.grad`.
 
 Bad:
 
@@ -36,7 +36,8 @@ optimizer.step()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Means of the weights (local SGD), which divide or use `ReduceOp.AVG`, and broadcasts at the start.
+**When it says nothing.** Averages of the weights (local SGD), which divide or use `ReduceOp.AVG`, and broadcasts at the
+start.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             call.node,
-            f"all_reduce adds up the parameter `{text_of(node)}` of all ranks in place, so weights grow with the number of ranks",
+            f"all_reduce sums the parameter `{text_of(node)}` over all ranks in place, so weights grow with the number of ranks",
             f"reduce the gradient, `{text_of(shown)}.grad`, and divide it by the world size, or wrap the model in DistributedDataParallel",
         )
 

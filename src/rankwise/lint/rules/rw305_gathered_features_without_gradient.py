@@ -1,7 +1,8 @@
-"""Features that all_gather has brought go into the loss, and carry no gradient.
+"""The loss uses features from all_gather, which carry no gradient.
 
-**Why it breaks.** What `dist.all_gather` writes into its list has no graph, not even the rank's own part. A contrastive loss on the
-gathered features gets almost no gradient and does not fall, or fails with `element 0 of tensors does not require grad`.
+**Why it breaks.** The tensors that `dist.all_gather` writes have no graph, not even this rank's own. A contrastive loss
+on the gathered features gets almost no gradient and does not decrease, or fails with `element 0 of tensors does not
+require grad`.
 
 Bad:
 
@@ -40,8 +41,8 @@ loss.backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The own part is put back into the list, the features are gathered without gradients on purpose
-(`torch.no_grad()`, `.detach()`), or by `torch.distributed.nn`.
+**When it says nothing.** This rank's own features are put back into the list, the features are gathered without
+gradients on purpose (`torch.no_grad()`, `.detach()`), or by `torch.distributed.nn`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"the loss is computed with what {word_of(call)} has gathered from `{shown}`, which carries no gradient, not even for this rank's part",
+            f"the loss uses what {word_of(call)} gathered from `{shown}`, which carries no gradient, not even for this rank's part",
             _fix(call, shown),
             also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
             if is_in(script.tree, back)
@@ -160,6 +161,6 @@ RULE: Rule[Script] = Rule(
     name="gathered-features-without-gradient",
     severity="error",
     classes=("C14",),
-    summary="gathered features that carry no gradient go into the loss",
+    summary="the loss uses gathered features that carry no gradient",
     check=check,
 )

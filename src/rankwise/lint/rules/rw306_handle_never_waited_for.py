@@ -1,7 +1,8 @@
-"""An asynchronous collective is started, and its result is read before anybody has waited for it.
+"""The result of an asynchronous collective is read before the collective was waited for.
 
-**Why it breaks.** With `async_op=True` (and with `irecv`) the call comes back at once and hands over a handle. Until `handle.wait()` the tensor
-holds the old value, the new one, or a mixture: the numbers are wrong now and then, more often the larger the tensor.
+**Why it breaks.** With `async_op=True` (and with `irecv`) the call returns at once with a handle. Until `handle.wait()`
+the tensor holds the old value, the new one, or a mixture: the numbers are sometimes wrong, more often the larger the
+tensor.
 
 Bad:
 
@@ -30,7 +31,8 @@ print(total.mean().item())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The handle is waited for, returned, kept in a list that is read somewhere, or handed on; `torch.cuda.synchronize()` follows.
+**When it says nothing.** The handle is waited for, returned, kept in a list that is read somewhere, or passed on;
+`torch.cuda.synchronize()` follows.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ def _told(tree: ast.Module, call: Call) -> tuple[ast.AST, str] | None:
         reads = loads(list(ast.walk(around)), holder)
     used = [one for one in reads if not _only_fills(parents, one)]
     if not used:
-        return call.node, f"and nothing ever waits for what `{holder}` holds"
+        return call.node, f"and nothing ever waits for `{holder}`"
     return _too_early(tree, call, holder, used, statement)
 
 
@@ -208,7 +210,7 @@ def _too_early(
             ):
                 return (
                     read,
-                    f"`{holder}` is waited for on line {getattr(first, 'lineno', 0)} only, and its tensor is read before that",
+                    f"`{holder}` is waited for only on line {getattr(first, 'lineno', 0)}, and its tensor is read before that",
                 )
     return None
 

@@ -1,7 +1,8 @@
-"""A tensor on the CPU is given to a group of NCCL.
+"""A CPU tensor is passed to an NCCL group.
 
-**Why it breaks.** NCCL moves data between GPUs only: `RuntimeError: No backend type associated with device type cpu` (older:
-`Tensors must be CUDA and dense`). `torch.tensor(x)`, `torch.zeros(n)` and all that came through `.cpu()` or numpy are on the CPU.
+**Why it breaks.** NCCL moves data between GPUs only: `RuntimeError: No backend type associated with device type cpu`
+(older: `Tensors must be CUDA and dense`). `torch.tensor(x)`, `torch.zeros(n)` and anything from `.cpu()` or numpy are
+on the CPU.
 
 Bad:
 
@@ -35,8 +36,8 @@ dist.all_reduce(total)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The backend is not written down as "nccl", the call names a group of its own, a default device is set,
-or the tensor cannot be followed to where it was made.
+**When it says nothing.** The backend is not the literal "nccl", the call names a group of its own, a default device is
+set, or the tensor cannot be traced to where it was created.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             call.node,
-            f"`{shown}` is on the CPU and {word_of(call)} goes over NCCL, which moves data between GPUs only: every rank fails here",
-            f'make it on this rank\'s GPU, `device="cuda"`, move `{shown}.cuda()` before, or start the group with "cpu:gloo,cuda:nccl"',
+            f"`{shown}` is on the CPU and {word_of(call)} uses NCCL, which moves data between GPUs only: every rank fails here",
+            f'create it on this rank\'s GPU, `device="cuda"`, pass `{shown}.cuda()`, or start the group with "cpu:gloo,cuda:nccl"',
             also=[place(f"{word_of(one)} gets it, too", one.node, one.module) for one in others],
         )
 

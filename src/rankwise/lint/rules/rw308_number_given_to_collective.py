@@ -1,7 +1,7 @@
-"""A collective is given a number of Python's instead of a tensor.
+"""A Python number is passed where a collective takes a tensor.
 
-**Why it breaks.** `TypeError: Invalid function argument. Expected parameter tensor of type torch.Tensor`. A number could not be
-changed in place anyhow.
+**Why it breaks.** `TypeError: Invalid function argument. Expected parameter tensor of type torch.Tensor`. A number
+could not be changed in place anyway.
 
 Bad:
 
@@ -27,7 +27,7 @@ print(num_correct.item())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The value cannot be followed, or is a tensor in one of several places where it is set.
+**When it says nothing.** The value cannot be traced, or is a tensor in one of the places where it is set.
 """
 
 from __future__ import annotations

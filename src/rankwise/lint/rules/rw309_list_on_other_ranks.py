@@ -1,7 +1,7 @@
 """gather_list or scatter_list is given on ranks that must not have one.
 
-**Why it breaks.** `ValueError: Argument gather_list must NOT be specified on non-destination ranks` on all ranks but one; the one that
-was right only reports that a peer closed the connection.
+**Why it breaks.** `ValueError: Argument gather_list must NOT be specified on non-destination ranks` on all ranks but
+one; the correct one only reports that a peer closed the connection.
 
 Bad:
 
@@ -29,7 +29,8 @@ dist.gather(part, parts if dist.get_rank() == 0 else None, dst=0)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The list is None or empty on the other ranks, they make the call without it, or nobody knows what it is there.
+**When it says nothing.** The list is None or empty on the other ranks, they call without it, or its value there is
+unknown.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node or place.last.node,
-            f"every rank gives `{text_of(node)}` to {word}, which only rank {root}, the {what}, may do: the others fail with a ValueError",
-            f"give `{text_of(node)} if dist.get_rank() == {root} else None`",
+            f"every rank passes `{text_of(node)}` to {word}, which only rank {root}, the {what}, may do: the others fail with a ValueError",
+            f"pass `{text_of(node)} if dist.get_rank() == {root} else None`",
         )
 
 
@@ -112,6 +113,6 @@ RULE: Rule[Script] = Rule(
     name="list-on-other-ranks",
     severity="error",
     classes=("C19",),
-    summary="gather_list or scatter_list is given on every rank",
+    summary="gather_list or scatter_list is passed on every rank",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""Ranks call broadcast_object_list with lists of different length.
+"""Ranks call broadcast_object_list with lists of different lengths.
 
-**Why it breaks.** As many objects are sent as the source's list has, and as many are received as each receiver's list has. Where these
-differ, receivers abort (`SIGABRT`) or wait for a message that never comes. `[None]` or `[]` on the receivers must be as long as the source's list.
+**Why it breaks.** The source sends as many objects as its list has, and each receiver expects as many as its own list
+has. If these differ, receivers abort (`SIGABRT`) or wait for a message that never comes. `[None]` or `[]` on the
+receivers must be as long as the source's list.
 
 Bad:
 
@@ -66,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             place.last.node,
             f"`{text_of(node)}` holds {known[first]} on rank {first} and {known[last]} on rank {last}, so receivers abort or wait forever",
-            "make the receivers' list as long as the source's, or put everything into one object: `[everything]` and `[None]`",
+            "make the receivers' list as long as the source's, or send everything as one object: `[everything]` and `[None]`",
         )
 
 
@@ -109,6 +110,6 @@ RULE: Rule[Script] = Rule(
     name="object-lists-differ-in-length",
     severity="error",
     classes=("C20",),
-    summary="ranks call broadcast_object_list with lists of different length",
+    summary="ranks call broadcast_object_list with lists of different lengths",
     check=check,
 )

@@ -1,7 +1,7 @@
-"""Each rank names another rank as source or destination.
+"""Each rank names a different rank as source or destination.
 
-**Why it breaks.** All ranks must name the same one. With `dist.broadcast(x, src=rank)` everybody sends and nobody receives: the job hangs,
-or each rank keeps its own value.
+**Why it breaks.** All ranks must name the same one. With `dist.broadcast(x, src=rank)` every rank sends and none
+receives: the job hangs, or each rank keeps its own value.
 
 Bad:
 
@@ -28,7 +28,8 @@ dist.broadcast(weights, src=0)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Loops over all ranks, groups of their own, and `send` and `recv`, whose peers differ by nature.
+**When it says nothing.** Loops over all ranks, groups other than the default one, and `send` and `recv`, whose peers
+differ by nature.
 """
 
 from __future__ import annotations
@@ -81,6 +82,6 @@ RULE: Rule[Script] = Rule(
     name="source-depends-on-rank",
     severity="error",
     classes=("C8", "C16"),
-    summary="src or dst is another rank on each rank",
+    summary="src or dst differs between ranks",
     check=check,
 )

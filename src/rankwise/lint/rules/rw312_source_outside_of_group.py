@@ -1,7 +1,8 @@
 """The source or destination of a collective is not a member of its group.
 
-**Why it breaks.** `ValueError: Global rank 0 is not part of group`. `src` and `dst` are ranks of the whole job, also in a group of a few: in the
-group of ranks 2 and 3 the source is 2, not 0. A rank counted within the group goes into `group_src` or `group_dst`.
+**Why it breaks.** `ValueError: Global rank 0 is not part of group`. `src` and `dst` are global ranks, also in a
+subgroup: in the group of ranks 2 and 3 the source is 2, not 0. A rank within the group is passed as `group_src` or
+`group_dst`.
 
 Bad:
 
@@ -77,14 +78,14 @@ def check(script: Script) -> Iterator[Finding]:
         elif _is_group_rank(script.tree, node) and not (members and members[0] == 0):
             fix, what = (
                 f"use `group_{name}={shown}`, or `dist.get_global_rank(group, {shown})`",
-                "it is counted within the group",
+                "it is a rank within the group",
             )
         else:
             continue
         yield script.finding(
             RULE,
             node,
-            f"{name} must be a rank of the whole job that belongs to the group, and `{shown}` is not: {what}",
+            f"{name} must be a global rank that belongs to the group, and `{shown}` is not: {what}",
             fix,
         )
 

@@ -1,7 +1,7 @@
 """All ranks send before they receive, or all receive before they send.
 
-**Why it breaks.** `dist.send` may wait until the other side receives. If every rank stands in `send`, nobody reaches `recv`: large tensors hang
-(small ones may pass, until they grow). With `recv` first it always hangs.
+**Why it breaks.** `dist.send` may block until the other side receives. If every rank is in `send`, none reaches `recv`:
+large tensors hang (small ones may pass, until they grow). With `recv` first it always hangs.
 
 Bad:
 
@@ -94,8 +94,8 @@ def _finding(script: Script, call: Call, word: str, later: str) -> Finding:
     return script.finding(
         RULE,
         call.node,
-        f"every rank waits in this {word} before it {later}, so no rank ever reaches what its peer waits for",
-        "start it without waiting, `request = dist.isend(...)`, then `recv`, then `request.wait()`; or let even ranks send first and odd ranks receive first",
+        f"every rank blocks in this {word} before it {later}, so no rank ever reaches what its peer waits for",
+        "use `request = dist.isend(...)`, then `recv`, then `request.wait()`; or let even ranks send first and odd ranks receive first",
     )
 
 

@@ -1,7 +1,8 @@
 """Ranks call new_group with different lists of ranks.
 
-**Why it breaks.** Every rank of the job must make every group, in the same order. If each makes only its own, groups that are counted alike are taken for
-the same one: ranks of different groups reduce together, with wrong sums, or wait for ever.
+**Why it breaks.** Every rank of the job must create every group, in the same order. If each creates only its own,
+different groups at the same position count as one: ranks of different groups reduce together, with wrong sums, or block
+forever.
 
 Bad:
 
@@ -64,8 +65,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"each rank creates a different group here, `{text_of(node)}`, but every rank must create all groups, in the same order",
-            "make all groups on every rank in one loop, and keep the one with this rank in it; or use `dist.new_subgroups_by_enumeration`",
+            f"each rank creates another group here, `{text_of(node)}`, but every rank must create all groups, in the same order",
+            "create all groups on every rank in one loop, and keep the one with this rank in it; or use `dist.new_subgroups_by_enumeration`",
         )
 
 

@@ -1,7 +1,8 @@
-"""Collectives are made in an order that differs between processes.
+"""Collectives run in an order that differs between processes.
 
-**Why it breaks.** A set of text has another order in each process (Python salts its hashes), and a folder is listed in the order of
-the host's file system. So rank 0 reduces `loss` while rank 1 reduces `accuracy`: they meet, are added up, and nobody complains.
+**Why it breaks.** A set of strings has a different order in each process (Python salts its hashes), and a folder is
+listed in the order of the host's file system. So rank 0 reduces `loss` while rank 1 reduces `accuracy`: the two are
+summed, without any error.
 
 Bad:
 
@@ -29,7 +30,7 @@ for name in sorted(metrics):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Dicts (they keep their order), sets of numbers, and all that goes through `sorted`.
+**When it says nothing.** Dicts (they keep their order), sets of numbers, and anything that goes through `sorted`.
 """
 
 from __future__ import annotations

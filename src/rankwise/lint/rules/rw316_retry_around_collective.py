@@ -1,7 +1,7 @@
-"""A collective is tried again on the rank where something failed.
+"""A collective is retried only on the rank where something failed.
 
-**Why it breaks.** The other ranks did not fail: they have made the call already and are at the next one. The rank that tries again pairs its second
-attempt with whatever the others do now; numbers are mixed silently, or the job hangs.
+**Why it breaks.** The other ranks did not fail: they have already made the call and are at the next one. The rank that
+retries pairs its second attempt with whatever the others call now: the numbers are silently wrong, or the job hangs.
 
 Bad:
 
@@ -38,7 +38,7 @@ dist.all_reduce(value)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The handler raises or leaves the loop, or only work without collectives is tried again.
+**When it says nothing.** The handler raises or leaves the loop, or only work without collectives is retried.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"a rank that fails here reaches `{op.name}` again in its next iteration, while the other ranks have gone on: its retries pair with their next calls",
-                "retry only what this rank does alone, and call the collective once, after the loop",
+                f"a rank that fails here reaches `{op.name}` again in its next iteration, while the other ranks have moved on: its retries pair with their next calls",
+                "retry only local work, and call the collective once, after the loop",
                 also=[("the attempts", script.piece.path, span_of(loop, script.lines))],
             )
             break
@@ -111,6 +111,6 @@ RULE: Rule[Script] = Rule(
     name="retry-around-collective",
     severity="error",
     classes=("C24",),
-    summary="a collective stands in a loop that retries on one rank",
+    summary="a collective is in a loop that retries on one rank",
     check=check,
 )

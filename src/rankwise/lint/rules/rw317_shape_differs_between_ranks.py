@@ -1,6 +1,7 @@
-"""Ranks give tensors of different shape to one collective.
+"""Ranks pass tensors of different shapes to one collective.
 
-**Why it breaks.** Collectives do not look at shapes. With Gloo one rank aborts and the other may exit with garbage in its result; with NCCL the job hangs.
+**Why it breaks.** Collectives do not compare shapes. With Gloo one rank aborts and the other may exit with garbage in
+its result; with NCCL the job hangs.
 
 Bad:
 
@@ -30,7 +31,7 @@ dist.all_gather(parts, mine)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The shape comes from the data: whether a last batch is shorter is not in the text.
+**When it says nothing.** The shape depends on the data: the text does not show whether a last batch is shorter.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def _selected(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"`{text_of(made)}` picks from each rank's own data, so `{text_of(node)}` has another length on each rank: {word_of(call)} aborts, hangs or returns garbage",
-                "gather the lengths first, then pad to the longest, gather, and cut the padding off",
+                f"`{text_of(made)}` selects from each rank's own data, so `{text_of(node)}` has a different length on each rank: {word_of(call)} aborts, hangs or returns garbage",
+                "gather the lengths first, then pad to the longest, gather, and remove the padding",
             )
 
 

@@ -1,6 +1,7 @@
-"""A transposed tensor is given to NCCL.
+"""A transposed tensor is passed to NCCL.
 
-**Why it breaks.** NCCL wants its data in one piece: `Tensors must be contiguous`. A transposed or permuted tensor is only another view of its memory.
+**Why it breaks.** NCCL needs contiguous memory: `Tensors must be contiguous`. A transposed or permuted tensor is only
+another view of its memory.
 
 Bad:
 
@@ -32,7 +33,7 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The backend is not written down as "nccl"; Gloo copies what is not in one piece.
+**When it says nothing.** The backend is not the literal "nccl"; Gloo copies non-contiguous tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a collective returns is used: it changes its tensor in place and returns None.
+"""The return value of an in-place collective is used, but it is None.
 
 **Why it breaks.** ``total = dist.all_reduce(x)`` puts the sum into ``x`` and None into ``total``: ``total / world`` is a TypeError and
 ``total.item()`` an AttributeError on every rank. Printed or logged, it is ``None``.
@@ -29,8 +29,9 @@ print(x / dist.get_world_size())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** With ``async_op`` (a handle is returned), for functional collectives and ``torch.distributed.nn``, where the
-result is tested before it is used, and where another value may have been given to the name.
+**When it says nothing.** With ``async_op`` (a handle is returned), for functional collectives and
+``torch.distributed.nn``, where the result is tested before it is used, and where the name may have been assigned
+another value.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def _finding(script: Script, call: ast.Call, word: str, use: ast.AST) -> Finding
     return script.finding(
         RULE,
         use,
-        f"`{ast.unparse(call.func)}` returns None, its result is {where}: `{_shown(use)}` uses the None",
-        f"call `{ast.unparse(call)}` on a line of its own and go on with {f'`{filled}`' if filled else 'the tensor that you gave to it'}"
+        f"`{ast.unparse(call.func)}` returns None and its result is {where}, but `{_shown(use)}` uses the None",
+        f"call `{ast.unparse(call)}` on a line of its own and continue with {f'`{filled}`' if filled else 'the tensor that you passed to it'}"
         if word != "barrier"
         else f"call `{ast.unparse(call)}` on a line of its own",
     )
@@ -237,7 +238,7 @@ RULE: Rule[Script] = Rule(
     name="result-of-collective-is-none",
     severity="error",
     classes=(),
-    summary="what an in-place collective returns is used, and it returns None",
+    summary="the return value of an in-place collective is used, but it is None",
     check=check,
     needs_ranks=False,
 )

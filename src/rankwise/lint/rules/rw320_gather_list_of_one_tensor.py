@@ -1,8 +1,8 @@
-"""A gather's list is empty, or holds the same tensor many times.
+"""The list to gather into is empty, or repeats one tensor.
 
-**Why it breaks.** ``all_gather`` fills the tensors of a list that has one for each rank: an empty list is a ``ValueError`` or
-``RuntimeError``. ``[torch.zeros(1)] * world`` is one tensor, named many times: each rank's part is written over the one before, so
-all entries hold the last rank's, and nothing is said.
+**Why it breaks.** ``all_gather`` fills a list with one tensor for each rank: an empty list raises ``ValueError`` or
+``RuntimeError``. ``[torch.zeros(1)] * world`` repeats one tensor: each rank's part overwrites the one before, so all
+entries hold the last rank's, without any error.
 
 Bad:
 
@@ -28,7 +28,8 @@ dist.all_gather(parts, torch.ones(1))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The list is changed between, or cannot be followed; ``[None] * world`` for ``all_gather_object``.
+**When it says nothing.** The list is changed in between, or cannot be traced; ``[None] * world`` for
+``all_gather_object``.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _judged(script: Script, word: str, node: ast.expr, made: ast.expr) -> Iterat
         yield script.finding(
             RULE,
             node,
-            f"`{shown}` is empty, and {word} fills a list that has one entry for each rank: every rank fails",
+            f"`{shown}` is empty, but {word} needs a list with one entry for each rank: every rank fails",
             f"fill it first: `{new}`",
         )
         return
@@ -94,7 +95,7 @@ def _judged(script: Script, word: str, node: ast.expr, made: ast.expr) -> Iterat
             RULE,
             node,
             f"`{ast.unparse(made)}` is one tensor repeated: after {word} every entry is the last rank's",
-            f"make a tensor for each rank: `[{text} for _ in range(world_size)]`",
+            f"create a tensor for each rank: `[{text} for _ in range(world_size)]`",
         )
 
 

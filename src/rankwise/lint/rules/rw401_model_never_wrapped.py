@@ -1,7 +1,8 @@
 """A program with several processes trains a model that is never wrapped.
 
-**Why it breaks.** `init_process_group` only lets ranks talk; it does not change training. Without DistributedDataParallel, FSDP or a reduction of
-the gradients each rank trains a model of its own on its own data. They drift apart in silence, and only one of them is saved.
+**Why it breaks.** `init_process_group` only lets ranks communicate; it does not change training. Without
+DistributedDataParallel, FSDP or a reduction of the gradients each rank trains its own model on its own data. The
+replicas silently diverge, and only one of them is saved.
 
 Bad:
 
@@ -36,8 +37,9 @@ for _ in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Gradients or weights are reduced by hand or by a helper, anything is wrapped anywhere, other kinds of
-parallelism (pipelines, tensor parallel, RPC) are at work, the world has one rank, or the text is only a part of a program.
+**When it says nothing.** Gradients or weights are reduced by hand or by a helper, anything is wrapped anywhere, other
+kinds of parallelism (pipelines, tensor parallel, RPC) are used, the world has one rank, or the file is only a part of a
+program.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             back.node,
             "each rank trains its own model: a process group is created, but the model is never wrapped and its gradients are never reduced",
-            "wrap the model before the optimizer is made: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
+            "wrap the model before the optimizer is created: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
             also=[("the process group", script.piece.path, span_of(init.node, script.lines))],
         )
 
@@ -139,8 +141,8 @@ def _unprepared(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             back.node,
-            f"the model of this loss was never given to accelerator.prepare (line {getattr(prepares[0].node, 'lineno', 0)}): each process trains one of its own",
-            "give the model to accelerator.prepare, too, and go on with what it returns",
+            f"the model of this loss was never given to accelerator.prepare (line {getattr(prepares[0].node, 'lineno', 0)}): each process trains its own",
+            "pass the model to accelerator.prepare, too, and continue with what it returns",
         )
 
 

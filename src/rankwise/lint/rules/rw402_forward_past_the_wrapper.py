@@ -1,7 +1,8 @@
-"""Training goes through the model inside, past DistributedDataParallel.
+"""Training uses the model inside DistributedDataParallel and bypasses the wrapper.
 
-**Why it breaks.** DDP reduces gradients of what went through its own `forward`. A loss computed with `model.module(x)`, with
-`model.module.training_step(batch)` or with the name of the bare model has gradients of this rank only: ranks drift apart in silence.
+**Why it breaks.** DDP reduces the gradients of what went through its own `forward`. A loss computed with
+`model.module(x)`, with `model.module.training_step(batch)` or with the bare model has only this rank's gradients: the
+replicas silently diverge.
 
 Bad:
 
@@ -91,8 +92,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"the loss is computed past `{name}`, so its gradients are never averaged: every rank trains its own model",
-            f"call `{name}(...)` itself; put what the loss needs into the model's `forward`",
+            f"the loss bypasses `{name}`, so its gradients are never averaged: every rank trains its own model",
+            f"call `{name}(...)` itself; move what the loss needs into the model's `forward`",
             also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
             if is_in(script.tree, wrap.call.node)
             else [],
@@ -164,6 +165,6 @@ RULE: Rule[Script] = Rule(
     name="forward-past-the-wrapper",
     severity="error",
     classes=("D7",),
-    summary="training goes through the model inside DistributedDataParallel",
+    summary="training bypasses the DistributedDataParallel around the model",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""For some batches the loss is a constant, which has no way back to the parameters.
+"""For some batches the loss is a constant without a graph.
 
-**Why it breaks.** `return torch.tensor(0.)` for a batch without targets gives a loss without a graph. The rank that meets such a batch makes no backward pass
-through the model, or fails (`element 0 of tensors does not require grad`), while the others wait for its gradients.
+**Why it breaks.** `return torch.tensor(0.)` for a batch without targets gives a loss without a graph. A rank with such
+a batch makes no backward pass through the model, or fails (`element 0 of tensors does not require grad`), while the
+others wait for its gradients.
 
 Bad:
 
@@ -45,7 +46,8 @@ loss.backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The constant is only a start to which each batch adds, depends on settings alone, or is not differentiated.
+**When it says nothing.** The constant is only an initial value to which each batch adds, depends on settings alone, or
+is not differentiated.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                "the loss is this constant for some batches, and is not connected to the parameters: this rank reduces no gradients while the others wait",
+                "for some batches the loss is this constant, which has no graph: this rank reduces no gradients while the others wait",
                 "keep the graph: use `prediction.sum() * 0.0` as the loss of such a batch",
                 also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
                 if is_in(script.tree, back)

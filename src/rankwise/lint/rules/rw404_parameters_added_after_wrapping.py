@@ -1,7 +1,7 @@
 """The model gets new parameters after it was wrapped.
 
-**Why it breaks.** DDP looks at the parameters once, in its constructor. A layer that is added or replaced afterwards is not sent from rank 0,
-so it differs from the start, and its gradients are never reduced.
+**Why it breaks.** DDP registers the parameters once, in its constructor. A layer that is added or replaced afterwards
+is not broadcast from rank 0, so it differs from the start, and its gradients are never reduced.
 
 Bad:
 
@@ -35,7 +35,7 @@ model(torch.rand(4, 8)).sum().backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The model is wrapped again afterwards; what is set is no module and no parameter.
+**When it says nothing.** The model is wrapped again afterwards; what is set is neither a module nor a parameter.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"`{text_of(node)}` adds parameters after `{name}` was wrapped, which knows only those it found then: these differ between ranks",
+                f"`{text_of(node)}` adds parameters after `{name}` was wrapped, which knows only the earlier ones: these differ between ranks",
                 "build the whole model first, and wrap it last",
                 also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
                 if is_in(script.tree, wrap.call.node)

@@ -1,7 +1,8 @@
 """Parameters are frozen or unfrozen after the model was wrapped.
 
-**Why it breaks.** DDP reduces the parameters that needed a gradient when it was made. A layer unfrozen later trains on this rank's gradients alone,
-silently. A layer frozen later is still waited for: `Expected to have finished reduction in the prior iteration` in the second step.
+**Why it breaks.** DDP reduces the parameters that required a gradient when it was created. A layer unfrozen later
+trains on this rank's gradients alone, silently. A layer frozen later is still waited for: `Expected to have finished
+reduction in the prior iteration` in the second step.
 
 Bad:
 
@@ -35,7 +36,8 @@ model(torch.rand(4, 8)).sum().backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The model is wrapped again afterwards, gradients are switched off and on in turn (as for a discriminator), or only in evaluation.
+**When it says nothing.** The model is wrapped again afterwards, gradients are switched off and on in turn (as for a
+discriminator), or only for evaluation.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"`{text_of(node)}` comes after `{name}` was wrapped, which has chosen its parameters by then: what is {verb} {what}",
+            f"`{text_of(node)}` comes after `{name}` was wrapped, which had chosen its parameters by then: what is {verb} {what}",
             "set `requires_grad` before the model is wrapped, or wrap it again after the change",
             also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
             if is_in(script.tree, wrap.call.node)

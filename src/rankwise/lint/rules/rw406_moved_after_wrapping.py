@@ -1,7 +1,8 @@
 """A wrapped model is moved to another device.
 
-**Why it breaks.** DDP keeps buckets and hooks for the parameters as they were when it was made. After `.cpu()` and back, or with a first `.to(device)`
-behind the wrapping, gradients are no longer reduced into them: ranks drift apart in silence, or the next step fails.
+**Why it breaks.** DDP keeps buckets and hooks for the parameters as they were when it was created. After `.cpu()` and
+back, or with a first `.to(device)` after wrapping, gradients are no longer reduced into them: the replicas silently
+diverge, or the next step fails.
 
 Bad:
 
@@ -38,7 +39,8 @@ model(torch.rand(8, 4, device="cuda")).sum().backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Copies (`copy.deepcopy`), moves after the last step of training, and a second `.to` to where the model is already.
+**When it says nothing.** Copies (`copy.deepcopy`), moves after the last training step, and a second `.to` to the device
+where the model already is.
 """
 
 from __future__ import annotations

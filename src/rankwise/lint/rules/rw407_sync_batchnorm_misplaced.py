@@ -1,7 +1,8 @@
-"""SyncBatchNorm is made after the model was wrapped, or where it cannot work.
+"""SyncBatchNorm is created after the model was wrapped, or where it cannot work.
 
-**Why it breaks.** `convert_sync_batchnorm` puts new layers with new parameters into the model. Done after DistributedDataParallel, these are layers that DDP does
-not know. On the CPU, training fails with `SyncBatchNorm layers only work with GPU modules`, and without a process group it fails at once.
+**Why it breaks.** `convert_sync_batchnorm` puts new layers with new parameters into the model. If
+DistributedDataParallel already wraps it, DDP does not know these layers. On the CPU, training fails with `SyncBatchNorm
+layers only work with GPU modules`, and without a process group it fails at once.
 
 Bad:
 
@@ -78,7 +79,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                "the model is wrapped already: DDP does not know the SyncBatchNorm layers that are put in here, and their gradients are never reduced",
+                "the model is already wrapped: DDP does not know the SyncBatchNorm layers created here, and their gradients are never reduced",
                 _fix(call, given.thing),
             )
         elif _is_only_on_cpu(script) and _trains(script):
@@ -86,13 +87,13 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 call.node,
                 "SyncBatchNorm works on GPUs only, and this model stays on the CPU: its first forward pass in training fails",
-                "leave the conversion out where the backend is gloo",
+                "skip the conversion where the backend is gloo",
             )
         elif _has_no_group(script) and _trains(script):
             yield script.finding(
                 RULE,
                 call.node,
-                "SyncBatchNorm asks the process group in each forward pass of training, and this program makes none",
+                "SyncBatchNorm uses the process group in each forward pass of training, and this program creates none",
                 "call `dist.init_process_group(...)` first, or convert only if `dist.is_initialized()`",
             )
 
@@ -101,12 +102,12 @@ def _fix(call: Call, wrapped: Object) -> str:
     convert, made = text_of(getattr(call.node, "func", None)), wrapped.call
     inner = made.arg_node(0, "module") if made is not None and made.name == DDP else None
     if made is None or inner is None:
-        return f"convert first and wrap then: call `{convert}(...)` on the model before it is wrapped"
+        return f"convert first, then wrap: call `{convert}(...)` on the model before it is wrapped"
     wrap, more = (
         text_of(getattr(made.node, "func", None)),
         ", ..." if len(made.args) + len(made.kwargs) > 1 else "",
     )
-    return f"convert first and wrap then: `{wrap}({convert}({text_of(inner)}){more})`"
+    return f"convert first, then wrap: `{wrap}({convert}({text_of(inner)}){more})`"
 
 
 def _is_only_on_cpu(script: Script) -> bool:
@@ -151,6 +152,6 @@ RULE: Rule[Script] = Rule(
     name="sync-batchnorm-misplaced",
     severity="error",
     classes=("D20",),
-    summary="SyncBatchNorm is made after wrapping, on the CPU, or without a process group",
+    summary="SyncBatchNorm is created after wrapping, on the CPU, or without a process group",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""Gradients are never averaged, because every backward pass stands in no_sync.
+"""Gradients are never averaged, because every backward pass is inside no_sync.
 
-**Why it breaks.** Within `model.no_sync()` ranks only add up gradients of their own. The last micro-batch before `optimizer.step()` must run outside,
-or each rank steps with its own gradients and the models drift apart. Around the backward pass alone it does nothing: the forward pass decides.
+**Why it breaks.** Inside `model.no_sync()` each rank only accumulates its own gradients. The last micro-batch before
+`optimizer.step()` must run outside, or each rank steps with its own gradients and the replicas diverge. Around the
+backward pass alone it has no effect: the forward pass decides.
 
 Bad:
 
@@ -44,7 +45,8 @@ for step in range(8):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** One backward pass stands outside, the context is chosen by a test, or gradients are reduced by hand.
+**When it says nothing.** One backward pass is outside, a condition chooses the context, or gradients are reduced by
+hand.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                "every backward pass stands in no_sync, so gradients are never averaged: each rank steps with its own",
+                "every backward pass is inside no_sync, so gradients are never averaged: each rank steps with its own",
                 "run the last micro-batch before `optimizer.step()` outside: `with contextlib.nullcontext() if is_last else model.no_sync():`",
             )
 
@@ -108,8 +110,8 @@ def _without_forward(script: Script, calls: list[Call], backs: list[Call]) -> It
             yield script.finding(
                 RULE,
                 block.items[0].context_expr,
-                "no_sync has no effect here: whether gradients are reduced is decided in the forward pass, which stands outside",
-                "put the forward pass into the same `with`",
+                "no_sync has no effect here: whether gradients are reduced is decided in the forward pass, which is outside",
+                "move the forward pass into the same `with`",
                 severity="warning",
             )
 
@@ -173,6 +175,6 @@ RULE: Rule[Script] = Rule(
     name="no-sync-too-wide",
     severity="error",
     classes=("D23",),
-    summary="every backward pass stands in no_sync, or no_sync has no effect",
+    summary="every backward pass is inside no_sync, or no_sync has no effect",
     check=check,
 )

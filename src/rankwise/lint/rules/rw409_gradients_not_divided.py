@@ -1,6 +1,7 @@
-"""Gradients are summed over the ranks by hand, and never divided.
+"""Gradients are summed over the ranks by hand and never divided.
 
-**Why it breaks.** `dist.all_reduce(p.grad)` gives the sum. Each step is then `world_size` times too long, and the run behaves differently on every number of GPUs.
+**Why it breaks.** `dist.all_reduce(p.grad)` gives the sum. Each step is then `world_size` times too large, and the run
+behaves differently on every number of GPUs.
 
 Bad:
 
@@ -35,7 +36,8 @@ optimizer.step()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Something is divided in the same function, by the number of ranks anywhere in the text, or the reduction is `ReduceOp.AVG`.
+**When it says nothing.** Something is divided in the same function, something is divided by the number of ranks
+anywhere, or the reduction is `ReduceOp.AVG`.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             call.node,
-            f"`{text_of(node)}` becomes the sum over all ranks and is never divided, so each step is as many times too long as there are ranks",
+            f"`{text_of(node)}` becomes the sum over all ranks and is never divided, so each step is too large by the number of ranks",
             f"divide afterwards, `{text_of(root_of(node) or node)} /= dist.get_world_size()`, or reduce with `op=dist.ReduceOp.AVG`",
         )
 

@@ -1,7 +1,8 @@
 """Weights are set differently on the ranks after the model was wrapped.
 
-**Why it breaks.** DDP sends rank 0's weights once, in its constructor. What is loaded or initialised afterwards stays where it was done: rank 0 goes on with
-the checkpoint, the others with random weights, and averaged gradients keep the difference for ever.
+**Why it breaks.** DDP broadcasts rank 0's weights once, in its constructor. What is loaded or initialised afterwards
+stays on its rank: rank 0 continues from the checkpoint, the others from random weights, and averaged gradients keep the
+difference forever.
 
 Bad:
 
@@ -94,14 +95,14 @@ def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
             test = text_of(call.guards[-1].node)
             yield (
                 call,
-                f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks go on with different weights for good",
+                f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks keep different weights forever",
                 f"load it on every rank, outside of `{test}`, or before the model is wrapped",
             )
         elif (own := _own_file(call)) is not None:
             yield (
                 call,
-                f"whether this rank loads the state depends on `{own}`, a file of its own, and the model was wrapped before: ranks go on with different weights",
-                "let all ranks read one file, and decide on rank 0 whether to resume: broadcast the decision",
+                f"whether this rank loads the state depends on `{own}`, a file of its own, and the model is already wrapped: ranks continue with different weights",
+                "let all ranks read one file, decide on rank 0 whether to resume, and broadcast the decision",
             )
 
 
@@ -168,8 +169,8 @@ def _draws(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
             continue
         yield (
             call,
-            f"`{text_of(call.node)}` draws new weights after the model was wrapped, from another seed on each rank, so the weights do too",
-            "initialise the model before it is wrapped, which sends rank 0's weights to all",
+            f"`{text_of(call.node)}` draws new weights after the model was wrapped, from a different seed on each rank: the weights differ",
+            "initialise the model before it is wrapped, which broadcasts rank 0's weights",
         )
 
 
@@ -190,7 +191,7 @@ def _copies(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
             continue
         yield (
             call,
-            f"`{text_of(call.node)}` is taken before DDP sends rank 0's weights, and ranks draw their first weights from different seeds: each rank keeps a copy of its own",
+            f"`{text_of(call.node)}` is made before DDP broadcasts rank 0's weights, and ranks draw their first weights from different seeds: the copies differ",
             "copy after the model was wrapped: `copy.deepcopy(model.module)`",
         )
 

@@ -1,4 +1,4 @@
-"""device_ids are given for a model on the CPU.
+"""device_ids are passed for a model on the CPU.
 
 **Why it breaks.** `ValueError: DistributedDataParallel device_ids and output_device arguments only work with single-device/multiple-device GPU modules or CPU modules,
 but got device_ids [0]`: a model on the CPU has no device with a number.
@@ -30,7 +30,8 @@ model = DDP(torch.nn.Linear(4, 1))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The model is moved to a GPU anywhere, is not made in the text, or `device_ids` may be None.
+**When it says nothing.** The model is moved to a GPU anywhere, is not created in this file, or `device_ids` may be
+None.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             node,
-            f"device_ids={text_of(node)} is for a model on a GPU, and this one is on the CPU: DistributedDataParallel fails with a ValueError",
-            "leave `device_ids` and `output_device` out, or move the model to the GPU before it is wrapped",
+            f"device_ids={text_of(node)} is for a model on a GPU, but this one is on the CPU: DistributedDataParallel fails with a ValueError",
+            "remove `device_ids` and `output_device`, or move the model to the GPU before it is wrapped",
         )
 
 
@@ -146,6 +147,6 @@ RULE: Rule[Script] = Rule(
     name="device-ids-of-cpu-model",
     severity="error",
     classes=("D27",),
-    summary="device_ids are given for a model on the CPU",
+    summary="device_ids are passed for a model on the CPU",
     check=check,
 )

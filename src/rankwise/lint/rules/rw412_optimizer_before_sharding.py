@@ -1,7 +1,7 @@
-"""The optimizer is made before the model is sharded.
+"""The optimizer is created before the model is sharded.
 
-**Why it breaks.** `fully_shard` replaces the parameters by DTensors, and so does FSDP without `use_orig_params=True`. An optimizer made before holds the old ones, which get
-no gradients any more: `step()` changes nothing, without a word.
+**Why it breaks.** `fully_shard` replaces the parameters by DTensors, and so does FSDP without `use_orig_params=True`.
+An optimizer created before holds the old ones, which no longer get gradients: `step()` silently changes nothing.
 
 Bad:
 
@@ -33,7 +33,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** DistributedDataParallel, FSDP with `use_orig_params=True`, an optimizer of another model, one that is made again afterwards.
+**When it says nothing.** DistributedDataParallel, FSDP with `use_orig_params=True`, an optimizer of another model, one
+that is created again afterwards.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"the optimizer holds the parameters of before {name}, which replaces them: its step changes nothing",
-                f"make the optimizer after {name}",
+                f"the optimizer holds the parameters from before {name}, which replaces them: its step changes nothing",
+                f"create the optimizer after {name}",
                 also=[(name, script.piece.path, span_of(shard.node, script.lines))]
                 if is_in(script.tree, shard.node)
                 else [],
@@ -154,6 +155,6 @@ RULE: Rule[Script] = Rule(
     name="optimizer-before-sharding",
     severity="error",
     classes=("D29",),
-    summary="the optimizer is made before the model is sharded",
+    summary="the optimizer is created before the model is sharded",
     check=check,
 )

@@ -52,7 +52,8 @@ model(torch.rand(2, 4)).sum().backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** `find_unused_parameters=True` or `static_graph=True`, the layer is named anywhere else, or the class walks over its layers.
+**When it says nothing.** `find_unused_parameters=True` or `static_graph=True`, the layer is named anywhere else, or the
+class iterates over its layers.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 made.node,
-                f"`self.{name}` is used in no forward pass, so its parameters get no gradient, and DistributedDataParallel stops in the second step",
+                f"`self.{name}` is used in no forward pass, so its parameters get no gradient, and DistributedDataParallel fails in the second step",
                 f"remove `self.{name} = {text_of(made.node)}`, or wrap with `find_unused_parameters=True`",
             )
 

@@ -1,7 +1,8 @@
-"""Reentrant checkpointing together with find_unused_parameters.
+"""Reentrant checkpointing is used together with find_unused_parameters.
 
-**Why it breaks.** `find_unused_parameters=True` walks the graph of the forward pass, in which reentrant checkpoints hide their parameters. These are marked as unused
-first and are ready later: `Expected to mark a variable ready only once`.
+**Why it breaks.** `find_unused_parameters=True` walks the graph of the forward pass, in which reentrant checkpoints
+hide their parameters. These are first marked as unused and become ready later: `Expected to mark a variable ready only
+once`.
 
 Bad:
 
@@ -95,7 +96,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 node,
                 "parameters of a reentrant checkpoint are marked ready twice under find_unused_parameters=True: the first backward pass fails",
-                "checkpoint with `use_reentrant=False`, or leave `find_unused_parameters` out",
+                "checkpoint with `use_reentrant=False`, or remove `find_unused_parameters`",
             )
 
 
@@ -104,6 +105,6 @@ RULE: Rule[Script] = Rule(
     name="checkpoint-marks-twice",
     severity="error",
     classes=("D4",),
-    summary="reentrant checkpointing together with find_unused_parameters",
+    summary="reentrant checkpointing is used with find_unused_parameters",
     check=check,
 )

@@ -1,6 +1,7 @@
-"""A model without anything to train is wrapped in DistributedDataParallel.
+"""A model with no trainable parameters is wrapped in DistributedDataParallel.
 
-**Why it breaks.** `RuntimeError: DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.` The constructor refuses it.
+**Why it breaks.** `RuntimeError: DistributedDataParallel is not needed when a module doesn't have any parameter that
+requires a gradient.` The constructor raises it.
 
 Bad:
 
@@ -90,7 +91,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             wrap.call.node,
-            f"`{text_of(wrap.call.arg_node(0, 'module'))}` has no parameter to train, since `{text_of(own[-1].node)}`: DistributedDataParallel refuses it",
+            f"`{text_of(wrap.call.arg_node(0, 'module'))}` has no trainable parameter after `{text_of(own[-1].node)}`: DistributedDataParallel refuses it",
             "use the frozen model as it is, without DistributedDataParallel",
         )
 
@@ -100,6 +101,6 @@ RULE: Rule[Script] = Rule(
     name="nothing-to-train",
     severity="error",
     classes=("D11",),
-    summary="a model without anything to train is wrapped",
+    summary="a model with no trainable parameters is wrapped",
     check=check,
 )

@@ -31,7 +31,7 @@ model(torch.rand(2, 4)).sum().backward()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** SyncBatchNorm is named anywhere in the text, or the layers of the model are not in it.
+**When it says nothing.** SyncBatchNorm is named anywhere in the file, or the model's layers are defined elsewhere.
 """
 
 from __future__ import annotations

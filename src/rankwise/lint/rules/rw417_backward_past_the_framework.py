@@ -1,8 +1,8 @@
-"""``loss.backward()`` is called for a model that Accelerate or Fabric has prepared.
+"""``loss.backward()`` is called on a model that Accelerate or Fabric has prepared.
 
-**Why it breaks.** ``accelerator.backward(loss)`` divides the loss by the number of accumulated steps and scales it for mixed precision,
-``fabric.backward(loss)`` asks the strategy and the precision. ``loss.backward()`` does neither: with gradient accumulation the
-gradients are too large, with fp16 they become 0 or the optimizer fails.
+**Why it breaks.** ``accelerator.backward(loss)`` divides the loss by the number of accumulated steps and scales it for
+mixed precision, ``fabric.backward(loss)`` applies the strategy and the precision. ``loss.backward()`` does neither:
+with gradient accumulation the gradients are too large, with fp16 they become 0 or the optimizer fails.
 
 Bad:
 
@@ -34,7 +34,7 @@ accelerator.backward(loss)
 optimizer.step()
 ```
 
-**When it says nothing.** It is not seen that the loss comes from the prepared model.
+**When it says nothing.** The check can't see that the loss comes from the prepared model.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"`{loss}.backward()` goes past `{framework}`, which prepared the model: the loss is neither scaled nor divided by the accumulated steps",
-                f"write `{framework}.backward({loss})`",
+                f"`{loss}.backward()` bypasses `{framework}`, which prepared the model: the loss is neither scaled nor divided by the accumulated steps",
+                f"call `{framework}.backward({loss})`",
             )
 
 
@@ -100,6 +100,6 @@ RULE: Rule[Script] = Rule(
     name="backward-past-the-framework",
     severity="hint",
     classes=(),
-    summary="loss.backward() for a model that Accelerate or Fabric has prepared",
+    summary="loss.backward() on a model that Accelerate or Fabric has prepared",
     check=check,
 )

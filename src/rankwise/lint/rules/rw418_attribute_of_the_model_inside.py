@@ -1,7 +1,7 @@
-"""An attribute of the model inside is asked of the DistributedDataParallel around it.
+"""An attribute of the inner model is read from the DistributedDataParallel around it.
 
-**Why it breaks.** DDP does not pass attributes on: after ``net = DDP(Net())``, ``net.fc`` is
-``AttributeError: 'DistributedDataParallel' object has no attribute 'fc'``. The model is ``net.module``.
+**Why it breaks.** DDP does not forward attributes: after ``net = DDP(Net())``, ``net.fc`` raises ``AttributeError:
+'DistributedDataParallel' object has no attribute 'fc'``. The model is ``net.module``.
 
 Bad:
 
@@ -29,8 +29,8 @@ print(net.module.weight.norm())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Attributes that DDP has itself, FSDP and ``torch.compile`` (they pass attributes on), a model that is wrapped on
-one path only, names that hold something else in between.
+**When it says nothing.** Attributes of DDP itself, FSDP and ``torch.compile`` (they forward attributes), a model that
+is wrapped on one path only, names that hold something else in between.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     node,
-                    f"`{name}` is a DistributedDataParallel, which has no `{node.attr}`: AttributeError, the model inside has it",
+                    f"`{name}` is a DistributedDataParallel, which has no `{node.attr}`, only the model inside has: AttributeError",
                     f"write `{name}.module.{node.attr}`",
                 )
 

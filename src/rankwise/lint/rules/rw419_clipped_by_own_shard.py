@@ -1,7 +1,8 @@
 """Gradients of a model under FullyShardedDataParallel are clipped by the norm of each rank's own shard.
 
-**Why it breaks.** Each rank holds a part of every gradient, and `torch.nn.utils.clip_grad_norm_` computes the norm of that part alone. Nothing fails:
-the norm is too small, another one on each rank, and the parts of one gradient are scaled by different factors.
+**Why it breaks.** Each rank holds a shard of every gradient, and `torch.nn.utils.clip_grad_norm_` computes the norm of
+that shard alone. Nothing fails: the norm is too small and differs between ranks, and the shards of one gradient are
+scaled by different factors.
 
 Bad:
 
@@ -43,8 +44,8 @@ optimizer.step()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Models of `fully_shard`, whose parameters know that they are parts; DistributedDataParallel; ``NO_SHARD``, or a strategy that can't be
-seen; inside `summon_full_params`.
+**When it says nothing.** Models of `fully_shard`, whose parameters know that they are shards; DistributedDataParallel;
+``NO_SHARD``, or a strategy that can't be seen; inside `summon_full_params`.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             call.node,
-            f"each rank holds a part of the gradients of `{model}` and clips it by the norm of this part: too small, and not"
+            f"each rank holds a shard of the gradients of `{model}` and clips it by this shard's norm: too small, and not"
             " the same on all ranks",
-            f"let FSDP put the norm together: `{model}.clip_grad_norm_({limit})`",
+            f"let FSDP compute the norm: `{model}.clip_grad_norm_({limit})`",
         )
 
 
@@ -111,6 +112,6 @@ RULE: Rule[Script] = Rule(
     name="clipped-by-own-shard",
     severity="warning",
     classes=(),
-    summary="gradients under FSDP are clipped by the norm of each rank's own part",
+    summary="gradients under FSDP are clipped by the norm of each rank's own shard",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""Nobody tells the DistributedSampler which epoch it is, so each epoch goes over the samples in the same order.
+"""set_epoch is never called on a DistributedSampler, so each epoch uses the same order.
 
-**Why it breaks.** ``DistributedSampler`` shuffles with ``seed + epoch``, and its epoch stays 0 until ``set_epoch`` changes it.
-The batches of all epochs are the same ones, in the same order, on the same ranks. Nothing fails; the model generalizes worse.
+**Why it breaks.** ``DistributedSampler`` shuffles with ``seed + epoch``, and its epoch stays 0 until ``set_epoch``
+changes it. All epochs have the same batches, in the same order, on the same ranks. Nothing fails; the model generalizes
+worse.
 
 Bad:
 
@@ -48,8 +49,9 @@ for epoch in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When ``set_epoch`` is reached by any way (``loader.sampler``, a helper, an attribute), with ``shuffle=False``,
-with one epoch, where no model learns from the loader, and where Accelerate, Lightning or the Trainer of transformers set the epoch.
+**When it says nothing.** ``set_epoch`` is reached by any way (``loader.sampler``, a helper, an attribute); with
+``shuffle=False`` or one epoch; no model learns from the loader; Accelerate, Lightning or the Trainer of transformers
+set the epoch.
 """
 
 from __future__ import annotations
@@ -111,8 +113,8 @@ def _endless(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     node,
-                    f"set_epoch is never called on this sampler, so each time the loader starts again (line {line}) its samples come in the same order",
-                    "count the passes where the loader begins again, and call set_epoch(count) on the sampler there, on all ranks",
+                    f"set_epoch is never called on this sampler, so each time the loader restarts (line {line}) the order is the same",
+                    "count the passes where the loader restarts, and call set_epoch(count) on the sampler there, on all ranks",
                 )
 
 
@@ -170,8 +172,8 @@ def _message(one: Shuffled, silent: list[Pass]) -> str:
     what = f"`{shown(silent[0])}`"
     told = len(one.passes) - len(silent)
     if told:
-        return f"only some ranks call set_epoch on the sampler of {what}: the others shuffle for another epoch, so ranks share samples and miss some"
-    return f"set_epoch is never called on this sampler, so each epoch goes over {what} in the same order"
+        return f"only some ranks call set_epoch on the sampler of {what}: the others shuffle for another epoch, so samples are repeated or missed"
+    return f"set_epoch is never called on this sampler, so each epoch reads {what} in the same order"
 
 
 def _fix(one: Pass, shuffled: Shuffled) -> str:
@@ -205,6 +207,6 @@ RULE: Rule[Script] = Rule(
     name="set-epoch-forgotten",
     severity="error",
     classes=("X1",),
-    summary="a DistributedSampler shuffles every epoch the same way, because set_epoch is never called",
+    summary="set_epoch is never called on a DistributedSampler, so each epoch uses the same order",
     check=check,
 )

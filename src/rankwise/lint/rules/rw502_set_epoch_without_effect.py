@@ -1,8 +1,8 @@
-"""set_epoch is called where it changes nothing: before the epochs, with a constant, or when the order has been drawn.
+"""set_epoch is called where it has no effect: before the epochs, with a constant, or after the order was drawn.
 
-**Why it breaks.** The order is drawn when the loop over the loader begins, from ``seed + epoch``. A call before all epochs, or with the same
-number each time, gives the same order in each epoch. A call inside the loop over the batches, or behind it, comes one epoch late: the
-first two epochs are equal.
+**Why it breaks.** The order is drawn from ``seed + epoch`` when the loop over the loader begins. A call before all
+epochs, or with the same number each time, gives the same order in each epoch. A call inside the loop over the batches,
+or after it, comes one epoch late: the first two epochs are equal.
 
 Bad:
 
@@ -50,8 +50,8 @@ for epoch in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When another call of ``set_epoch`` on the same sampler stands where it works, with ``set_epoch(epoch + 1)`` at the end
-of an epoch, and for samplers that do not shuffle.
+**When it says nothing.** Another call of ``set_epoch`` on the same sampler takes effect; ``set_epoch(epoch + 1)`` at
+the end of an epoch; samplers that do not shuffle.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def _fault(call: Call, one: Pass, loops: list[ast.AST]) -> tuple[Severity, str] 
     if not set(loops) & set(call.loops):
         return (
             "error",
-            f"set_epoch is called once, before all epochs, so each epoch goes over `{over}` in the same order",
+            f"set_epoch is called once, before all epochs, so each epoch reads `{over}` in the same order",
         )
     if isinstance(given, ast.Constant):
         return (
             "error",
-            f"set_epoch gets {given.value!r} in each epoch, so each epoch goes over `{over}` in the same order",
+            f"set_epoch gets {given.value!r} in each epoch, so each epoch reads `{over}` in the same order",
         )
     plain = isinstance(given, ast.Name) and any(
         isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and loop.target.id == given.id
@@ -121,7 +121,7 @@ def _fault(call: Call, one: Pass, loops: list[ast.AST]) -> tuple[Severity, str] 
     if one.inside and call.index > one.inside[-1].index:
         return (
             "warning",
-            f"set_epoch comes after the loop over `{over}`, for an epoch that is over: the first two epochs are equal",
+            f"set_epoch is called after the loop over `{over}`, for a finished epoch: the first two epochs are equal",
         )
     return None
 

@@ -1,7 +1,8 @@
-"""A DataLoader gets arguments of which only one may be given: a sampler and shuffle=True, or a batch sampler and a batch size.
+"""A DataLoader gets two arguments that exclude each other: a sampler and shuffle=True, or a batch sampler and a batch size.
 
-**Why it breaks.** ``ValueError: sampler option is mutually exclusive with shuffle``: the order is the sampler's business. In the same way a
-``batch_sampler`` excludes ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``, and a stream (``IterableDataset``) excludes both.
+**Why it breaks.** ``ValueError: sampler option is mutually exclusive with shuffle``: the sampler decides the order. In
+the same way a ``batch_sampler`` excludes ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``, and a stream
+(``IterableDataset``) excludes both.
 
 Bad:
 
@@ -31,7 +32,8 @@ loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** With ``shuffle=False`` or ``shuffle=(sampler is None)`` beside a sampler, and with ``shuffle=True`` beside ``sampler=None``.
+**When it says nothing.** ``shuffle=False`` or ``shuffle=(sampler is None)`` with a sampler, and ``shuffle=True`` with
+``sampler=None``.
 """
 
 from __future__ import annotations
@@ -76,12 +78,12 @@ def _clash(call: Call) -> tuple[str, str]:
         if others:
             return (
                 f"ValueError: a batch_sampler excludes {', '.join(others)}",
-                f"leave {', '.join(others)} out: the batch sampler decides it",
+                f"remove {', '.join(others)}: the batch sampler decides",
             )
     if sampler is not None and _is_there(sampler) and shuffles:
         return (
             f"ValueError: `{name}` decides the order, and shuffle=True is a second order",
-            f"leave shuffle out: `{name}` shuffles by itself",
+            f"remove shuffle: `{name}` does the shuffling",
         )
     dataset = given(call, "dataset")
     if (
@@ -92,12 +94,12 @@ def _clash(call: Call) -> tuple[str, str]:
         if shuffles:
             return (
                 "ValueError: a loader cannot shuffle an IterableDataset",
-                "leave shuffle out, and shuffle in the data set's __iter__",
+                "remove shuffle, and shuffle in the data set's __iter__",
             )
         if sampler is not None and _is_there(sampler) and not _is_one_of_several(call):
             return (
                 "ValueError: an IterableDataset has no indices, so a sampler cannot draw from it",
-                "leave the sampler out, and take this rank's part in the data set's __iter__",
+                "remove the sampler, and select this rank's share in the data set's __iter__",
             )
     return "", ""
 
@@ -155,7 +157,7 @@ def _is_there(value: Value) -> bool:
 def _edits(script: Script, call: Call, fix: str) -> list[Edit]:
     """`shuffle=False` in the place of `shuffle=True`: both loaders of a branch keep their form."""
     node = call.node
-    if not fix.startswith("leave shuffle out: `") or not isinstance(node, ast.Call):
+    if not fix.startswith("remove shuffle: `") or not isinstance(node, ast.Call):
         return []
     keyword = next(
         (one for one in node.keywords if one.arg == "shuffle" and isinstance(one.value, ast.Constant)), None
@@ -171,7 +173,7 @@ RULE: Rule[Script] = Rule(
     name="sampler-and-shuffle",
     severity="error",
     classes=("X2",),
-    summary="a DataLoader gets a sampler together with an argument that excludes it",
+    summary="a DataLoader gets a sampler and an argument that excludes it",
     check=check,
     fixable=True,
 )

@@ -1,8 +1,8 @@
-"""The training data is not split: each rank goes over all of it.
+"""The training data is not split: each rank reads all of it.
 
-**Why it breaks.** Without a ``DistributedSampler`` each rank has a loader of its own over the whole data set. N ranks do the work of one N times,
-an epoch takes as long as on one GPU, and with equal seeds the ranks even see the same batches: their averaged gradient is that of
-one rank. Nothing fails.
+**Why it breaks.** Without a ``DistributedSampler`` each rank has its own loader over the whole data set. N ranks do the
+work of one N times, an epoch takes as long as on one GPU, and with equal seeds the ranks even see the same batches:
+their averaged gradient is that of one rank. Nothing fails.
 
 Bad:
 
@@ -50,9 +50,9 @@ for epoch in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When anything that goes into the data set, the loader or the loop depends on the rank (``Subset``, slices, ``shard``,
-a seed with the rank in it), when a framework prepares the loader, for samples that are made up, for evaluation, and where the model is
-split too (tensor or pipeline parallel). Where the data set is made out of sight it is a warning.
+**When it says nothing.** Anything that goes into the data set, the loader or the loop depends on the rank (``Subset``,
+slices, ``shard``, a seed with the rank in it); a framework prepares the loader; samples are generated; for evaluation;
+the model is split too (tensor or pipeline parallel). If the data set is created elsewhere it is a warning.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _words(one: Pass, call: Call, what: str) -> tuple[str, str]:
     if frame is not None and not one.history.calls[0].name.startswith("torch.distributed"):
         how = "accelerator.prepare" if frame.name == ACCELERATOR else "fabric.setup_dataloaders"
         return (
-            f"each rank goes over all of `{what}`: its loader is not given to {how}",
+            f"each rank reads all of `{what}`: its loader is not passed to {how}",
             f"pass the loader through {how} before the loop over `{over}`",
         )
     sampler = next(
@@ -165,13 +165,13 @@ def _words(one: Pass, call: Call, what: str) -> tuple[str, str]:
         None,
     )
     if sampler is not None:
-        message = f"each rank goes over all of `{what}`: a DistributedSampler is made for it (line {getattr(sampler.node, 'lineno', 0)}), but this loader does not get it"
+        message = f"each rank reads all of `{what}`: a DistributedSampler is created for it (line {getattr(sampler.node, 'lineno', 0)}), but this loader does not get it"
         return message, "pass it: DataLoader(..., sampler=sampler), without shuffle=True"
     other = call.arg_node(AT["sampler"], "sampler")
     instead = f"`{text_of(other)}`" if other is not None else "shuffle"
     return (
-        f"each rank goes over all of `{what}`: nothing splits it between the ranks",
-        f"pass sampler=DistributedSampler({what}) in the place of {instead}, and call its set_epoch(epoch) in each epoch",
+        f"each rank reads all of `{what}`: nothing splits it between the ranks",
+        f"pass sampler=DistributedSampler({what}) instead of {instead}, and call its set_epoch(epoch) in each epoch",
     )
 
 
@@ -194,6 +194,6 @@ RULE: Rule[Script] = Rule(
     name="data-not-split",
     severity="error",
     classes=("X3",),
-    summary="each rank trains on the whole data set, as nothing splits it",
+    summary="each rank trains on the whole data set, because nothing splits it",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""A DistributedSampler is told a wrong rank or a wrong number of ranks.
+"""A DistributedSampler gets a wrong rank or a wrong number of ranks.
 
-**Why it breaks.** With ``rank=0`` or ``num_replicas=1`` on all ranks each one draws the same samples; with the two swapped, or with the local rank on
-several nodes, ranks stop with ``ValueError: Invalid rank`` or nodes repeat each other's work. Left out, both are asked of the process group.
+**Why it breaks.** With ``rank=0`` or ``num_replicas=1`` all ranks draw the same samples; with the two swapped, or with
+the local rank on several nodes, ranks fail with ``ValueError: Invalid rank`` or nodes repeat each other's work. If
+omitted, both come from the process group.
 
 Bad:
 
@@ -31,8 +32,8 @@ loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When both are left out, when both come from variables that it does not know, where the local rank is the rank (mp.spawn), and
-for samplers that only some ranks make.
+**When it says nothing.** Both are omitted, both come from variables with unknown values, the local rank is the rank
+(mp.spawn), or only some ranks create the sampler.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _fault(call: Call) -> tuple[Severity, str, str] | None:
             f"num_replicas gets the rank (`{text_of(count_node)}`) and rank the number of ranks",
         )
     if isinstance(count_node, ast.Constant) and count_node.value == 1:
-        return "error", "num_replicas", "num_replicas=1 leaves all samples to each rank: nothing is split"
+        return "error", "num_replicas", "num_replicas=1 gives all samples to each rank: nothing is split"
     if isinstance(rank_node, ast.Constant) and isinstance(rank_node.value, int):
         return (
             "error",
@@ -95,18 +96,18 @@ def _fault(call: Call) -> tuple[Severity, str, str] | None:
         return (
             "warning",
             "rank",
-            f"`{text_of(rank_node)}` is the rank on its node: with two nodes, both take the same samples and leave the others out",
+            f"`{text_of(rank_node)}` is the local rank: with two nodes, both take the same samples and skip the others",
         )
     return None
 
 
-_FIX = "leave rank and num_replicas out, or pass rank=dist.get_rank() and num_replicas=dist.get_world_size()"
+_FIX = "omit rank and num_replicas, or pass rank=dist.get_rank() and num_replicas=dist.get_world_size()"
 
 RULE: Rule[Script] = Rule(
     id="RW505",
     name="wrong-share",
     severity="error",
     classes=("X3",),
-    summary="a DistributedSampler gets a rank or a number of ranks that is not the job's",
+    summary="a DistributedSampler gets a wrong rank or a wrong number of ranks",
     check=check,
 )

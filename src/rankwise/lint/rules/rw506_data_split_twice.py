@@ -1,7 +1,7 @@
 """The data is split twice: by a DistributedSampler, and again by the framework that prepares its loader.
 
-**Why it breaks.** ``accelerator.prepare`` gives each process its part of whatever the loader yields. A loader that already yields one part of N is
-cut again: each rank sees one sample of N x N, and the rest of the data is never used.
+**Why it breaks.** ``accelerator.prepare`` gives each process its share of what the loader yields. A loader that already
+yields one share of N is split again: each rank sees one sample of N x N, and the rest of the data is never used.
 
 Bad:
 
@@ -29,7 +29,7 @@ loader = DataLoader(dataset, batch_size=32, shuffle=True)
 loader = accelerator.prepare(loader)
 ```
 
-**When it says nothing.** When the loader is not prepared, and for Lightning and Fabric, which leave a DistributedSampler of yours alone.
+**When it says nothing.** The loader is not prepared; Lightning and Fabric, which leave your DistributedSampler alone.
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ RULE: Rule[Script] = Rule(
     name="data-split-twice",
     severity="warning",
     classes=("X3",),
-    summary="a loader with a DistributedSampler goes through accelerator.prepare, which splits it again",
+    summary="a loader with a DistributedSampler is passed to accelerator.prepare, which splits it again",
     check=check,
 )

@@ -1,7 +1,8 @@
 """The seed of a DistributedSampler differs between ranks, so their shares overlap.
 
-**Why it breaks.** All ranks must draw the same permutation and take every N-th of it. With a seed of its own each rank takes its part of another
-permutation: some samples are seen by several ranks, others (with four ranks about a third) by none, in each epoch. Nothing fails.
+**Why it breaks.** All ranks must draw the same permutation and take every N-th sample of it. With its own seed each
+rank takes its share of another permutation: some samples are seen by several ranks, others (with four ranks about a
+third) by none, in each epoch. Nothing fails.
 
 Bad:
 
@@ -31,8 +32,8 @@ loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** For seeds that rank 0 has broadcast, for seeds from the command line, and for ``torch.manual_seed(seed + rank)``, which
-the sampler does not use.
+**When it says nothing.** Seeds that rank 0 has broadcast, seeds from the command line, and ``torch.manual_seed(seed +
+rank)``, which the sampler does not use.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def check(script: Script) -> Iterator[Finding]:
         if value is None or not place.is_made_by_all or call.guards or not _is_own(script, place, value):
             continue
         word = "seed" if is_made else "epoch"
-        message = f"`{text_of(node)}` differs between ranks, so each takes its part of another order: shares overlap, and samples are left out"
-        yield script.finding(RULE, node or call.node, message, f"give all ranks the same {word}")
+        message = f"`{text_of(node)}` differs between ranks, so each takes its share of another order: shares overlap, and samples are missed"
+        yield script.finding(RULE, node or call.node, message, f"use the same {word} on all ranks")
 
 
 def _is_own(script: Script, place: Place, value: Value) -> bool:

@@ -1,8 +1,8 @@
-"""The data is split at random, and each rank draws another split: one rank trains on what another one validates on.
+"""The data is split at random, differently on each rank: one rank trains on what another validates on.
 
-**Why it breaks.** ``random_split``, ``train_test_split`` and a shuffled list of indices draw from the process's generator. With a seed of its own, or with
-none (torch, NumPy and Python then seed themselves), each rank splits in another way. Validation samples leak into the training set of the other
-ranks and the validation score is too good; nothing fails.
+**Why it breaks.** ``random_split``, ``train_test_split`` and a shuffled list of indices draw from the process's
+generator. With its own seed, or with none (torch, NumPy and Python then seed themselves), each rank splits differently.
+Validation samples leak into the training set of other ranks and the validation score is too good; nothing fails.
 
 Bad:
 
@@ -34,8 +34,9 @@ loader = DataLoader(train_set, batch_size=32, sampler=DistributedSampler(train_s
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the split has a generator or a ``random_state`` of its own, when all ranks set the same seed before it, when
-only some ranks split or the process that starts the ranks does, and when the split is broadcast. Where the seed may be set out of sight it is a warning.
+**When it says nothing.** The split has its own generator or ``random_state``; all ranks set the same seed before it;
+only some ranks split, or the process that starts the ranks does; the split is broadcast. If the seed may be set
+elsewhere it is a warning.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _reason(place: Place) -> tuple[Severity, str] | None:
     if how == "unset" and place.entry.is_program:
         return "error", "no seed was set before it, so each process has its own"
     if how == "unknown" and place.entry.is_program and not _seen_seed(place):
-        return "warning", "no seed is seen before it, and without one each process has its own"
+        return "warning", "no seed is found before it, and without one each process has its own"
     return None
 
 

@@ -1,7 +1,8 @@
-"""All ranks draw the same random numbers in training, because all of them have set the same seed.
+"""All ranks draw the same random numbers in training, because all set the same seed.
 
-**Why it breaks.** ``torch.manual_seed(42)`` on each rank makes their generators equal. Noise, masks, random steps of an agent or random crops that are drawn
-in the training loop are then the same on all ranks: N ranks bring N times the data, and the variety of one. Nothing fails.
+**Why it breaks.** ``torch.manual_seed(42)`` on each rank makes their generators equal. Noise, masks, random steps of an
+agent or random crops drawn in the training loop are then the same on all ranks: N ranks process N times the data with
+the variety of one. Nothing fails.
 
 Bad:
 
@@ -42,8 +43,8 @@ for step in range(100):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the last seed before the loop depends on the rank, when no seed is set (each process then has its own), for numbers
-drawn from a generator that was passed, for dropout, and where ranks share a model's parts and must draw alike.
+**When it says nothing.** The last seed before the loop depends on the rank; no seed is set (each process then has its
+own); numbers come from a generator that was passed; dropout; ranks that hold parts of one model must draw alike.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def check(script: Script) -> Iterator[Finding]:
                 continue
             seed = last_seed(history, draw, library_of(draw.name))
             shown = f"`{text_of(seed.node)}`" if seed is not None and seed.name != "" else "the seed"
-            message = f"all ranks draw the same numbers at `{text_of(draw.node)}`, as {shown} gives all of them the same seed"
+            message = f"all ranks draw the same numbers at `{text_of(draw.node)}`, because {shown} is the same seed on all"
             yield script.finding(RULE, here(script, draw) or draw.node, message, _FIX)
             return
 
@@ -97,13 +98,13 @@ def _is_alike(call: Call) -> bool:
     )
 
 
-_FIX = "when the model is made, set the seed again with the rank in it: torch.manual_seed(seed + rank)"
+_FIX = "after creating the model, seed again with the rank: torch.manual_seed(seed + rank)"
 
 RULE: Rule[Script] = Rule(
     id="RW509",
     name="same-noise-on-all-ranks",
     severity="warning",
     classes=("X6",),
-    summary="ranks draw the same random numbers in training, as all of them set the same seed",
+    summary="ranks draw the same random numbers in training, because all set the same seed",
     check=check,
 )

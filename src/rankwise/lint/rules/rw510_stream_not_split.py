@@ -1,7 +1,8 @@
-"""A stream (IterableDataset) yields the same samples on each rank, because nothing in it asks for the rank.
+"""A stream (IterableDataset) yields the same samples on each rank, because it never uses the rank.
 
-**Why it breaks.** A sampler cannot split what has no indices: each rank runs ``__iter__`` from the start, and all ranks train on the same samples. In the
-same way ``load_dataset(..., streaming=True)`` streams everything to each rank. Nothing fails; N ranks do the work of one.
+**Why it breaks.** A sampler cannot split what has no indices: each rank runs ``__iter__`` from the start, and all ranks
+train on the same samples. In the same way ``load_dataset(..., streaming=True)`` streams everything to each rank.
+Nothing fails; N ranks do the work of one.
 
 Bad:
 
@@ -55,8 +56,8 @@ for x in loader:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the class, or what it is made of, asks for the rank or a shard, after ``split_dataset_by_node``, for streams that draw
-at random or read from a queue, and when Accelerate prepares the loader.
+**When it says nothing.** The class, or what it is created from, uses the rank or a shard; after
+``split_dataset_by_node``; streams that draw at random or read from a queue; Accelerate prepares the loader.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 def _finding(script: Script, one: Pass, node: object, what: tuple[str, str]) -> Finding:
     severity = "error" if one.syncs else "warning"
-    message = f"each rank gets all samples of {what[0]} from the loop over `{shown(one)}`: nothing in it asks for the rank"
+    message = f"each rank gets all samples of {what[0]} from the loop over `{shown(one)}`: nothing in it uses the rank"
     return script.finding(RULE, node, message, what[1], severity=severity)  # type: ignore[arg-type]
 
 
@@ -129,7 +130,7 @@ def _same_everywhere(dataset: Value) -> tuple[str, str] | None:
             return None
         name = dataset.thing.cls.node.name
         by_worker = any(splits_by_worker(cls) for cls in classes)
-        also = " and its world size, on top of the worker's number" if by_worker else " and its world size"
+        also = " and its world size, and by the worker's number" if by_worker else " and its world size"
         return (
             f"`{name}`",
             f"in {name}.__iter__ take every world_size-th sample from the rank on, by dist.get_rank(){also}",

@@ -1,7 +1,8 @@
-"""Each worker of the loader yields the whole part of this rank, because the stream does not ask which worker it is in.
+"""Each worker of the loader yields this rank's whole share, because the stream never uses the worker's number.
 
-**Why it breaks.** A DataLoader with ``num_workers=4`` runs the ``__iter__`` of an ``IterableDataset`` in four processes. If it splits by the rank only, each
-of them yields the same samples: an epoch is four times as long, and has each sample four times.
+**Why it breaks.** A DataLoader with ``num_workers=4`` runs the ``__iter__`` of an ``IterableDataset`` in four
+processes. If it splits by the rank only, all four yield the same samples: an epoch is four times as long, and has each
+sample four times.
 
 Bad:
 
@@ -52,8 +53,8 @@ dist.all_reduce(total)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Without workers, with a ``worker_init_fn``, when the class asks for the worker in any way, and for streams that draw
-at random.
+**When it says nothing.** No workers; a ``worker_init_fn``; a class that uses the worker's number in any way; streams
+that draw at random.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def check(script: Script) -> Iterator[Finding]:
         if not by_rank or any(splits_by_worker(cls) or draws_at_random(cls) for cls in classes):
             continue
         name = dataset.thing.cls.node.name
-        message = f"each of the {workers.const} workers yields this rank's whole part: `{name}` does not ask which worker it is in"
-        fix = f"in {name}.__iter__ split by torch.utils.data.get_worker_info() too (its id and num_workers)"
+        message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker's number"
+        fix = f"in {name}.__iter__ also split by torch.utils.data.get_worker_info() (its id and num_workers)"
         yield script.finding(RULE, here(script, call) or call.node, message, fix)
 
 
@@ -102,6 +103,6 @@ RULE: Rule[Script] = Rule(
     name="stream-repeated-by-workers",
     severity="error",
     classes=("X7",),
-    summary="each worker of a loader yields the whole part of its rank",
+    summary="each worker of a loader yields its rank's whole share",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""The evaluation counts some samples twice: the sampler repeats samples until all ranks have equally many.
+"""The evaluation counts some samples twice: the sampler repeats samples until all ranks have the same number.
 
-**Why it breaks.** ``DistributedSampler`` pads (``drop_last=False``): of 1001 samples on 8 ranks 7 are seen twice, and their results are summed with the
-others. Accelerate pads its last batch too, and ``gather`` keeps the padding. The score is slightly wrong, and another one with another number of ranks.
+**Why it breaks.** ``DistributedSampler`` pads (``drop_last=False``): of 1001 samples on 8 ranks 7 are seen twice, and
+their results are summed with the others. Accelerate pads its last batch too, and ``gather`` keeps the padding. The
+score is slightly wrong, and changes with the number of ranks.
 
 Bad:
 
@@ -39,8 +40,8 @@ dist.all_reduce(counts)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** With ``drop_last=True`` (which leaves samples out instead), with ``gather_for_metrics``, when results are gathered by
-the samples' indices, when the length is known to be a multiple of 8, and when nothing is reduced.
+**When it says nothing.** ``drop_last=True`` (which drops samples instead), ``gather_for_metrics``, results gathered by
+the samples' indices, a length known to be a multiple of 8, or nothing is reduced.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]
                 and call in one.inside
                 and (node := here(script, call)) is not None
             ):
-                yield call, node, _GATHER, "use gather_for_metrics, which leaves the repeated samples out"
+                yield call, node, _GATHER, "use gather_for_metrics, which drops the repeated samples"
         return
     sampler = sampler_of(one.loader)
     if sampler is None or sampler.call is None or not _pads(sampler.call):
@@ -112,7 +113,7 @@ def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]
         and not _is_used_for_training(script, one, sampler)
         and _is_summed(one.history, one.inside[-1].index if one.inside else sampler.call.index, one)
     ):
-        message = f"samples are repeated so that all ranks have equally many, and count twice in what is reduced after the loop over `{shown(one)}`"
+        message = f"the sampler repeats samples to give all ranks the same number; they count twice in what is reduced after the loop over `{shown(one)}`"
         yield sampler.call, node, message, _FIX
 
 
@@ -137,7 +138,7 @@ def _bare(script: Script, history: History, seen: set[int]) -> Iterator[Finding]
             yield script.finding(
                 RULE,
                 node,
-                "samples are repeated so that all ranks have equally many, and count twice in what is reduced",
+                "the sampler repeats samples to give all ranks the same number; they count twice in what is reduced",
                 _FIX,
             )
 
@@ -196,13 +197,13 @@ def _is_table(call: Call, name: str) -> bool:
 
 
 _GATHER = "gather keeps the samples that pad the last batch, so they count twice"
-_FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or leave the repeated samples out by their index"
+_FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or drop the repeated samples by their index"
 
 RULE: Rule[Script] = Rule(
     id="RW512",
     name="evaluation-counts-padding",
     severity="warning",
     classes=("X8",),
-    summary="samples that pad a rank's share count twice in the evaluation",
+    summary="samples repeated as padding count twice in the evaluation",
     check=check,
 )

@@ -1,7 +1,8 @@
 """There are too few samples: some or all ranks get no batch.
 
-**Why it breaks.** With ``drop_last=True`` a rank whose share is smaller than the batch size makes no step at all: training ends at once, without an error. With
-shares cut by hand, ranks behind the last sample get nothing, and the others wait for them in the first backward pass.
+**Why it breaks.** With ``drop_last=True`` a rank whose share is smaller than the batch size makes no step at all:
+training ends at once, without an error. With shares cut by hand, ranks beyond the last sample get nothing, and the
+others wait for them in the first backward pass.
 
 Bad:
 
@@ -31,7 +32,7 @@ loader = DataLoader(dataset, batch_size=2, sampler=sampler)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the length of the data set is not written in the text.
+**When it says nothing.** The length of the data set is not a literal.
 """
 
 from __future__ import annotations
@@ -80,21 +81,21 @@ def _loader(script: Script, call: Call, loader: Object) -> Iterator[Finding]:
     if length is None or not isinstance(size.const, int) or -(-length // 2) >= size.const:
         return
     share = -(-length // 2)
-    message = f"no rank gets a batch: {length} samples on two ranks are {share} each, and drop_last=True drops a batch of less than {size.const}"
+    message = f"no rank gets a batch: {length} samples on two ranks are {share} each, and drop_last=True drops batches smaller than {size.const}"
     yield script.finding(
         RULE,
         call.node,
         message,
-        f"make batch_size at most {max(share, 1)} (less on more ranks), or leave drop_last=True out",
+        f"make batch_size at most {max(share, 1)} (less on more ranks), or remove drop_last=True",
     )
 
 
 def _sampler(script: Script, call: Call) -> Iterator[Finding]:
     length, drop = length_of(call.arg(0, "dataset")), call.arg(SAMPLER_AT["drop_last"], "drop_last")
     if length is not None and 0 < length < _FEW and drop is not None and drop.const is True:
-        message = f"{length} samples are dropped altogether on more than {length} ranks: with drop_last=True each rank then gets none"
+        message = f"all {length} samples are dropped on more than {length} ranks: with drop_last=True each rank then gets none"
         yield script.finding(
-            RULE, call.node, message, "leave drop_last=True out of the sampler, or use fewer ranks"
+            RULE, call.node, message, "remove drop_last=True from the sampler, or use fewer ranks"
         )
 
 
@@ -109,9 +110,12 @@ def _cut_by_hand(script: Script) -> Iterator[Finding]:
         node = here(script, call)
         if length is not None and node is not None:
             seen.add(id(call.node))
-            message = f"ranks from {length} on get no sample of {length}, make no step, and the others wait for them in `{shown(one)}`'s first backward pass"
+            message = f"ranks from {length} up get none of {length} samples and make no step; the others wait for them in `{shown(one)}`'s first backward pass"
             yield script.finding(
-                RULE, node, message, "use a DistributedSampler, which gives all ranks equally many samples"
+                RULE,
+                node,
+                message,
+                "use a DistributedSampler, which gives all ranks the same number of samples",
             )
 
 

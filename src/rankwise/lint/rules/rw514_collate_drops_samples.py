@@ -1,8 +1,8 @@
-"""The collate function drops samples, behind the sampler's back: ranks get batches of different sizes, or none.
+"""The collate function drops samples without the sampler knowing: ranks get batches of different sizes, or none.
 
-**Why it breaks.** The sampler has given each rank equally many samples. A collate function that drops broken ones makes the batches of one rank smaller; when
-all of a batch are dropped that rank skips a step, or fails, and the others wait for it in the backward pass. The hang comes with
-the data, hours later.
+**Why it breaks.** The sampler gives each rank the same number of samples. A collate function that drops broken ones
+makes the batches of one rank smaller; if it drops a whole batch, that rank skips a step, or fails, and the others wait
+for it in the backward pass. The hang may come hours later.
 
 Bad:
 
@@ -36,8 +36,8 @@ loader = DataLoader(dataset, batch_size=2, sampler=DistributedSampler(dataset))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the data set is filtered before the sampler sees it, when dropped samples are replaced by others (it looks for a
-call that draws new ones), and in programs of one process.
+**When it says nothing.** The data set is filtered before the sampler sees it; dropped samples are replaced by others
+(the rule looks for a call that draws new ones); programs of one process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check(script: Script) -> Iterator[Finding]:
         if _filters(function.node) and (node := here(script, place.last)) is not None:
             call = place.last
             message = f"`{function.name}` drops samples without the sampler knowing: a rank may get a smaller batch than the others, or none"
-            fix = "filter the data set before the sampler is made, or let __getitem__ give another sample in place of a broken one"
+            fix = "filter the data set before the sampler is created, or let __getitem__ return another sample instead of a broken one"
             yield script.finding(RULE, call.arg_node(6, "collate_fn") or node, message, fix)
 
 

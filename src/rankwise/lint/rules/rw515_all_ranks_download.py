@@ -1,8 +1,8 @@
 """All ranks of a node download or unpack into the same folder at the same time.
 
-**Why it breaks.** One rank reads an archive that another one is still writing: ``RuntimeError: Dataset not found or corrupted``, checksum errors, truncated
-files, or a server that answers so many requests with 403. It works when the data is there already, and breaks on the next clean machine.
-If only rank 0 downloads, the others must wait for it.
+**Why it breaks.** One rank reads an archive that another is still writing: ``RuntimeError: Dataset not found or
+corrupted``, checksum errors, truncated files, or a server that answers the many requests with 403. It works when the
+data is already there, and breaks on the next clean host. If only rank 0 downloads, the others must wait for it.
 
 Bad:
 
@@ -32,8 +32,9 @@ dataset = MNIST("data", download=False)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When one rank (of each node) comes first, by a barrier, a lock or ``main_process_first``; when the process that starts the ranks
-has done it; when each rank has a folder of its own; and for ``load_dataset`` and ``from_pretrained``, which lock their cache.
+**When it says nothing.** One rank (of each node) goes first, by a barrier, a lock or ``main_process_first``; the
+process that starts the ranks has done it; each rank has its own folder; ``load_dataset`` and ``from_pretrained``, which
+lock their cache.
 """
 
 from __future__ import annotations
@@ -154,13 +155,13 @@ def _use_without_wait(place: Place) -> Call | None:
     return None
 
 
-_FIX = "let one rank of each node do it first: `if local_rank == 0:` around it, dist.barrier() after it, then read the data on all ranks"
+_FIX = "let one rank of each node do it first, under `if local_rank == 0:`; then dist.barrier(), then read the data on all ranks"
 
 RULE: Rule[Script] = Rule(
     id="RW515",
     name="all-ranks-download",
     severity="error",
     classes=("X11",),
-    summary="all ranks download or unpack into one folder at the same time, or don't wait for the one that does",
+    summary="all ranks download or unpack into one folder at once, or don't wait for the rank that does",
     check=check,
 )

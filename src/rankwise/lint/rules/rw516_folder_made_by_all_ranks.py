@@ -1,7 +1,8 @@
-"""All ranks make, or remove, the same folder, and only the first one can.
+"""All ranks create or remove the same folder, and only the first one can.
 
-**Why it breaks.** Between ``os.path.exists`` and ``os.makedirs`` another rank makes the folder: ``FileExistsError`` on all ranks but one, sometimes, mostly on a
-fast or shared disk. ``shutil.rmtree`` by all ranks removes what another rank has just made, or fails half way.
+**Why it breaks.** Between ``os.path.exists`` and ``os.makedirs`` another rank creates the folder: ``FileExistsError``
+on all ranks but one, sometimes, mostly on a fast or shared disk. ``shutil.rmtree`` by all ranks removes what another
+rank has just created, or fails half way.
 
 Bad:
 
@@ -28,8 +29,8 @@ os.makedirs("runs", exist_ok=True)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** With ``exist_ok=True``, when one rank does it, when the path depends on the rank, when the error is caught, when ranks take turns,
-and in the process that starts the ranks.
+**When it says nothing.** ``exist_ok=True``; one rank does it; the path depends on the rank; the error is caught; ranks
+take turns; the process that starts the ranks does it.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _finding(script: Script, call: Call, node: ast.AST) -> Finding:
     if call.name == "shutil.rmtree":
         message = f"all ranks run `{shown}`: one removes what another has just created, or fails half way (FileNotFoundError)"
         return script.finding(
-            RULE, node, message, "let rank 0 remove and make the folder, and call dist.barrier() after it"
+            RULE, node, message, "let rank 0 remove and create the folder, and call dist.barrier() after it"
         )
     message = f"all ranks run `{shown}`, and only the first one can: FileExistsError on the others"
     if call.name == "os.mkdir":
@@ -146,7 +147,7 @@ RULE: Rule[Script] = Rule(
     name="folder-made-by-all-ranks",
     severity="error",
     classes=("X12",),
-    summary="all ranks make or remove the same folder, and only the first one can",
+    summary="all ranks create or remove the same folder, and only the first one can",
     check=check,
     fixable=True,
 )

@@ -1,7 +1,8 @@
 """Each rank names the run's folder by its own clock or its own random id, so there are as many folders as ranks.
 
-**Why it breaks.** ``datetime.now()`` and ``uuid4()`` give each process another name. Checkpoints in parts end up in different folders, and a rank that reads what
-rank 0 has written looks in a folder where nothing is: ``FileNotFoundError`` for the best checkpoint, at the end of the training.
+**Why it breaks.** ``datetime.now()`` and ``uuid4()`` give each process a different name. The shards of a checkpoint end
+up in different folders, and a rank that reads what rank 0 has written looks in an empty folder: ``FileNotFoundError``
+for the best checkpoint, at the end of the training.
 
 Bad:
 
@@ -37,8 +38,8 @@ torch.save(torch.ones(1), os.path.join(folder, f"part{dist.get_rank()}.pt"))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the name is broadcast, when rank 0 alone uses the folder, when the process that starts the ranks makes the name, for temporary folders,
-and for names by the day only.
+**When it says nothing.** The name is broadcast; only rank 0 uses the folder; the process that starts the ranks creates
+the name; temporary folders; names that contain only the date.
 """
 
 from __future__ import annotations
@@ -210,13 +211,13 @@ def _is_own(script: Script, entry: Entry, place: Place, names: set[str]) -> bool
     return bool(makers) and all(is_in_ranks(script, entry, one) for one in makers)
 
 
-_FIX = "make the name on rank 0 and send it: name = [...]; dist.broadcast_object_list(name, src=0)"
+_FIX = "create the name on rank 0 and send it: name = [...]; dist.broadcast_object_list(name, src=0)"
 
 RULE: Rule[Script] = Rule(
     id="RW517",
     name="folder-name-differs",
     severity="error",
     classes=("X13",),
-    summary="each rank makes up a different name for the run's folder",
+    summary="each rank chooses a different name for the run's folder",
     check=check,
 )

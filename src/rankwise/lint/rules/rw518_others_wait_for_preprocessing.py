@@ -1,7 +1,8 @@
-"""Rank 0 prepares a data set while the others wait at a barrier, for longer than the barrier may take.
+"""Rank 0 prepares a data set while the others wait at a barrier, for longer than its timeout.
 
-**Why it breaks.** The waiting ranks are inside a collective, and its timeout runs: 10 minutes with NCCL, 30 with Gloo. A ``map`` over a large data set takes longer:
-``Timeout waiting for key``, ``Watchdog caught collective operation timeout``, and the job dies although nothing is wrong.
+**Why it breaks.** The waiting ranks are inside a collective, and its timeout runs: 10 minutes with NCCL, 30 with Gloo.
+A ``map`` over a large data set takes longer: ``Timeout waiting for key``, ``Watchdog caught collective operation
+timeout``, and the job fails although nothing is wrong.
 
 Bad:
 
@@ -35,8 +36,8 @@ texts = load_from_disk("/data/corpus")
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the group is made with a timeout, when the work is done before the group is made, and for work other than ``map``
-and ``filter`` over a data set of Hugging Face.
+**When it says nothing.** The group is created with a timeout, the work is done before the group is created, or the work
+is not ``map`` or ``filter`` over a Hugging Face data set.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def check(script: Script) -> Iterator[Finding]:
     for place in once(places(script, *_LONG)):
         if id(place.entry) not in told and _others_wait(place) and _has_default_timeout(place):
             told.add(id(place.entry))
-            message = f"the other ranks wait at a barrier while one runs `{text_of(place.last.node)}`; if that takes longer than the group's timeout, they die"
+            message = f"the other ranks wait at a barrier while one runs `{text_of(place.last.node)}`; if that takes longer than the group's timeout, they fail"
             yield script.finding(RULE, place.last.node, message, _FIX)
 
 
@@ -91,7 +92,7 @@ def _has_default_timeout(place: Place) -> bool:
                and (maker.name != INIT or len(maker.args) < 3) for maker in makers)  # fmt: skip
 
 
-_FIX = "do it before the process group is made, or give the group more time: timeout=timedelta(hours=3)"
+_FIX = "do it before the process group is created, or allow more time: timeout=timedelta(hours=3)"
 
 RULE: Rule[Script] = Rule(
     id="RW518",

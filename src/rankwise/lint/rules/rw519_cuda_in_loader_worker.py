@@ -1,7 +1,8 @@
-"""The loader's workers use CUDA, which does not work in a forked process.
+"""The loader's workers use CUDA, which does not work in forked processes.
 
-**Why it breaks.** A DataLoader forks its workers from a process that has CUDA in use: ``RuntimeError: Cannot re-initialize CUDA in forked subprocess``, or a worker
-that hangs for ever while the other ranks wait in the backward pass.
+**Why it breaks.** A DataLoader forks its workers from a process that already uses CUDA: ``RuntimeError: Cannot
+re-initialize CUDA in forked subprocess``, or a worker that hangs forever while the other ranks wait in the backward
+pass.
 
 Bad:
 
@@ -42,8 +43,8 @@ loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset), 
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Without workers, with ``multiprocessing_context="spawn"`` or another start method set for the program, and when batches are
-moved to the GPU in the loop.
+**When it says nothing.** No workers; ``multiprocessing_context="spawn"`` or another start method set for the program;
+batches that are moved to the GPU in the loop.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 node,
                 message,
-                "keep it on the CPU there, and move the batch in the training loop (pin_memory=True, non_blocking=True)",
+                "stay on the CPU there, and move the batch in the training loop (pin_memory=True, non_blocking=True)",
             )
 
 

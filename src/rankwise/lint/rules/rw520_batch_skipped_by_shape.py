@@ -1,7 +1,8 @@
-"""A rank skips a batch because of its shape, and the others make the backward pass without it.
+"""A rank skips a batch because of its shape, and the others run the backward pass without it.
 
-**Why it breaks.** Lengths differ from batch to batch, so one rank goes on to its next batch while the others wait in the backward pass of this one. They then meet
-in the wrong step (gradients of different steps are averaged), and at the end of the epoch the ranks with more steps hang.
+**Why it breaks.** Lengths differ from batch to batch, so one rank moves on to its next batch while the others wait in
+the backward pass of this one. They are then paired across steps (gradients of different steps are averaged), and at the
+end of the epoch the ranks with more steps hang.
 
 Bad:
 
@@ -39,8 +40,8 @@ for x in loader:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** For the number of samples in a batch (``len(x)``, ``x.shape[0]``), which a DistributedSampler keeps equal, when ranks agree on the skip by a
-collective, and under ``join()``.
+**When it says nothing.** The number of samples in a batch (``len(x)``, ``x.shape[0]``), which a DistributedSampler
+keeps equal; ranks agree on the skip by a collective; under ``join()``.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         seen.add(id(one.loop))
         for test in _skips(one):
-            message = f"a rank whose batch meets `{text_of(test)}` skips this step, and the others wait for it in the backward pass"
+            message = f"a rank whose batch has `{text_of(test)}` skips this step, and the others wait for it in the backward pass"
             yield script.finding(
                 RULE,
                 test,
                 message,
-                "cut or filter the samples before the sampler sees them, or let all ranks agree: all_reduce the test with MAX",
+                "truncate or filter the samples before the sampler sees them, or let all ranks agree: all_reduce the test with MAX",
             )
 
 

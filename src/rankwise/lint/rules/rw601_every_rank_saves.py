@@ -1,7 +1,7 @@
 """Every rank writes the same file at the same time.
 
-**Why it breaks.** The writes mix: the file is damaged now and then (``invalid header or archive is corrupted``, ``storage has
-wrong size``), and it shows when a run is resumed, days later.
+**Why it breaks.** Their writes interleave: the file is sometimes damaged (``invalid header or archive is corrupted``,
+``storage has wrong size``), and this shows only when a run is resumed, days later.
 
 Bad:
 
@@ -30,8 +30,8 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When a test of the rank encloses it, when the path holds the rank, and about
-``accelerator.save``, ``torch.distributed.checkpoint.save`` and others that see to it themselves.
+**When it says nothing.** A test on the rank encloses it, the path contains the rank, and ``accelerator.save``,
+``torch.distributed.checkpoint.save`` and others that handle it themselves.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at,
-            f"every rank writes `{path}` at the same time: the file is damaged when their writes mix",
-            "let one rank write it: `if dist.get_rank() == 0:`, or put the rank into the path",
+            f"every rank writes `{path}` at the same time: the file is damaged if their writes interleave",
+            "let one rank write it: `if dist.get_rank() == 0:`, or include the rank in the path",
             severity="error" if is_sure else "warning",
         )
 

@@ -1,7 +1,7 @@
 """The first rank of each node writes the same file.
 
-**Why it breaks.** ``local_rank == 0`` holds once on each node. With two nodes and a shared disk two ranks write one file at once, and
-it is damaged now and then.
+**Why it breaks.** ``local_rank == 0`` is true once on each node. With two nodes and a shared disk two ranks write one
+file at once, and it is sometimes damaged.
 
 Bad:
 
@@ -31,7 +31,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About files that each node has for itself (``/tmp``, a scratch folder, a path with the node's number).
+**When it says nothing.** Files that are local to each node (``/tmp``, a scratch folder, a path with the node's number).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             at,
-            f"the first rank of each node writes `{text_of(use.node)}`: on a disk that nodes share, they write it at once",
-            "ask for the global rank: `if dist.get_rank() == 0:` (accelerator.is_main_process)",
+            f"the first rank of each node writes `{text_of(use.node)}`: on a disk that nodes share, they write at the same time",
+            "test the global rank: `if dist.get_rank() == 0:` (accelerator.is_main_process)",
         )
 
 

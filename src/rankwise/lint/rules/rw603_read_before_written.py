@@ -1,7 +1,7 @@
 """Ranks read a file that rank 0 is still writing.
 
-**Why it breaks.** The others reach the read while rank 0 saves: ``FileNotFoundError``, ``PytorchStreamReader failed reading zip
-archive``, or the file of an earlier run, silently. A barrier before the save does not help.
+**Why it breaks.** The others reach the read while rank 0 is saving: ``FileNotFoundError``, ``PytorchStreamReader failed
+reading zip archive``, or the file of an earlier run, silently. A barrier before the save does not help.
 
 Bad:
 
@@ -32,7 +32,7 @@ model.load_state_dict(torch.load("best.pt", map_location="cpu"))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When ranks meet in any collective between the write and the read, or only rank 0 reads.
+**When it says nothing.** Ranks make any collective between the write and the read, or only rank 0 reads.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     read.call.node,
-                    f"rank 0 writes `{text_of(read.node)}` in line {line}, and nothing keeps the others from reading it before that is done",
+                    f"rank 0 writes `{text_of(read.node)}` on line {line}, and the others may read it before that is done",
                     f"call dist.barrier() between line {line} and this line, on all ranks",
                 )
                 break

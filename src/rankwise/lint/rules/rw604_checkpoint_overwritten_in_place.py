@@ -1,7 +1,7 @@
-"""A checkpoint is written straight onto the file that a resume will read.
+"""A checkpoint is overwritten in place, in the file that a resume will read.
 
-**Why it breaks.** A job that is stopped in the midst of ``torch.save`` leaves half a file, and the whole one before it is gone: the
-resume fails with ``failed finding central directory``, and there is nothing to go back to.
+**Why it breaks.** A job that is stopped during ``torch.save`` leaves an incomplete file, and the complete one before it
+is gone: the resume fails with ``failed finding central directory``, and no earlier checkpoint is left.
 
 Bad:
 
@@ -40,8 +40,8 @@ for epoch in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the file is written beside and moved into place, when the name holds the epoch or step, and when
-the script never reads the file back.
+**When it says nothing.** The file is written under another name and moved into place, the name contains the epoch or
+step, or the script never reads the file back.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 use.call.node,
-                f"`{path}` is overwritten in place, and line {line} resumes from it: a crash during the write leaves neither the old file nor the new one",
+                f"`{path}` is overwritten in place, and line {line} resumes from it: a crash during the write leaves neither the old nor the new file",
                 f"write to {path} + '.tmp' first, then os.replace(...) it",
             )
 
@@ -111,6 +111,6 @@ RULE: Rule[Script] = Rule(
     name="checkpoint-overwritten-in-place",
     severity="warning",
     classes=("K2",),
-    summary="a checkpoint is written straight onto the file that a resume reads",
+    summary="a checkpoint is overwritten in place, in the file that a resume reads",
     check=check,
 )

@@ -1,7 +1,7 @@
-"""A checkpoint is loaded without saying where to, so all ranks load it onto the GPU that saved it.
+"""A checkpoint is loaded without map_location, so all ranks load it onto the GPU that saved it.
 
-**Why it breaks.** ``torch.load`` puts each tensor back on the device that it was saved from, mostly ``cuda:0``. All ranks of a node then
-hold a copy on GPU 0: it runs out of memory there, and only there.
+**Why it breaks.** ``torch.load`` puts each tensor back on the device from which it was saved, mostly ``cuda:0``. All
+ranks of a node then hold a copy on GPU 0, which runs out of memory.
 
 Bad:
 
@@ -33,7 +33,7 @@ model.load_state_dict(torch.load("start.pt", map_location="cpu"))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** In programs that use no GPU or one process, when only rank 0 loads, and about data that is no model.
+**When it says nothing.** Programs that use no GPU or one process, only rank 0 loads, and data that is not a model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A checkpoint is mapped to the GPU with the number of the global rank.
 
-**Why it breaks.** ``map_location={"cuda:0": f"cuda:{rank}"}`` is right on the first node only. On the second one rank 8 asks for a GPU 8
-that is not there: ``Attempting to deserialize object on CUDA device 8``.
+**Why it breaks.** ``map_location={"cuda:0": f"cuda:{rank}"}`` is right on the first node only. On the second, rank 8
+uses a GPU 8 that does not exist: ``Attempting to deserialize object on CUDA device 8``.
 
 Bad:
 
@@ -31,7 +31,7 @@ state = torch.load("start.pt", map_location=f"cuda:{local_rank}")
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** About the local rank, ``"cpu"``, and the first argument of a function that ``mp.spawn`` starts.
+**When it says nothing.** The local rank, ``"cpu"``, and the first argument of a function that ``mp.spawn`` starts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     RULE,
                     node,
-                    f"`{text_of(node)}` takes the global rank as the number of a GPU: on a second node there is no such GPU",
+                    f"`{text_of(node)}` uses the global rank as the number of a GPU: a second node has no such GPU",
                     'map to "cpu", or to the GPU of int(os.environ["LOCAL_RANK"])',
                     severity="error" if fault == "bare" else "warning",
                 )

@@ -1,8 +1,8 @@
-"""Weights are saved from the wrapped model and loaded into the bare one, or the other way round.
+"""Weights are saved from the wrapped model and loaded into the bare one, or vice versa.
 
-**Why it breaks.** The names in the state of a DDP model begin with ``module.``, those of the model itself do not:
-``Missing key(s) in state_dict: "weight" ... Unexpected key(s): "module.weight"``. With ``strict=False`` nothing is loaded, and
-nothing says so.
+**Why it breaks.** The keys in the state of a DDP model begin with ``module.``, those of the model itself do not:
+``Missing key(s) in state_dict: "weight" ... Unexpected key(s): "module.weight"``. With ``strict=False`` nothing is
+loaded, without any error.
 
 Bad:
 
@@ -38,8 +38,8 @@ fresh.load_state_dict(torch.load("model.pt", map_location="cpu"))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the prefix is taken off, when both are wrapped or both are not, and when it is not certain that it is
-the same file.
+**When it says nothing.** The prefix is removed, both are wrapped or both are not, or it is not certain that it is the
+same file.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def _tell(script: Script, call: Call, at: ast.AST, save: Call, form: str) -> Fin
     line = line_of(save)
     strict = call.arg(1, "strict")
     silent = strict is not None and strict.const is False
-    names = "begin with `module.`" if form == "bare" else "lack the `module.` that the wrapper's have"
+    names = "begin with `module.`" if form == "bare" else "lack the wrapper's `module.` prefix"
     what = "so nothing is loaded, and strict=False hides it" if silent else "so load_state_dict raises"
     return script.finding(
         RULE,
         at,
-        f"the names given in line {line} {names}: {what}",
+        f"the keys given on line {line} {names}: {what}",
         "save model.module.state_dict(), and load into model.module (or before wrapping)",
     )
 
@@ -193,6 +193,6 @@ RULE: Rule[Script] = Rule(
     name="module-prefix",
     severity="error",
     classes=("K4",),
-    summary="weights of the wrapped model are loaded into the bare one, or the other way round",
+    summary="weights of the wrapped model are loaded into the bare one, or vice versa",
     check=check,
 )

@@ -1,8 +1,8 @@
-"""A resumed run does not get back all that the stopped one had.
+"""A resumed run does not restore all the state of the stopped one.
 
-**Why it breaks.** Without the optimizer's state the loss jumps at each resume; without the scheduler's the learning rate starts
-again; without the scaler's the first steps overflow; and an epoch that was done already is done again. Nothing fails: the
-curve is only worse.
+**Why it breaks.** Without the optimizer's state the loss jumps at each resume; without the scheduler's the learning
+rate starts over; without the scaler's the first steps overflow; and a completed epoch is repeated. Nothing fails: the
+loss curve is only worse.
 
 Bad:
 
@@ -41,7 +41,7 @@ for epoch in range(state["epoch"] + 1, 10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When weights are loaded to start from (no epoch or step comes with them), and about an optimizer without
+**When it says nothing.** Weights are loaded as a start (no epoch or step comes with them), and an optimizer without
 state (SGD without momentum).
 """
 
@@ -106,7 +106,7 @@ def _left_out(script: Script, entry: Entry) -> Iterator[Finding]:
     missing = [part for part in _WORDS if part in made and part not in given]
     if missing and stepped and None not in given:
         names = " and ".join(_WORDS[part] for part in missing)
-        message = f"the run resumes from here, but the state of the {names} is not loaded: it starts anew"
+        message = f"the run resumes from here, but the state of the {names} is not loaded: it starts over"
         fix = f"save and load {' and '.join(part + '.state_dict()' for part in missing)} too"
         yield script.finding(RULE, load.node, message, fix)
 
@@ -164,7 +164,7 @@ def _done_again(script: Script) -> Iterator[Finding]:
         key = node.value.slice.value
         if key in saved and _starts_range(script, node.targets[0]):
             name = ast.unparse(node.targets[0])
-            message = f"{key!r} was saved in the epoch of that number, which was done by then: `{name}` begins with it again"
+            message = f"{key!r} was saved after the epoch of that number was complete: `{name}` repeats it"
             yield script.finding(RULE, node.value, message, f"{name} = {ast.unparse(node.value)} + 1")
 
 
@@ -206,6 +206,6 @@ RULE: Rule[Script] = Rule(
     name="incomplete-resume",
     severity="warning",
     classes=("K7",),
-    summary="a resumed run does not get back all that the stopped one had",
+    summary="a resumed run does not restore all the state of the stopped one",
     check=check,
 )

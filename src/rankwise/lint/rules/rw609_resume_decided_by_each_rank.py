@@ -1,7 +1,7 @@
 """Each rank decides for itself whether and from which file to resume.
 
-**Why it breaks.** Nodes see different disks, or see a new file at different times. Then some ranks resume at epoch 7 and others
-begin at 0: the models differ silently, or the ranks wait for each other at the end.
+**Why it breaks.** Nodes see different disks, or see a new file at different times. Then some ranks resume at epoch 7
+and others begin at 0: the replicas silently diverge, or the ranks wait for each other at the end.
 
 Bad:
 
@@ -36,7 +36,7 @@ if found[0]:
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When rank 0 decides and tells the others, and when the file is asked for on the command line.
+**When it says nothing.** Rank 0 decides and broadcasts the decision, or the file is given on the command line.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def check(script: Script) -> Iterator[Finding]:
             None,
         )
         if test is not None:
-            message = f"each rank asks its own disk (`{text_of(test)}`) whether to resume: ranks that see different answers diverge"
+            message = f"each rank tests its own disk (`{text_of(test)}`) to decide whether to resume: ranks with different results diverge"
         elif use.path.spread and use.path.origin & _OWN:
             message = f"each rank looks for `{text_of(use.node)}` on its own disk: ranks may resume from different files"
         else:
             continue
-        fix = "let rank 0 look, and tell all ranks with dist.broadcast_object_list before they load"
+        fix = "let rank 0 decide, and call dist.broadcast_object_list on all ranks before they load"
         yield script.finding(RULE, test if test is not None else call.node, message, fix)
 
 

@@ -1,8 +1,8 @@
 """A signal handler saves, or waits for other ranks, in the middle of a step.
 
-**Why it breaks.** Python runs the handler between two lines of the training step: the optimizer may have updated half of the
-parameters, other ranks are in another step, and a collective there meets one of theirs. The file is inconsistent, or the
-job hangs until the scheduler kills it.
+**Why it breaks.** Python runs the handler between two lines of the training step: the optimizer may have updated only
+some parameters, other ranks are in another step, and a collective here pairs with one of theirs. The file is
+inconsistent, or the job hangs until the scheduler kills it.
 
 Bad:
 
@@ -39,7 +39,7 @@ signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the handler only sets a flag, and in programs that make no process group.
+**When it says nothing.** The handler only sets a flag, and programs that create no process group.
 """
 
 from __future__ import annotations
@@ -101,15 +101,13 @@ def _judge(script: Script, place: Place, handler: ast.AST) -> Iterator[Finding]:
     names = _with_helpers(script, handler)
     meets = sorted(_MEETS & names)
     if meets and meets != ["destroy_process_group"]:
-        message = f"the handler calls {meets[0]} in the middle of a step: other ranks are elsewhere, and do not answer it"
+        message = f"the handler calls {meets[0]} in the middle of a step: other ranks are elsewhere and do not call it"
         yield script.finding(RULE, place.last.node, message, _FIX, severity="error")
     elif saves := sorted(_SAVES & names):
-        message = (
-            f"the handler calls {saves[0]} in the middle of a step: what it saves may be half of an update"
-        )
+        message = f"the handler calls {saves[0]} in the middle of a step: it may save a partial update"
         yield script.finding(RULE, place.last.node, message, _FIX)
     elif _is_term(place) and _LEAVES & names:
-        message = "the SIGTERM handler leaves at once: nothing is saved since the last checkpoint"
+        message = "the SIGTERM handler exits at once: all since the last checkpoint is lost"
         yield script.finding(RULE, place.last.node, message, _FIX, failure_class="R7")
 
 
@@ -126,7 +124,7 @@ def _is_term(place: Place) -> bool:
     return "SIGTERM" in ast.unparse(place.last.arg_node(0, "signalnum") or place.last.node)
 
 
-_FIX = "only set a flag in the handler; at the end of a step let all ranks agree on it, save, and leave"
+_FIX = "only set a flag in the handler; at the end of a step let all ranks agree on it, save, and exit"
 
 RULE: Rule[Script] = Rule(
     id="RW610",

@@ -1,7 +1,7 @@
-"""Rank 0 reports the loss or the accuracy of its own share of the data as if it were that of all.
+"""Rank 0 reports the loss or accuracy of its own share of the data as that of all ranks.
 
-**Why it breaks.** Each rank sees one part of the data. What rank 0 prints or logs is the number of its part: noisier than the true one,
-and another one for each number of ranks. Nothing fails.
+**Why it breaks.** Each rank sees one share of the data. What rank 0 prints or logs is the number of its share: noisier
+than the true one, and dependent on the number of ranks. Nothing fails.
 
 Bad:
 
@@ -40,7 +40,8 @@ for step in range(8):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When the number was reduced or gathered, and when the text says that it is local (``local loss``, ``rank``).
+**When it says nothing.** The number was reduced or gathered, or the text says that it is local (``local loss``,
+``rank``).
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"`{text_of(call.node)}` tells the {what} of rank 0's share of the data, as if it were that of all ranks",
+                f"`{text_of(call.node)}` reports the {what} of rank 0's share of the data as that of all ranks",
                 "all_reduce sums and counts over the ranks first, or say in the text that it is rank 0's",
                 severity="warning" if is_judged else "hint",
             )
@@ -136,7 +137,7 @@ def _divided_by_all(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"`{text_of(node)}` divides what this rank counted in its share by the number of all samples: on W ranks it"
+                f"`{text_of(node)}` divides this rank's count by the number of all samples: on W ranks it"
                 " is about 1/W of the true number",
                 f"all_reduce `{text_of(node.left)}` over the ranks first, or divide by the number of samples that this rank saw",
                 severity="warning",

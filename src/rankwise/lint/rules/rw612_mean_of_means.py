@@ -1,7 +1,7 @@
-"""Means of the ranks are averaged, though the ranks have seen different numbers of samples.
+"""Means of the ranks are averaged although the ranks have different numbers of samples.
 
-**Why it breaks.** The mean of means counts a rank with three samples as much as one with thirty. With an uneven last batch, or
-labels that are rare, the number is wrong, silently: 0.45 where 0.82 is true.
+**Why it breaks.** The mean of means gives a rank with three samples the same weight as one with thirty. With an uneven
+last batch, or rare labels, the number is silently wrong: 0.45 instead of 0.82.
 
 Bad:
 
@@ -37,7 +37,7 @@ def accuracy(model, loader):
     return both[0] / both[1]
 ```
 
-**When it says nothing.** When sums and counts are reduced and divided afterwards, and about one batch of the same size everywhere.
+**When it says nothing.** Sums and counts are reduced and divided afterwards; one batch of the same size everywhere.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"`{text_of(ratio)}` is a mean over this rank's samples: averaged over ranks it is wrong where their numbers differ",
+                f"`{text_of(ratio)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
                 "reduce the sum and the count, then divide",
             )
 

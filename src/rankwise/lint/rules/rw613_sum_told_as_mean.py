@@ -1,7 +1,7 @@
 """A loss or mean is summed over the ranks and never divided by their number.
 
-**Why it breaks.** ``all_reduce`` adds. What is then told as the mean loss is that of all ranks together: with eight ranks eight times too
-large, and a schedule or an early stop that follows it is wrong too.
+**Why it breaks.** ``all_reduce`` sums. What is then reported as the mean loss is the sum over all ranks: with eight
+ranks eight times too large, and a schedule or an early stop that follows it is wrong too.
 
 Bad:
 
@@ -29,8 +29,8 @@ def reduce_mean(value):
     return total.item() / dist.get_world_size()
 ```
 
-**When it says nothing.** About ``ReduceOp.AVG`` and ``MAX``, about counts and sums that are told as such, and when anything in
-the function divides.
+**When it says nothing.** ``ReduceOp.AVG`` and ``MAX``, counts and sums that are reported as such, and functions in
+which anything divides.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def _told_as(name: str, function: ast.AST) -> str | None:
     """By which word it says that it is a mean."""
     function_name = getattr(function, "name", "")
     if _MEAN.search(function_name) and not _SUM.search(function_name):
-        return f"what {function_name}() gives"
+        return f"what {function_name}() returns"
     if _MEAN.search(name):
         return "called a mean"
     if _LOSS.search(name) and not _SUM.search(name):
-        return "told as the loss or accuracy of one"
+        return "reported as the loss or accuracy of one"
     return None
 
 

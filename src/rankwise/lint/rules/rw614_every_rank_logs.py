@@ -1,7 +1,7 @@
 """Every rank opens its own run, writer or progress bar.
 
-**Why it breaks.** There are as many runs in W&B as ranks, all with the same name; TensorBoard's curves zigzag between the ranks' values
-in one folder; bars and lines on the terminal are drawn over each other.
+**Why it breaks.** W&B gets as many runs as there are ranks, all with the same name; TensorBoard's curves zigzag between
+the ranks' values in one folder; bars and lines on the terminal overwrite each other.
 
 Bad:
 
@@ -30,8 +30,8 @@ dist.barrier()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** When a test of the rank encloses it, when an argument depends on the rank (``mode``, ``disable``, the folder),
-when ``group=`` says that many runs are wanted, and when the script replaces ``print`` on the other ranks.
+**When it says nothing.** A test on the rank encloses it, an argument depends on the rank (``mode``, ``disable``, the
+folder), ``group=`` says that many runs are wanted, or the script replaces ``print`` on the other ranks.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check(script: Script) -> Iterator[Finding]:
                 else ("bar", "disable=dist.get_rank() != 0")
             )
             yield script.finding(
-                RULE, at, f"every rank shows this {what}, one over the other", f"`{fix}`", severity="hint"
+                RULE, at, f"every rank shows this {what}, overwriting the others", f"`{fix}`", severity="hint"
             )
 
 

@@ -1,7 +1,8 @@
-"""A scheduler that Accelerate steps once for each process was planned in steps of one process.
+"""A scheduler that Accelerate steps once for each process was planned for the steps of one process.
 
-**Why it breaks.** A scheduler that went through ``accelerator.prepare`` makes ``num_processes`` steps at each ``scheduler.step()``. Planned
-for the steps that one process makes, it is at its end after 1/N of the training: the learning rate is 0 from there on.
+**Why it breaks.** A scheduler passed to ``accelerator.prepare`` makes ``num_processes`` steps at each
+``scheduler.step()``. Planned for the steps of one process, it ends after 1/N of the training: the learning rate is 0
+from then on.
 
 Bad:
 
@@ -35,8 +36,9 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(load
 scheduler = accelerator.prepare(scheduler)
 ```
 
-**When it says nothing.** When the plan holds ``num_processes``, when the loader's length was taken before it was prepared (it is that of all
-processes then), with ``split_batches=True`` or ``step_scheduler_with_optimizer=False``, and when the scheduler is not prepared.
+**When it says nothing.** The number of steps contains ``num_processes``; the loader's length was taken before it was
+prepared (it then counts all processes); ``split_batches=True`` or ``step_scheduler_with_optimizer=False``; the
+scheduler is not prepared.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 steps if isinstance(steps, ast.expr) else call.node,
                 f"`{text_of(steps)}` counts {what}, but a prepared scheduler makes num_processes steps at each step(): it ends early",
-                f"give {text_of(steps)} * accelerator.num_processes",
+                f"pass {text_of(steps)} * accelerator.num_processes",
             )
 
 
@@ -145,6 +147,6 @@ RULE: Rule[Script] = Rule(
     name="prepared-scheduler-runs-ahead",
     severity="warning",
     classes=("M7",),
-    summary="a prepared scheduler was planned in steps of one process",
+    summary="a prepared scheduler was planned for the steps of one process",
     check=check,
 )

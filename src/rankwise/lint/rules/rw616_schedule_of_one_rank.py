@@ -1,8 +1,8 @@
-"""The learning rate is stepped by what only this rank has measured.
+"""The learning rate depends on a metric that only this rank has measured.
 
-**Why it breaks.** `ReduceLROnPlateau` lowers the learning rate when its metric stands still. Fed with the loss of this rank's own
-samples it does so at different steps on different ranks. Gradients are still averaged, but each rank applies them with a rate of
-its own: the replicas part without a word.
+**Why it breaks.** `ReduceLROnPlateau` lowers the learning rate when its metric stops improving. With the loss of this
+rank's own samples it does so at different steps on different ranks. Gradients are still averaged, but each rank applies
+them with its own rate: the replicas silently diverge.
 
 Bad:
 
@@ -58,7 +58,7 @@ for epoch in range(3):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The metric was reduced, gathered or broadcast before; schedulers that only count steps.
+**When it says nothing.** The metric was reduced, gathered or broadcast first; schedulers that only count steps.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"`{text}` comes from this rank's own data: ranks lower their learning rates at different steps, and the replicas part",
+                f"`{text}` comes from this rank's own data: ranks lower their learning rates at different steps, and the replicas diverge",
                 f"average `{text}` over all ranks (all_reduce) before the scheduler gets it",
             )
 
@@ -99,6 +99,6 @@ RULE: Rule[Script] = Rule(
     name="schedule-of-one-rank",
     severity="error",
     classes=("M4",),
-    summary="the learning rate is stepped by what only this rank has measured",
+    summary="the learning rate depends on a metric that only this rank has measured",
     check=check,
 )

@@ -1,7 +1,8 @@
-"""Lightning watches a metric that each rank logs for itself.
+"""Lightning monitors a metric that each rank logs for itself.
 
-**Why it breaks.** `self.log("val_loss", loss)` in a validation step keeps the mean over this rank's batches. What a checkpoint or an
-early stop then watches is the number of one rank: the best model is chosen by a part of the validation set.
+**Why it breaks.** `self.log("val_loss", loss)` in a validation step keeps the mean over this rank's batches. A
+checkpoint or an early stop then monitors the number of one rank: the best model is chosen by a part of the validation
+set.
 
 Bad:
 
@@ -35,7 +36,8 @@ trainer = L.Trainer(devices=4, strategy="ddp", callbacks=[ModelCheckpoint(monito
 trainer.fit(Net())
 ```
 
-**When it says nothing.** A torchmetrics object is logged, which is reduced by itself; one device; the metric is not watched.
+**When it says nothing.** A torchmetrics object is logged, which reduces itself; one device; the metric is not
+monitored.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call.node,
-                f"{name.const!r} is the mean over this rank's batches, and a callback chooses by it",
+                f"{name.const!r} is the mean over this rank's batches, and a callback monitors it",
                 "log it with sync_dist=True",
             )
 
@@ -101,6 +103,6 @@ RULE: Rule[Script] = Rule(
     name="monitored-without-sync",
     severity="warning",
     classes=("M6", "M1"),
-    summary="Lightning watches a metric that each rank logs for itself",
+    summary="Lightning monitors a metric that each rank logs for itself",
     check=check,
 )

@@ -1,7 +1,7 @@
-"""A launcher is given a flag that it does not have.
+"""A launcher gets a flag that it does not have.
 
-**Why it breaks.** The launcher ends with `error: unrecognized arguments` before any rank starts; in a batch job that is seen
-only when the job has waited its turn. Mostly the flag is misspelt, or it is another launcher's.
+**Why it breaks.** The launcher fails with `error: unrecognized arguments` before any rank starts; a batch job shows
+this only after its time in the queue. Usually the flag is misspelt, or it is another launcher's.
 
 Bad:
 
@@ -27,8 +27,8 @@ Good:
 accelerate launch --num_processes 4 train.py
 ```
 
-**When it says nothing.** Abbreviations that argparse takes (`--nnode=2`), flags behind the script, and words that come from
-variables which are set elsewhere.
+**When it says nothing.** Abbreviations that argparse accepts (`--nnode=2`), flags after the script, and words from
+variables that are set elsewhere.
 """
 
 from __future__ import annotations

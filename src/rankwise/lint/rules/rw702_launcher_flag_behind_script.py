@@ -1,7 +1,7 @@
-"""A launcher's flag stands behind the script, so the script gets it and not the launcher.
+"""A launcher's flag comes after the script, so the script gets it and not the launcher.
 
-**Why it breaks.** Everything behind the script's name belongs to the script. `torchrun train.py --nproc_per_node=4` starts one
-process without a word, and trains on one GPU for days; or the script ends with `unrecognized arguments`.
+**Why it breaks.** Everything after the script's name belongs to the script. `torchrun train.py --nproc_per_node=4`
+silently starts one process, and trains on one GPU for days; or the script fails with `unrecognized arguments`.
 
 Bad:
 
@@ -15,8 +15,8 @@ Good:
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** The launcher has the flag too, the script beside the text knows it, or `--` in front of the script says
-that it is meant so.
+**When it says nothing.** The launcher has the flag too, the script next to the text knows it, or `--` before the script
+says that it is intended.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def _late(shell: Shell, launch: Launch) -> Iterator[Finding]:
             continue
         script = launch.script.raw if launch.script else "the script"
         if launch.launcher == "python":
-            message = f"{spelled} is a launcher's flag, and python gives it to {script}: one process starts"
+            message = f"{spelled} is a launcher's flag, but python passes it to {script}: one process starts"
             fix = f"torchrun {word.raw} … {script}"
             yield shell.finding(
                 RULE, word.span, message, fix, severity="error" if known is False else "warning"
             )
         else:
             message = f"{spelled} comes after {script}, so {script} gets it and {launch.label} does not"
-            yield shell.finding(RULE, word.span, message, f"put it in front of {script}")
+            yield shell.finding(RULE, word.span, message, f"put it before {script}")
         return
 
 

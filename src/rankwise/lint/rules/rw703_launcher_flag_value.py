@@ -1,7 +1,7 @@
-"""A launcher's flag has no value, or one that can't be right.
+"""A launcher's flag has no value, or an invalid one.
 
-**Why it breaks.** The launcher ends before any rank starts (`Unsupported nproc_per_node value`, `expected one argument`, `invalid
-int value`), or takes the script's name for the value and finds no script.
+**Why it breaks.** The launcher fails before any rank starts (`Unsupported nproc_per_node value`, `expected one
+argument`, `invalid int value`), or uses the script's name as the value and finds no script.
 
 Bad:
 
@@ -27,7 +27,7 @@ Good:
 torchrun --nproc_per_node=4 --master_port=29617 train.py
 ```
 
-**When it says nothing.** Values from variables that are set elsewhere; `gpu`, `cpu`, `auto` and other kinds of device.
+**When it says nothing.** Values from variables that are set elsewhere; `gpu`, `cpu`, `auto` and other device types.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _flag(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
             yield shell.finding(
                 RULE,
                 flag.word.span,
-                f"{flag.spelled} takes no value, and gets {flag.value.raw!r}",
+                f"{flag.spelled} takes no value, but gets {flag.value.raw!r}",
                 f"write {flag.spelled} alone",
             )
         return
@@ -92,7 +92,7 @@ def _flag(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
     if text is None or _NAME.fullmatch(text):
         return
     if text.endswith(".py") and launch.script is None:
-        message = f"{flag.spelled} takes {text} as its value, so no script is left"
+        message = f"{flag.spelled} uses {text} as its value, so no script is left"
         yield shell.finding(RULE, flag.word.span, message, f"give {flag.spelled} a value")
     elif wrong := _wrong(flag.name, text):
         severity: Severity | None = "warning" if wrong.startswith("below") else None
@@ -112,7 +112,7 @@ def _wrong(name: str, text: str) -> str:
 
 def _nproc(text: str) -> str:
     is_fine = int(text) > 0 if text.isdecimal() else _is_device(text)
-    return "" if is_fine else "no number of ranks, and no kind of device"
+    return "" if is_fine else "neither a number of ranks nor a device type"
 
 
 def _is_device(text: str) -> bool:
@@ -123,7 +123,7 @@ def _is_device(text: str) -> bool:
 def _nnodes(text: str) -> str:
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     is_fine = found is not None and 0 < int(found[1]) <= int(found[2] or found[1])
-    return "" if is_fine else "no number of nodes, and no range MIN:MAX"
+    return "" if is_fine else "neither a number of nodes nor a range MIN:MAX"
 
 
 def _endpoint(text: str) -> str:
@@ -135,14 +135,14 @@ def _port(text: str) -> str:
     if _NAME.fullmatch(text):
         return ""
     if not text.isdecimal() or int(text) > 65535:
-        return "no port"
+        return "not a port"
     return "below 1024, which only root may open" if 0 < int(text) < 1024 else ""
 
 
 _TESTS = {"nproc_per_node": _nproc, "nnodes": _nnodes, "master_port": _port, "rdzv_endpoint": _endpoint}
 _PATTERNS = {
-    "node_rank": (r"\d+", "no number from 0 up"),
-    "max_restarts": (r"\d+", "no number from 0 up"),
+    "node_rank": (r"\d+", "not a number from 0 up"),
+    "max_restarts": (r"\d+", "not a number from 0 up"),
     "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "not a number of seconds"),
 }
 
@@ -172,7 +172,7 @@ def _no_script(shell: Shell, launch: Launch) -> Iterator[Finding]:
         return
     if is_told or shell.is_cut(launch):
         return
-    message = f"{launch.label} is given no script"
+    message = f"{launch.label} gets no script"
     yield shell.finding(
         RULE, launch.word.span, message, f"{launch.label} [flags] train.py [the script's own arguments]"
     )
@@ -183,7 +183,7 @@ RULE: Rule[Shell] = Rule(
     name="launcher-flag-value",
     severity="error",
     classes=("L4",),
-    summary="a launcher's flag has no value, or one that can't be right",
+    summary="a launcher's flag has no value, or an invalid one",
     looks_at="shell",
     check=_check,
 )

@@ -1,7 +1,8 @@
-"""Launcher, Python and script stand in the wrong order, or a file is given where a module's name is meant.
+"""Launcher, Python and script are in the wrong order, or a file is given instead of a module's name.
 
-**Why it breaks.** `torchrun python train.py` looks for a script called `python`; `python train.py -m torch.distributed.launch` runs
-the script once and hands it the launcher as arguments; `-m train.py` looks for a module `py` in a package `train`.
+**Why it breaks.** `torchrun python train.py` looks for a script called `python`; `python train.py -m
+torch.distributed.launch` runs the script once and passes it the launcher as arguments; `-m train.py` looks for a module
+`py` in a package `train`.
 
 Bad:
 
@@ -67,12 +68,12 @@ def _check(shell: Shell) -> Iterator[Finding]:
         if launch.flag("module") and text.endswith(".py"):
             module = text[:-3].removeprefix("./").replace("/", ".")
             message = f"-m takes a module's name, and {text} is a file"
-            yield shell.finding(RULE, script.span, message, f"-m {module}, or leave out -m")
+            yield shell.finding(RULE, script.span, message, f"-m {module}, or remove -m")
         elif base_name(script) in _PROGRAMS and launch.launcher != "python":
-            message = f"{launch.label} takes {text!r} for the script"
+            message = f"{launch.label} runs {text!r} as the script"
             yield shell.finding(RULE, script.span, message, _without(launch, text))
         elif text.partition("=")[0].lstrip("-").replace("-", "_") in LAUNCHER_ONLY and launch.is_elastic:
-            message = f"{launch.label} takes {text!r} for the script: the dashes are missing"
+            message = f"{launch.label} runs {text!r} as the script: the dashes are missing"
             yield shell.finding(RULE, script.span, message, f"write --{text.lstrip('-')}")
         elif launch.launcher == "python" and text in _NO_MODULES and launch.flag("module"):
             message = f"{text} can't be run as a module"
@@ -85,7 +86,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
 
 def _without(launch: Launch, text: str) -> str:
     if text.startswith("python"):
-        return f"leave out {text}: {launch.label} starts Python itself; --no-python is for other programs"
+        return f"remove {text}: {launch.label} starts Python itself; --no-python is for other programs"
     return "keep one of the two launchers"
 
 
@@ -105,7 +106,7 @@ RULE: Rule[Shell] = Rule(
     name="launcher-and-script-mixed",
     severity="error",
     classes=("L4",),
-    summary="launcher, Python and script in the wrong order, or a file for a module",
+    summary="launcher, Python and script in the wrong order, or a file given as a module",
     looks_at="shell",
     check=_check,
 )

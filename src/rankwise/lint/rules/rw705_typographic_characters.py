@@ -1,7 +1,7 @@
-"""A flag begins with a typographic dash, or a word has typographic quotes: text that was pasted from a page.
+"""A flag begins with a typographic dash, or a word has typographic quotes: text pasted from a page.
 
-**Why it breaks.** A text processor made one long dash of `--`. The shell and the launcher know only `-`, so the launcher takes the
-flag for the script and ends with `can't open file '–nproc_per_node=2'`.
+**Why it breaks.** A text processor turned `--` into one long dash. The shell and the launcher know only `-`, so the
+launcher runs the flag as the script and fails with `can't open file '–nproc_per_node=2'`.
 
 Bad:
 
@@ -15,7 +15,7 @@ Good:
 torchrun --nproc_per_node=2 train.py
 ```
 
-**When it says nothing.** Dashes inside of words and in comments.
+**When it says nothing.** Dashes inside words and in comments.
 """  # noqa: RUF002 - the dash is what it is about
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _word(shell: Shell, word: Word) -> Iterator[Finding]:
             RULE, word.span, message, f"type {plain}{rest}", edits=typed(word, found[0], plain)
         )
     elif word.is_typed and (quote := _QUOTES.search(word.raw)) and word.raw[0] not in "\"'":
-        message = f"{quote[0]} is a typographic quote, which is a letter like others to the shell"
+        message = f"{quote[0]} is a typographic quote, which the shell reads as a letter"
         yield shell.finding(RULE, word.span, message, "type plain quotes")
 
 

@@ -1,8 +1,8 @@
 r"""A launch command ends too early, or two commands have become one.
 
-**Why it breaks.** A command goes on in the next line only if the very last character is a backslash. A blank behind it, or a missing
-one, cuts the command: the launcher starts without the rest, and the rest is `command not found`. A backslash without a blank in front
-of it glues the value to the next line's first word.
+**Why it breaks.** A command continues on the next line only if the very last character is a backslash. With a space
+after it, or without it, the command ends: the launcher starts without the rest, and the rest is `command not found`. A
+backslash without a space before it joins the value to the next line's first word.
 
 Bad:
 
@@ -33,7 +33,7 @@ torchrun --nproc_per_node=2 train.py
 torchrun --nproc_per_node=2 test.py
 ```
 
-**When it says nothing.** A backslash at the end of the whole text; indented lines behind a glued backslash.
+**When it says nothing.** A backslash at the end of the whole text; indented lines after a joined backslash.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _second(shell: Shell, launch: Launch) -> Iterator[Finding]:
             name in {"python", "python3"} and then is not None and (then == "-m" or then.endswith(".py"))
         )
         if is_second or is_python:
-            message = f"a second command begins at {word.raw}, and goes to {launch.script.raw if launch.script else ''} as arguments"
-            yield shell.finding(RULE, word.span, message, "put it in a line of its own")
+            message = f"a second command begins at {word.raw}, and is passed to {launch.script.raw if launch.script else ''} as arguments"
+            yield shell.finding(RULE, word.span, message, "put it on a line of its own")
             return
 
 
@@ -91,13 +91,13 @@ def _lines(shell: Shell, launch: Launch) -> Iterator[Finding]:
         if (found := _BLANK_BEHIND.search(line)) and then.strip() and not line.lstrip().startswith("#"):
             span = Span(number, found.start() + 1, number, len(line) + 1)
             blanks = Span(number, found.start(1) + 1, number, len(line) + 1)
-            message = "a space follows the backslash, so the command ends here and the next line is a command of its own"
+            message = "a space follows the backslash, so the command ends here and the next line is a separate command"
             yield shell.finding(RULE, span, message, "delete the space", edits=[Edit(span=blanks, text="")])
         elif number < last and _GLUED.search(line) and re.match(r"-|\S+\.py\b", then):
             word = line.split()[-1][:-1]
             span = Span(number, len(line), number, len(line) + 1)
             edit = Edit(span=Span(number, len(line), number, len(line)), text=" ")
-            message = f"there is no space before the backslash or in the next line, so {word} and {then.split()[0]} become one word"
+            message = f"there is no space before the backslash or on the next line, so {word} and {then.split()[0]} become one word"
             yield shell.finding(RULE, span, message, "put a space before the backslash", edits=[edit])
 
 
@@ -117,7 +117,7 @@ def _left_over(shell: Shell) -> Iterator[Finding]:
             text.endswith(".py") and "/" not in text[:2] and launch.script is None and launch.is_elastic
         )
         if is_flag or is_script:
-            message = f"the command above has ended, so {command.words[0].raw} is a command of its own"
+            message = f"the command above has ended, so {command.words[0].raw} is a separate command"
             yield shell.finding(RULE, command.words[0].span, message, _mended(shell.lines, line))
 
 

@@ -1,7 +1,7 @@
-"""`--standalone` is given together with several nodes.
+"""`--standalone` is given for several nodes.
 
-**Why it breaks.** `--standalone` makes a meeting point on this host that no other node knows. The launcher waits there for the other
-nodes, without a line of output.
+**Why it breaks.** `--standalone` creates a rendezvous on this host that no other node knows. The launcher waits there
+for the other nodes, without a line of output.
 
 Bad:
 
@@ -36,10 +36,8 @@ def _check(shell: Shell) -> Iterator[Finding]:
     for launch in shell.launches:
         flag, nodes = launch.flag("standalone"), launch.num_nodes
         if launch.is_elastic and flag and nodes is not None and nodes > 1:
-            message = (
-                f"--standalone means one node, and {nodes} are asked for: it waits for the others forever"
-            )
-            fix = "drop --standalone and give --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or ask for one node"
+            message = f"--standalone means one node, but {nodes} are given: it waits for the others forever"
+            fix = "replace --standalone by --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or use one node"
             yield shell.finding(RULE, flag.word.span, message, fix)
 
 

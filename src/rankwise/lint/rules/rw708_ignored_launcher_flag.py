@@ -1,7 +1,8 @@
-"""A launcher's flag has no effect beside another one.
+"""A launcher's flag has no effect because of another one.
 
-**Why it breaks.** `--node_rank`, `--master_addr` and `--master_port` belong to the static rendezvous. With c10d or `--standalone` the
-launcher ignores them: the order of the nodes is by chance, and rank 0's output is on another node than expected.
+**Why it breaks.** `--node_rank`, `--master_addr` and `--master_port` belong to the static rendezvous. With c10d or
+`--standalone` the launcher ignores them: the order of the nodes is arbitrary, and rank 0's output is on another node
+than expected.
 
 Bad:
 
@@ -42,7 +43,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
                 if flag:
                     message = f"{flag.spelled} has no effect with {by}"
                     yield shell.finding(
-                        RULE, flag.word.span, message, "leave it out, or use the static rendezvous"
+                        RULE, flag.word.span, message, "remove it, or use the static rendezvous"
                     )
 
 
@@ -58,7 +59,7 @@ RULE: Rule[Shell] = Rule(
     name="ignored-launcher-flag",
     severity="warning",
     classes=("L9",),
-    summary="a launcher's flag has no effect beside another one",
+    summary="a launcher's flag has no effect because of another one",
     looks_at="shell",
     check=_check,
 )

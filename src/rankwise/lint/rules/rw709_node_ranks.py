@@ -1,7 +1,8 @@
-"""The nodes of a job do not have each a number of its own, from 0 to one less than their count.
+"""The nodes of a job do not each have their own number, from 0 to one less than their count.
 
-**Why it breaks.** With the static rendezvous each node says its number. Two nodes with one number both claim the same ranks: the
-second fails with `address already in use`, or a wrong group trains. If a number is missing, all wait for that node.
+**Why it breaks.** With the static rendezvous each node gives its number. Two nodes with one number claim the same
+ranks: the second fails with `address already in use`, or a wrong group trains. If a number is missing, all wait for
+that node.
 
 Bad:
 
@@ -31,8 +32,8 @@ ssh node1 "torchrun --nnodes=2 --node_rank=1 --nproc_per_node=8 --master_addr=no
 wait
 ```
 
-**When it says nothing.** The c10d rendezvous, which deals out the numbers; commands in different arms of an `if`; jobs that run one
-after the other.
+**When it says nothing.** The c10d rendezvous, which assigns the numbers; commands in different branches of an `if`;
+jobs that run one after the other.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def _alone(shell: Shell, launch: Launch) -> Iterator[Finding]:
     if flag is None:
         if "PET_NODE_RANK" in launch.command.env or not launch.flag("master_addr", "rdzv_endpoint"):
             return
-        message = f"{nodes} nodes and no --node_rank: each of them says that it is node 0"
-        fix = "--node_rank=$NODE_RANK with another number on each node, or --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        message = f"{nodes} nodes and no --node_rank: each one joins as node 0"
+        fix = "--node_rank=$NODE_RANK with a different number on each node, or --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
         yield shell.finding(RULE, launch.word.span, message, fix)
         return
     text = launch.value("node_rank") or ""
@@ -129,7 +130,7 @@ def _absent(shell: Shell, group: list[Launch]) -> Iterator[Finding]:
     if not shell.is_script or len(ranks) < 2 or not missing or not all(_is_beside(one) for one in group[:-1]):
         return
     flag = group[-1].flag("nnodes")
-    message = f"{nodes} nodes are asked for and {len(ranks)} are started: all wait for node {', '.join(map(str, missing))}"
+    message = f"{nodes} nodes are given but {len(ranks)} are started: all wait for node {', '.join(map(str, missing))}"
     fix = f"--nnodes={len(ranks)}, or start node {missing[0]} too"
     yield shell.finding(
         RULE, flag.word.span if flag else group[-1].word.span, message, fix, failure_class="L10"
@@ -141,7 +142,7 @@ RULE: Rule[Shell] = Rule(
     name="node-ranks",
     severity="error",
     classes=("I10", "I11", "L10"),
-    summary="nodes of a job without, or not each with its own, number",
+    summary="the nodes of a job do not each have their own number",
     looks_at="shell",
     check=_check,
 )

@@ -1,7 +1,7 @@
-"""Several nodes are asked for, and they have no address at which all of them can meet.
+"""Several nodes have no rendezvous address that all of them can reach.
 
-**Why it breaks.** `localhost` is another host on each node, and it is the default. Every node waits at itself for the others, mostly
-without a line of output, until the rendezvous times out.
+**Why it breaks.** `localhost` is a different host on each node, and it is the default. Every node waits on itself for
+the others, usually without a line of output, until the rendezvous times out.
 
 Bad:
 
@@ -33,7 +33,8 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun python train.py
 ```
 
-**When it says nothing.** One text starts all the nodes on this host, as a rehearsal does; addresses that are set elsewhere.
+**When it says nothing.** One text starts all nodes on this host, as a local test does; addresses that are set
+elsewhere.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _several(shell: Shell, launch: Launch) -> Iterator[Finding]:
     if host is None or not is_loopback(host):
         return
     is_first = launch.value("node_rank", "machine_rank") == "0"
-    message = f"{nodes} nodes would meet at {host}, and that is another host on each of them"
+    message = f"{nodes} nodes use {host} as the rendezvous, which is a different host on each"
     fix = f"{flag.spelled} with the address of node 0, the same on all nodes"
     yield shell.finding(RULE, flag.word.span, message, fix, severity="warning" if is_first else None)
 
@@ -104,11 +105,11 @@ def _nowhere(shell: Shell, launch: Launch) -> Finding:
     flag = launch.flag("nnodes")
     span = flag.word.span if flag else launch.word.span
     if launch.is_static:
-        message = f"{launch.num_nodes} nodes and no --master_addr: each of them waits at its own 127.0.0.1"
+        message = f"{launch.num_nodes} nodes and no --master_addr: each one waits on its own 127.0.0.1"
         if "MASTER_ADDR" in launch.command.env:
             message += f"; {launch.label} does not read MASTER_ADDR"
         return shell.finding(RULE, span, message, "--master_addr=ADDRESS-OF-NODE-0, the same on all nodes")
-    message = f"{launch.num_nodes} nodes and no --rdzv_endpoint: each of them waits at itself"
+    message = f"{launch.num_nodes} nodes and no --rdzv_endpoint: each one waits on itself"
     return shell.finding(
         RULE, span, message, "--rdzv_endpoint=HOST:PORT, the same on all nodes", failure_class="I21"
     )
@@ -120,7 +121,7 @@ def _by_slurm(shell: Shell, launch: Launch) -> Iterator[Finding]:
         return
     tasks = tasks_of(launch, shell.batch)
     if tasks and tasks.nodes and tasks.nodes > 1:
-        message = f"ranks on {tasks.nodes} nodes would meet at {setting.value.text}, and that is another host on each of them"
+        message = f"ranks on {tasks.nodes} nodes use {setting.value.text} as the rendezvous, which is a different host on each"
         fix = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         yield shell.finding(RULE, setting.span, message, fix)
 
@@ -130,7 +131,7 @@ RULE: Rule[Shell] = Rule(
     name="no-place-to-meet",
     severity="error",
     classes=("I4", "I21"),
-    summary="several nodes, and no address at which all of them can meet",
+    summary="several nodes have no rendezvous address that all can reach",
     looks_at="shell",
     check=_check,
 )

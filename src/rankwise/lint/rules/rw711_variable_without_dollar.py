@@ -1,7 +1,7 @@
-"""A launcher's flag is given the name of a variable and not its value: the `$` is missing.
+"""A launcher's flag gets the name of a variable instead of its value: the `$` is missing.
 
-**Why it breaks.** `--master_port=MASTER_PORT` hands over the eleven letters. The launcher ends with `invalid int value`, or looks for
-a host that is called MASTER_ADDR.
+**Why it breaks.** `--master_port=MASTER_PORT` passes the eleven letters. The launcher fails with `invalid int value`,
+or looks for a host called MASTER_ADDR.
 
 Bad:
 
@@ -17,7 +17,8 @@ export MASTER_PORT=29617
 torchrun --nproc_per_node=4 --master_port=$MASTER_PORT train.py
 ```
 
-**When it says nothing.** Gaps to fill on a page (`--nproc_per_node=NUM_GPUS`), unless the same text has a variable of that name.
+**When it says nothing.** Placeholders on a page (`--nproc_per_node=NUM_GPUS`), unless the same text has a variable of
+that name.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ RULE: Rule[Shell] = Rule(
     name="variable-without-dollar",
     severity="error",
     classes=("L4",),
-    summary="a flag gets the name of a variable and not its value",
+    summary="a flag gets the name of a variable instead of its value",
     looks_at="shell",
     check=_check,
     fixable=True,

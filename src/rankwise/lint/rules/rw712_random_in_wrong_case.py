@@ -1,4 +1,4 @@
-"""`$random` is not bash's `$RANDOM`: names of variables have their case.
+"""`$random` is not bash's `$RANDOM`: names of variables are case-sensitive.
 
 **Why it breaks.** `$random` is an empty variable, and in arithmetic it counts as 0. `$((12000 + $random % 20000))` is 12000 in every
 job (or a syntax error), so the second job on a host fails with `address already in use`.
@@ -17,7 +17,7 @@ MASTER_PORT=$((12000 + RANDOM % 20000))
 torchrun --nproc_per_node=2 --master_port=$MASTER_PORT train.py
 ```
 
-**When it says nothing.** The text gives a variable of that name a value.
+**When it says nothing.** The text assigns a value to a variable of that name.
 """
 
 from __future__ import annotations

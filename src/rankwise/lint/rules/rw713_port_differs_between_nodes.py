@@ -1,7 +1,7 @@
-"""Each node, or each rank, throws its own dice for the port at which all should meet.
+"""Each node or rank draws its own random port for the rendezvous.
 
-**Why it breaks.** The text runs once on each node, and `$RANDOM` gives another number each time. Every node waits at its own port for
-the others.
+**Why it breaks.** The text runs once on each node, and `$RANDOM` is a different number each time. Every node waits on
+its own port for the others.
 
 Bad:
 
@@ -15,7 +15,7 @@ Good:
 torchrun --nnodes=2 --node_rank=$NODE_RANK --nproc_per_node=8 --master_addr=node0 --master_port=29617 train.py
 ```
 
-**When it says nothing.** One node; a batch script that throws the dice once and starts the nodes itself, by srun or ssh.
+**When it says nothing.** One node; a batch script that draws the port once and starts the nodes itself, by srun or ssh.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
             continue
         if shell.batch.is_batch or (launch.runs_elsewhere() and not _is_thrown_there(shell, launch)):
             continue
-        message = f"{flag.value.raw} is another number on each node, so the nodes wait at different ports"
+        message = f"{flag.value.raw} is a different number on each node, so the nodes use different ports"
         yield shell.finding(RULE, flag.word.span, message, "choose one port for all nodes, such as 29617")
 
 
@@ -71,7 +71,7 @@ RULE: Rule[Shell] = Rule(
     name="port-differs-between-nodes",
     severity="error",
     classes=("I27", "I2"),
-    summary="each node draws its own random port, and they never meet",
+    summary="each node draws its own random port, so they never connect",
     looks_at="shell",
     check=_check,
 )

@@ -1,7 +1,7 @@
-"""A job of one host is given a fixed port that everybody uses.
+"""A single-host job uses a fixed port that every other job uses too.
 
-**Why it breaks.** A second job on the same host, or what is left of the last one, holds the port: `EADDRINUSE`, `address already in
-use`. Without the flag torchrun takes a free port for a job of one node.
+**Why it breaks.** A second job on the same host, or processes left by the last one, hold the port: `EADDRINUSE`,
+`address already in use`. Without the flag torchrun chooses a free port for a job of one node.
 
 Bad:
 
@@ -15,7 +15,7 @@ Good:
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** Several nodes, which need one port that all of them know; other ports.
+**When it says nothing.** Several nodes, which need one port known to all of them; other ports.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _flag(shell: Shell, launch: Launch) -> Iterator[Finding]:
         return
     fix = f"{flag.spelled} with a port of your own"
     if launch.is_elastic:
-        fix = "--standalone in its place" if host else f"leave out {flag.spelled}: a free port is taken"
+        fix = "--standalone instead" if host else f"remove {flag.spelled}: torchrun chooses a free port"
     message = f"port {port} is the default that every other job uses too"
     yield shell.finding(RULE, flag.word.span, message, fix)
 
@@ -77,7 +77,7 @@ def _settings(shell: Shell) -> Iterator[Finding]:
                 RULE,
                 setting.span,
                 message,
-                "start it with torchrun, which takes a free port, or choose another",
+                "start it with torchrun, which chooses a free port, or use another",
             )
 
 
@@ -86,7 +86,7 @@ RULE: Rule[Shell] = Rule(
     name="port-of-every-tutorial",
     severity="warning",
     classes=("I9",),
-    summary="a single-host job on a port that everyone uses",
+    summary="a single-host job on a port that every other job uses",
     looks_at="shell",
     check=_check,
 )

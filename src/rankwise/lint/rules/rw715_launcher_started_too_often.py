@@ -1,7 +1,8 @@
-"""`srun` or `mpirun` starts a launcher more than once on a node, and each of them starts all the ranks.
+"""`srun` or `mpirun` starts a launcher more than once on a node, and each launcher starts all the ranks.
 
-**Why it breaks.** torchrun starts the ranks of its node itself, so a node needs one of it. With `--ntasks-per-node=8` there are eight
-launchers with eight ranks each: ports clash, GPUs are shared by eight, or several small jobs train side by side.
+**Why it breaks.** torchrun starts the ranks of its node itself, so a node needs only one launcher. With
+`--ntasks-per-node=8` there are eight launchers with eight ranks each: ports clash, eight ranks share each GPU, or
+several small jobs train side by side.
 
 Bad:
 
@@ -31,7 +32,8 @@ Good:
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** Numbers of tasks that are set elsewhere; tasks that are runs of their own and say so by `SLURM_PROCID`.
+**When it says nothing.** Numbers of tasks that are set elsewhere; tasks that are separate runs and say so by
+`SLURM_PROCID`.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def _by_srun(shell: Shell, launch: Launch) -> Iterator[Finding]:
     each = tasks.per_node
     also = [(tasks.where[0], shell.piece.path, tasks.where[1])] if tasks.where else []
     if each is not None and each > 1:
-        message = f"srun starts {launch.label} {each} times on a node, and each of them starts all ranks of the node"
+        message = (
+            f"srun starts {launch.label} {each} times on a node, and each one starts all ranks of the node"
+        )
         yield shell.finding(
             RULE,
             launch.word.span,
@@ -92,7 +96,9 @@ def _by_srun(shell: Shell, launch: Launch) -> Iterator[Finding]:
             also=also,
         )
     elif launch.num_nodes == 1 and launch.is_elastic:
-        message = f"srun starts {launch.label} on {tasks.tasks} nodes, and each of them is a job of its own with one node"
+        message = (
+            f"srun starts {launch.label} on {tasks.tasks} nodes, and each one is a separate job of one node"
+        )
         fix = f"--nnodes={tasks.tasks} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
         yield shell.finding(RULE, launch.word.span, message, fix, also=also)
 
@@ -103,8 +109,8 @@ def _by_mpi(shell: Shell, launch: Launch) -> Iterator[Finding]:
         return
     counts = [then.text or "" for word, then in itertools.pairwise(words) if word.text in _NUMBERS]
     if counts and counts[0].isdecimal() and int(counts[0]) > 1 and launch.num_nodes == 1:
-        message = f"mpirun starts {launch.label} {counts[0]} times, and each of them is a job of its own"
-        fix = f"leave out mpirun: {launch.label} starts the ranks"
+        message = f"mpirun starts {launch.label} {counts[0]} times, and each one is a separate job"
+        fix = f"remove mpirun: {launch.label} starts the ranks"
         yield shell.finding(RULE, launch.word.span, message, fix)
 
 

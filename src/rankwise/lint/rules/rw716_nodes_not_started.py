@@ -1,7 +1,7 @@
-"""A batch job has several nodes, and the launcher is started on the first one only, or on another number of them than it waits for.
+"""A batch job has several nodes, but the launcher is started on the first one only, or on a different number of nodes than it waits for.
 
-**Why it breaks.** Slurm runs a batch script on the job's first node alone. A launcher that is not started by `srun` waits there for
-nodes where nothing runs, until the rendezvous times out. With one node asked for, the other nodes stand idle.
+**Why it breaks.** Slurm runs a batch script on the job's first node only. A launcher that is not started by `srun`
+waits there for nodes where nothing runs, until the rendezvous times out. With `--nnodes=1`, the other nodes are idle.
 
 Bad:
 
@@ -19,7 +19,8 @@ Good:
 srun torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=$HEAD:29617 train.py
 ```
 
-**When it says nothing.** The script starts the nodes by ssh or pdsh, starts itself by srun, or its launch stands in a function.
+**When it says nothing.** The script starts the nodes by ssh or pdsh, starts itself by srun, or the launch is in a
+function.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _first_only(shell: Shell, launch: Launch) -> Iterator[Finding]:
     also = [(f"#SBATCH --nodes={nodes}", shell.piece.path, shell.batch.spans["nodes"])]
     fix = f"srun --ntasks-per-node=1 {launch.label} …"
     if asked == 1:
-        message = f"{launch.label} runs on the first of {nodes} nodes only; the others stand idle"
+        message = f"{launch.label} runs on the first of {nodes} nodes only; the others are idle"
         yield shell.finding(
             RULE, launch.word.span, message, fix + f" --nnodes={nodes}", severity="warning", also=also
         )
@@ -84,7 +85,7 @@ def _other_number(shell: Shell, launch: Launch) -> Iterator[Finding]:
     beside = [other for other in shell.launches if other.is_elastic and other.word.span != launch.word.span]
     if launch.command.is_background or launch.command.under or any(one.num_nodes == asked for one in beside):
         return  # several steps may make up the job
-    message = f"{asked} nodes are waited for, and srun starts {launch.label} {tasks.tasks} time{'s' * (tasks.tasks > 1)}"
+    message = f"{asked} nodes are expected, but srun starts {launch.label} {tasks.tasks} time{'s' * (tasks.tasks > 1)}"
     also = [(tasks.where[0], shell.piece.path, tasks.where[1])]
     yield shell.finding(
         RULE, flag.word.span, message, f"--nnodes={tasks.tasks}, or give srun {asked} tasks", also=also

@@ -1,7 +1,7 @@
-"""`SLURM_LAUNCH_NODE_IPADDR` is taken for the address of the job's first node.
+"""`SLURM_LAUNCH_NODE_IPADDR` is used as the address of the job's first node.
 
-**Why it breaks.** It is the address of the host on which srun was typed. From a login node (`salloc`, or srun by hand) no rank runs
-there, so all ranks wait for a host where nobody listens.
+**Why it breaks.** It is the address of the host on which srun was run. From a login node (`salloc`, or srun by hand) no
+rank runs there, so all ranks wait for a host where nothing listens.
 
 Bad:
 
@@ -38,7 +38,7 @@ _FIX = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
 
 @one_each
 def _check(shell: Shell) -> Iterator[Finding]:
-    message = f"{_NAME} is the host on which srun was typed, which may be no node of the job"
+    message = f"{_NAME} is the host on which srun was run, which may not be a node of the job"
     direct = False
     for setting in shell.reading.settings:
         if setting.name in {"MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP"} and _NAME in setting.value.names:
@@ -48,7 +48,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
         for flag in launch.flags:
             is_meeting = flag.is_known and flag.name in {"master_addr", "rdzv_endpoint", "main_process_ip"}
             if is_meeting and not direct and flag.value is not None and _NAME in flag.value.names:
-                yield shell.finding(RULE, flag.word.span, message, f"take the first name of: {_FIX}")
+                yield shell.finding(RULE, flag.word.span, message, f"use the first name of: {_FIX}")
 
 
 RULE: Rule[Shell] = Rule(
@@ -56,7 +56,7 @@ RULE: Rule[Shell] = Rule(
     name="address-of-the-login-node",
     severity="warning",
     classes=("I24",),
-    summary="SLURM_LAUNCH_NODE_IPADDR may be no node of the job",
+    summary="SLURM_LAUNCH_NODE_IPADDR may not be a node of the job",
     looks_at="shell",
     check=_check,
 )

@@ -1,7 +1,7 @@
 """A variable that chooses the network interface has a value that can't work.
 
-**Why it breaks.** `^lo,docker0` (all but these) and `=eth0` are NCCL's. Gloo takes them for a name and ends with `Unable to find address
-for: ^lo`. And `lo` reaches no other node, so ranks on several nodes can't connect.
+**Why it breaks.** `^lo,docker0` (all but these) and `=eth0` are NCCL's syntax. Gloo reads them as a name and fails with
+`Unable to find address for: ^lo`. And `lo` reaches no other node, so ranks on several nodes can't connect.
 
 Bad:
 
@@ -17,7 +17,7 @@ export GLOO_SOCKET_IFNAME=eth0
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** NCCL's variable in NCCL's form; `lo` for one node.
+**When it says nothing.** NCCL's variable in NCCL's syntax; `lo` for one node.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
     for setting in shell.reading.settings:
         text = setting.value.text or setting.value.head
         if setting.name in {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"} and (odd := _NCCL_ONLY.search(text)):
-            message = f"{setting.name}={setting.value.raw}: '{odd[1]}' is NCCL's syntax, and Gloo looks for an interface of that name"
+            message = f"{setting.name}={setting.value.raw}: '{odd[1]}' is NCCL's syntax, but Gloo looks for an interface of that name"
             yield shell.finding(
                 RULE, setting.span, message, f"{setting.name}=NAME-OF-THE-INTERFACE, such as eth0"
             )

@@ -1,7 +1,7 @@
-"""`nohup` in front of torchrun does not keep the job alive when the terminal closes.
+"""`nohup` before torchrun does not keep the job alive when the terminal closes.
 
-**Why it breaks.** nohup ignores SIGHUP, and torchrun installs a handler of its own for it, which undoes that. When the connection ends,
-the job ends with `Received 1 death signal, shutting down workers`.
+**Why it breaks.** nohup ignores SIGHUP, but torchrun installs its own handler, which undoes that. When the connection
+ends, the job ends with `Received 1 death signal, shutting down workers`.
 
 Bad:
 
@@ -46,7 +46,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
         if signals and "SIGHUP" not in (launch.value("signals_to_handle") or "SIGHUP"):
             continue
         word = launch.wraps[names.index("nohup")]
-        message = f"{launch.label} handles SIGHUP itself, so the job dies with the terminal in spite of nohup"
+        message = f"{launch.label} handles SIGHUP itself, so the job ends with the terminal despite nohup"
         yield shell.finding(RULE, word.span, message, f"setsid {launch.label} …, or start it in tmux")
 
 
@@ -55,7 +55,7 @@ RULE: Rule[Shell] = Rule(
     name="nohup-does-not-help",
     severity="warning",
     classes=("R4",),
-    summary="torchrun undoes nohup: the job dies with the terminal",
+    summary="torchrun undoes nohup: the job ends with the terminal",
     looks_at="shell",
     check=_check,
 )

@@ -1,7 +1,7 @@
-"""`CUDA_VISIBLE_DEVICES` lists fewer devices than there are ranks, or one twice, or more than are used.
+"""`CUDA_VISIBLE_DEVICES` lists too few devices for the ranks, one device twice, or more than are used.
 
-**Why it breaks.** Rank 3 takes `cuda:3`, and only two devices are visible: `CUDA error: invalid device ordinal`. A device that is listed
-twice makes CUDA see none, or two ranks share one. Devices without a rank stand idle.
+**Why it breaks.** Rank 3 uses `cuda:3`, but only two devices are visible: `CUDA error: invalid device ordinal`. With a
+device listed twice CUDA sees none, or two ranks share one. Devices without a rank are idle.
 
 Bad:
 
@@ -15,7 +15,7 @@ Good:
 CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** An empty list or -1, which hide all devices; numbers that are set elsewhere.
+**When it says nothing.** An empty list or -1, which hide all devices; values that are set elsewhere.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _count(shell: Shell, launch: Launch, setting: Setting) -> Iterator[Finding]:
     listed = f"{len(devices)} device{'s' * (len(devices) > 1)}"
     spelled = flag.spelled if flag else "--nproc-per-node"
     if ranks > len(devices):
-        message = f"{ranks} ranks and {listed}: rank {len(devices)} finds no device of its own"
+        message = f"{ranks} ranks and {listed}: rank {len(devices)} has no device"
         yield shell.finding(
             RULE, span, message, f"{spelled}={len(devices)}, or list {ranks} devices", also=also
         )
@@ -83,7 +83,7 @@ def _count(shell: Shell, launch: Launch, setting: Setting) -> Iterator[Finding]:
             RULE, span, message, f"--nproc-per-node={len(devices)}", severity="warning", also=also
         )
     else:
-        message = f"{ranks} rank{'s' * (ranks > 1)} and {listed}: the others stand idle"
+        message = f"{ranks} rank{'s' * (ranks > 1)} and {listed}: the others are idle"
         yield shell.finding(RULE, span, message, f"{spelled}={len(devices)}", severity="hint", also=also)
 
 
@@ -92,7 +92,7 @@ RULE: Rule[Shell] = Rule(
     name="visible-devices",
     severity="error",
     classes=("L7", "R13"),
-    summary="CUDA_VISIBLE_DEVICES does not fit the number of ranks",
+    summary="CUDA_VISIBLE_DEVICES does not match the number of ranks",
     looks_at="shell",
     check=_check,
 )

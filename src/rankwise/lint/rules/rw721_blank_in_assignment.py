@@ -1,7 +1,7 @@
-"""There is a blank in an assignment, and the shell ends it there.
+"""An assignment contains a space, and the shell ends it there.
 
-**Why it breaks.** `CUDA_VISIBLE_DEVICES=0, 1 torchrun …` sets the list to `0,` and looks for a program called `1`:
-`1: command not found`. With `export` only the first device is visible. With blanks around the `=` nothing is set at all.
+**Why it breaks.** `CUDA_VISIBLE_DEVICES=0, 1 torchrun …` sets the list to `0,` and looks for a program called `1`: `1:
+command not found`. With `export` only the first device is visible. With spaces around the `=` nothing is set at all.
 
 Bad:
 
@@ -27,7 +27,7 @@ Good:
 MASTER_PORT=29617
 ```
 
-**When it says nothing.** The list stands in quotes; names that are not torch's, CUDA's or NCCL's.
+**When it says nothing.** The list is in quotes; names that are not torch's, CUDA's or NCCL's.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _check(shell: Shell) -> Iterator[Finding]:
     for command in shell.reading.commands:
         name = command.words[0].text or ""
         if len(command.words) > 1 and command.words[1].head.startswith("=") and _NAMES.fullmatch(name):
-            message = f"a blank stands before the =, so {name} is a command and nothing is set"
-            yield shell.finding(RULE, command.span, message, f"{name}=VALUE, without blanks")
+            message = f"there is a space before the =, so {name} is a command and nothing is set"
+            yield shell.finding(RULE, command.span, message, f"{name}=VALUE, without spaces")
 
 
 def _list(shell: Shell, setting: Setting) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _list(shell: Shell, setting: Setting) -> Iterator[Finding]:
     closed = re.sub(r"[ \t]", "", found[0])
     if not has_comma:
         closed = f",{closed}"
-    message = f"a blank ends {setting.name}={text}, and {found[0].strip()} is a word of its own"
+    message = f"a space ends {setting.name}={text}, and {found[0].strip()} is a separate word"
     fix = f"{setting.name}={text}{closed}"
     yield shell.finding(RULE, whole, message, fix, edits=[Edit(span=rest, text=closed)])
 
@@ -87,7 +87,7 @@ RULE: Rule[Shell] = Rule(
     name="blank-in-assignment",
     severity="error",
     classes=("L7",),
-    summary="a blank ends the value of a variable",
+    summary="a space ends the value of a variable",
     looks_at="shell",
     check=_check,
     fixable=True,

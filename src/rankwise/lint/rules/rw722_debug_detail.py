@@ -1,8 +1,8 @@
-"""`TORCH_DISTRIBUTED_DEBUG=DETAIL` is left in.
+"""`TORCH_DISTRIBUTED_DEBUG=DETAIL` was left in.
 
-**Why it breaks.** It puts a comparison before every collective, so the job is slow. It does not see what hurts most: two collectives
-of one kind in the wrong order, or a rank that is absent. And with some builds of torch (2.13 for CPU) DistributedDataParallel crashes
-in its constructor when it is set.
+**Why it breaks.** It adds a comparison before every collective, so the job is slow. It does not find the worst
+mistakes: two collectives of one kind in the wrong order, or a rank that is absent. And with some builds of torch (2.13
+for CPU) DistributedDataParallel crashes in its constructor when it is set.
 
 Bad:
 
@@ -37,7 +37,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
     for setting in shell.reading.settings:
         if setting.name == "TORCH_DISTRIBUTED_DEBUG" and (setting.value.text or "").upper() == "DETAIL":
             message = "TORCH_DISTRIBUTED_DEBUG=DETAIL slows every collective, and crashes DDP with some builds of torch"
-            fix = "take it out, or use INFO; `rankwise run` compares the ranks' collectives without it"
+            fix = "remove it, or use INFO; `rankwise run` compares the ranks' collectives without it"
             yield shell.finding(RULE, setting.span, message, fix)
 
 

@@ -1,7 +1,8 @@
-"""A variable switches off one of NCCL's fast paths: a trial that was left in.
+"""A variable disables one of NCCL's fast paths: a test that was left in.
 
-**Why it breaks.** `NCCL_P2P_DISABLE=1` is a good question to a host whose GPUs can't reach each other. As a setting it sends all
-traffic through host memory, on healthy hosts too; `NCCL_IB_DISABLE=1` leaves InfiniBand unused. Training is slower, without a word.
+**Why it breaks.** `NCCL_P2P_DISABLE=1` is a useful test on a host whose GPUs can't reach each other. As a permanent
+setting it sends all traffic through host memory, on healthy hosts too; `NCCL_IB_DISABLE=1` leaves InfiniBand unused.
+Training is slower, without any error.
 
 Bad:
 
@@ -42,10 +43,8 @@ _PATHS = {
 def _check(shell: Shell) -> Iterator[Finding]:
     for setting in shell.reading.settings:
         if setting.name in _PATHS and setting.value.text == "1":
-            message = f"{setting.name}=1 switches off {_PATHS[setting.name]} on every host that runs this"
-            yield shell.finding(
-                RULE, setting.span, message, "take it out where it is not needed to run at all"
-            )
+            message = f"{setting.name}=1 disables {_PATHS[setting.name]} on every host that runs this"
+            yield shell.finding(RULE, setting.span, message, "remove it unless the job can't run without it")
 
 
 RULE: Rule[Shell] = Rule(
@@ -53,7 +52,7 @@ RULE: Rule[Shell] = Rule(
     name="fast-paths-switched-off",
     severity="hint",
     classes=("R12",),
-    summary="one of NCCL's fast paths is switched off",
+    summary="one of NCCL's fast paths is disabled",
     looks_at="shell",
     check=_check,
 )

@@ -1,7 +1,7 @@
-"""A variable has a name that torch no longer likes.
+"""A variable has a name that torch has deprecated.
 
-**Why it breaks.** These settings are torch's and not NCCL's, so they were renamed. torch warns at every start, and will stop to read
-the old names: then a job that should end on a timeout hangs.
+**Why it breaks.** These settings are torch's and not NCCL's, so they were renamed. torch warns at every start, and will
+stop reading the old names: then a job that should end on a timeout hangs.
 
 Bad:
 
@@ -48,7 +48,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
         line = shell.lines[span.line - 1]
         is_there = line[span.col - 1 :].startswith(name)
         edits = [Edit(span=Span(span.line, span.col, span.line, span.col), text="TORCH_")] if is_there else []
-        yield shell.finding(RULE, span, f"{name} is an old name", f"TORCH_{name}", edits=edits)
+        yield shell.finding(RULE, span, f"{name} is a deprecated name", f"TORCH_{name}", edits=edits)
 
 
 RULE: Rule[Shell] = Rule(
@@ -56,7 +56,7 @@ RULE: Rule[Shell] = Rule(
     name="old-nccl-names",
     severity="hint",
     classes=("R9",),
-    summary="a variable of torch's under its old name",
+    summary="a variable has a name that torch has deprecated",
     looks_at="shell",
     check=_check,
     fixable=True,

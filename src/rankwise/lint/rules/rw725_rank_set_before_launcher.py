@@ -1,7 +1,7 @@
 """RANK, WORLD_SIZE or LOCAL_RANK is set for a launcher, which sets them itself.
 
-**Why it breaks.** The launcher gives every rank its own values, so these are lost. Whoever wrote `WORLD_SIZE=4 torchrun train.py` gets
-one process.
+**Why it breaks.** The launcher gives every rank its own values, so these are ignored. `WORLD_SIZE=4 torchrun train.py`
+starts one process.
 
 Bad:
 
@@ -15,7 +15,8 @@ Good:
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** The text uses the variable itself, as in `--nnodes=$WORLD_SIZE`, or starts Python without a launcher too.
+**When it says nothing.** The text uses the variable itself, as in `--nnodes=$WORLD_SIZE`, or also starts Python without
+a launcher.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def _check(shell: Shell) -> Iterator[Finding]:
                 continue
             if not setting.is_prefix and any(other.launcher == "python" for other in shell.launches):
                 continue  # it may be meant for these
-            message = f"{launch.label} gives each rank its own {name}, so {name}={setting.value.raw} is lost"
-            fix = f"take it out; {instead} tells {launch.label}" if instead != "nothing" else "take it out"
+            message = (
+                f"{launch.label} gives each rank its own {name}, so {name}={setting.value.raw} is ignored"
+            )
+            fix = f"remove it; use {instead}" if instead != "nothing" else "remove it"
             yield shell.finding(RULE, setting.span, message, fix)
 
 

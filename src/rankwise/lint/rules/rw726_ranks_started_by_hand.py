@@ -1,7 +1,8 @@
-"""Ranks that are started one by one do not make up one job.
+"""Ranks that are started one by one do not form one job.
 
-**Why it breaks.** Every rank waits in `init_process_group` until WORLD_SIZE ranks, each with its own RANK, have come to one address and
-port. One too few, one doubled, another port, or a rank that is started only after the one before it has ended: all of them hang.
+**Why it breaks.** Every rank blocks in `init_process_group` until WORLD_SIZE ranks, each with its own RANK, have joined
+at one address and port. If one is missing, doubled, on another port, or started only after the previous one has ended,
+all of them hang.
 
 Bad:
 
@@ -40,8 +41,8 @@ done
 wait
 ```
 
-**When it says nothing.** Ranks on several hosts, of which this text may start only some; lines on a page that are typed into
-several terminals.
+**When it says nothing.** Ranks on several hosts, of which this text may start only some; lines on a page that are meant
+for several terminals.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _twice(shell: Shell, group: list[Launch]) -> Iterator[Finding]:
                 RULE,
                 launch.command.env["RANK"].span,
                 message,
-                "give each rank a number of its own",
+                "give each rank its own number",
                 failure_class="I10",
                 also=also,
             )
@@ -203,7 +204,7 @@ def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Finding]:
     first = group[0]
     if not any(launch.command.is_background for launch in group[:-1]):
         message = (
-            f"rank {_number(first, 'RANK')} waits for the others, and they are started only when it has ended"
+            f"rank {_number(first, 'RANK')} waits for the others, which are started only after it has ended"
         )
         yield shell.finding(
             RULE,
@@ -220,7 +221,7 @@ def _srun(shell: Shell) -> Iterator[Finding]:
         if launch.launcher != "python" or world is None or tasks is None or tasks.tasks is None:
             continue
         if tasks.tasks != world and not launch.command.is_background and _number(launch, "RANK") is None:
-            message = f"WORLD_SIZE={world}, and srun starts {tasks.tasks} task{'s' * (tasks.tasks > 1)}"
+            message = f"WORLD_SIZE={world}, but srun starts {tasks.tasks} task{'s' * (tasks.tasks > 1)}"
             yield shell.finding(
                 RULE, launch.command.env["WORLD_SIZE"].span, message, "export WORLD_SIZE=$SLURM_NTASKS"
             )
@@ -231,7 +232,7 @@ RULE: Rule[Shell] = Rule(
     name="ranks-started-by-hand",
     severity="error",
     classes=("I1", "I2", "I10", "I11", "I12"),
-    summary="ranks that are started one by one do not make up one job",
+    summary="ranks that are started one by one do not form one job",
     looks_at="shell",
     check=_check,
 )

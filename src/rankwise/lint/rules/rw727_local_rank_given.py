@@ -1,8 +1,8 @@
-"""`--local_rank` is written into a command that starts several ranks.
+"""A command that starts several ranks contains `--local_rank`.
 
-**Why it breaks.** All ranks get the same words, so every one of them is told that it is local rank 0: all take GPU 0. The launcher tells
-each rank its own number by the variable LOCAL_RANK. In front of the script torchrun takes `--local_rank` for the beginning of
-`--local-ranks-filter`, and hides the output of the other ranks.
+**Why it breaks.** All ranks get the same arguments, so every rank reads local rank 0 and uses GPU 0. The launcher
+passes each rank its own number in the variable LOCAL_RANK. Before the script torchrun reads `--local_rank` as an
+abbreviation of `--local-ranks-filter`, and hides the output of the other ranks.
 
 Bad:
 
@@ -42,8 +42,8 @@ def _check(shell: Shell) -> Iterator[Finding]:
             continue
         for flag in launch.flags:
             if flag.spelled in _SPELLINGS and launch.is_elastic:
-                message = f"{flag.spelled} in front of the script is taken for --local-ranks-filter: it hides the output of other ranks"
-                yield shell.finding(RULE, flag.word.span, message, "leave it out: each rank reads LOCAL_RANK")
+                message = f"{flag.spelled} before the script means --local-ranks-filter: it hides the output of other ranks"
+                yield shell.finding(RULE, flag.word.span, message, "remove it: each rank reads LOCAL_RANK")
         yield from _behind(shell, launch)
 
 
@@ -57,12 +57,12 @@ def _behind(shell: Shell, launch: Launch) -> Iterator[Finding]:
         text = value if equals else (then.text or "") if then else ""
         if text.isdecimal() or "LOCAL_RANK" in names:
             shown = word.raw if equals else f"{spelled} {then.raw if then else ''}"
-            message = f"every rank gets {shown}, so all of them take themselves for the same one"
+            message = f"every rank gets {shown}, so all have the same local rank"
             yield shell.finding(
                 RULE,
                 word.span,
                 message,
-                "leave it out, and read LOCAL_RANK from the environment in the script",
+                "remove it, and read LOCAL_RANK from the environment in the script",
             )
 
 

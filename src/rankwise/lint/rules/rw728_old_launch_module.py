@@ -1,7 +1,7 @@
 """`python -m torch.distributed.launch` is the old launcher.
 
-**Why it breaks.** It adds `--local-rank=N` to the script's arguments, and up to torch 1.13 it was `--local_rank=N`: a script that knows one
-of the two ends with `unrecognized arguments`. It will be removed from torch.
+**Why it breaks.** It adds `--local-rank=N` to the script's arguments; up to torch 1.13 it was `--local_rank=N`. A
+script that knows one of the two fails with `unrecognized arguments`. It will be removed from torch.
 
 Bad:
 

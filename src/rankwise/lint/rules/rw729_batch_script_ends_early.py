@@ -1,6 +1,7 @@
 """A batch script starts its job in the background and ends.
 
-**Why it breaks.** Slurm ends a job when its script ends, and kills what still runs. Ranks that were started with `&` live for seconds.
+**Why it breaks.** Slurm ends a job when its script ends, and kills all that still runs. Ranks that were started with
+`&` live for seconds.
 
 Bad:
 
@@ -17,7 +18,7 @@ srun --ntasks=1 torchrun --nproc_per_node=8 train.py &
 wait
 ```
 
-**When it says nothing.** Any command follows that may take its time.
+**When it says nothing.** A command follows that may run for a while.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
         and not after
         and outer.words[0].text not in {"cat", "tee"}
     ):
-        message = "the script ends while this runs in the background, and Slurm kills it then"
+        message = "the script ends while this runs in the background, and Slurm then kills it"
         yield shell.finding(RULE, outer.span, message, "put `wait` at the end of the script")
 
 

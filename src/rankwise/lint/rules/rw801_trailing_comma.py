@@ -1,4 +1,4 @@
-"""A trailing comma makes a tuple of what was to be stored.
+"""A trailing comma turns the stored value into a tuple.
 
 **Why it breaks.** ``self.gpu_id = gpu_id,`` stores ``(gpu_id,)``. The line itself runs; a later one fails with
 ``AttributeError: 'tuple' object has no attribute ...`` or ``TypeError``, or a comparison with it is never true.
@@ -31,8 +31,8 @@ class Trainer:
         return self.model(batch)
 ```
 
-**When it says nothing.** A tuple in parentheses, ``x, = f()``, a name that is afterwards used as a tuple (indexed,
-iterated, unpacked), names that say so (``shape``, ``args``, plurals), and where nothing tells what was meant.
+**When it says nothing.** A tuple in parentheses, ``x, = f()``, a name that is later used as a tuple (indexed, iterated,
+unpacked), names that say so (``shape``, ``args``, plurals), and cases where the intention is unclear.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _judge(
         why = f"line {proof.lineno} uses it as the object itself, which fails"
         yield _finding(script, statement, value, ast.unparse(target), why, certain=True)
     elif proof is not None or _is_slip(value.elts[0], target, name, reads, scopes):
-        yield _finding(script, statement, value, ast.unparse(target), "was that meant?", certain=False)
+        yield _finding(script, statement, value, ast.unparse(target), "was that intended?", certain=False)
 
 
 def _finding(
@@ -126,7 +126,7 @@ def _finding(
         RULE,
         statement,
         f"the comma at the end makes `{target}` the tuple `({inner},)`: {why}",
-        f"remove the comma after `{inner}`; write `({inner},)` if a tuple is meant",
+        f"remove the comma after `{inner}`; write `({inner},)` if a tuple is intended",
         severity="error" if certain else "warning",
         edits=[Edit(span=comma, text="")] if certain else (),
     )

@@ -1,8 +1,8 @@
-"""A class's ``__init__`` is misspelt, so nobody calls it.
+"""A class's ``__init__`` is misspelt, so it is never called.
 
-**Why it breaks.** ``def init(self, ...)`` is an ordinary method. ``Trainer(model, ...)`` fails with ``TypeError: Trainer()
-takes no arguments``, or the attributes are missing later. Texts lose the underscores where ``__init__`` was taken for
-bold type.
+**Why it breaks.** ``def init(self, ...)`` is an ordinary method. ``Trainer(model, ...)`` fails with ``TypeError:
+Trainer() takes no arguments``, or the attributes are missing later. Pages lose the underscores where ``__init__`` was
+rendered as bold type.
 
 Bad:
 
@@ -32,8 +32,8 @@ class Net(nn.Module):
         return self.fc(x)
 ```
 
-**When it says nothing.** A class that has ``__init__`` too, an ``init`` that somebody in the file calls, protocols and
-abstract methods, real ``__int__(self)``, and classes whose base is not known to take ``__init__``.
+**When it says nothing.** A class that also has ``__init__``, an ``init`` that is called in the file, protocols and
+abstract methods, a real ``__int__(self)``, and classes whose base is not known to take ``__init__``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _judge(script: Script, scopes: Scopes, cls: ast.ClassDef, method: FunctionNo
         return
     span = _name_span(script, method)
     certain = not why.startswith("no line")
-    told = f"nobody calls it, {why}" if certain else why
+    told = f"it is never called, {why}" if certain else why
     yield script.finding(
         RULE,
         span,
@@ -124,7 +124,7 @@ def _why(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
         return "and `__int__` takes no arguments" if _num_parameters(method) > 1 else ""
     is_plain = not cls.keywords and not cls.decorator_list
     if is_plain and bases <= _TAKES_NOTHING and (line := _constructed(scopes, cls)):
-        return f"and line {line} hands arguments to {cls.name}, which takes none: TypeError"
+        return f"and line {line} passes arguments to {cls.name}, which takes none: TypeError"
     return _why_attributes(scopes, cls, method, is_known=is_known and is_plain)
 
 

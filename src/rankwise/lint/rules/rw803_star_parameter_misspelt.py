@@ -21,8 +21,8 @@ def build(cls, *args, **kwargs):
     return cls(*args, **kwargs)
 ```
 
-**When it says nothing.** Any name that signature and body agree on. One that looks like a slip (``**kwards`` in both) is a
-hint, for it works.
+**When it says nothing.** Any name on which signature and body agree. One that looks misspelt (``**kwards`` in both) is
+a hint, because it works.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check(script: Script) -> Iterator[Finding]:
             RULE,
             span,
             f"the parameter is `{param.arg}`, line {name.lineno} reads `{name.id}`: NameError",
-            f"call the parameter `{name.id}` too",
+            f"rename the parameter to `{name.id}`",
             edits=() if is_read else [Edit(span=span, text=name.id)],
         )
     yield from _slips(script, scopes, told)
@@ -77,8 +77,8 @@ def _slips(script: Script, scopes: Scopes, told: set[ast.AST]) -> Iterator[Findi
             yield script.finding(
                 RULE,
                 param,
-                f"`**{param.arg}` looks like a slip for `**kwargs`; it works, as signature and body agree",
-                "call it `kwargs`",
+                f"`**{param.arg}` looks like a misspelt `**kwargs`; it works, because signature and body agree",
+                "rename it to `kwargs`",
                 severity="hint",
             )
 
@@ -95,7 +95,7 @@ RULE: Rule[Script] = Rule(
     name="star-parameter-misspelt",
     severity="error",
     classes=(),
-    summary="the body reads `kwargs`, the signature says otherwise",
+    summary="the body reads `kwargs`, but the signature has another name",
     check=check,
     needs_ranks=False,
     fixable=True,

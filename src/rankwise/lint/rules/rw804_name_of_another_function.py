@@ -1,7 +1,7 @@
 """A name is used that exists only in another function, or nowhere.
 
-**Why it breaks.** ``NameError: name 'train_set' is not defined`` on every rank, and only when the line is reached: with the
-name of a local variable of ``main`` that may be an hour into the run.
+**Why it breaks.** ``NameError: name 'train_set' is not defined`` on every rank, but only when the line is reached: with
+a local variable of ``main`` that may be an hour into the run.
 
 Bad:
 
@@ -33,8 +33,9 @@ def prepare_dataloader(train_set, batch_size):
     return DataLoader(train_set, batch_size=batch_size)
 ```
 
-**When it says nothing.** Texts with a star import, ``exec`` or ``globals()``, parts of a text (a fence of a page), names that stand nowhere else in a notebook,
-annotations, names that a ``try`` with ``except NameError`` takes care of, Python 2's builtins.
+**When it says nothing.** Files with a star import, ``exec`` or ``globals()``, fragments (a code block of a page), names
+that occur nowhere else in a notebook, annotations, names that a ``try`` with ``except NameError`` handles, Python 2's
+builtins.
 """
 
 from __future__ import annotations
@@ -116,12 +117,12 @@ def _where(scopes: Scopes, name: ast.Name, scope: Scope) -> tuple[str, str]:
     close = get_close_matches(name.id, visible, n=1, cutoff=0.8)
     if close:
         return (
-            f"nothing in this text binds it; `{close[0]}` exists",
+            f"nothing here binds it; `{close[0]}` exists",
             f"write `{close[0]}`, or define `{name.id}` first",
         )
     return (
-        "nothing in this text binds it",
-        f"import or define `{name.id}`, or hand it to {reader} as an argument",
+        "nothing here binds it",
+        f"import or define `{name.id}`, or pass it to {reader} as an argument",
     )
 
 
@@ -130,7 +131,7 @@ def _local_of(function: FunctionNode, scope: Scope, name: str, line: int, reader
     kind = "a parameter" if is_parameter else "a local variable"
     return (
         f"it is {kind} of {function.name}, line {line}",
-        f"hand it to {reader} as an argument"
+        f"pass it to {reader} as an argument"
         + ("" if is_parameter else f", or return it from {function.name}"),
     )
 

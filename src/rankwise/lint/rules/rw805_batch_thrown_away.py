@@ -1,7 +1,7 @@
 """A batch is loaded in every epoch only to read its size.
 
-**Why it breaks.** ``next(iter(loader))`` starts all workers of the loader, waits for a first batch, and throws it away: a
-pause at each epoch, and samples that are read twice. With an iterable data set the batch may be lost.
+**Why it breaks.** ``next(iter(loader))`` starts all workers of the loader, waits for a first batch, and discards it: a
+pause in each epoch, and samples that are read twice. With an iterable data set the batch may be lost.
 
 Bad:
 
@@ -28,7 +28,8 @@ def fit(model, dataset, num_epochs):
         print(epoch, loader.batch_size, len(loader))
 ```
 
-**When it says nothing.** Outside loops, and where the batch itself is used (to build lazy layers, to overfit one batch).
+**When it says nothing.** Outside loops, and where the batch itself is used (to initialise lazy layers, to overfit one
+batch).
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 call,
-                f"next(iter({text})) starts the loader's workers and throws a batch away each time, only to read a size",
-                f"read `{text}.batch_size`, or take the size from the batch inside the loop over `{text}`",
+                f"next(iter({text})) starts the loader's workers and discards a batch each time, only to read a size",
+                f"read `{text}.batch_size`, or read the size of the batch inside the loop over `{text}`",
             )
 
 

@@ -1,7 +1,8 @@
 """Cross-entropy of a model with one output is always 0.
 
-**Why it breaks.** Softmax over one class is 1, and its logarithm 0: the loss is 0 whatever the model says, and so are all
-gradients. The run looks fine; nothing is learned. (A class index other than 0 fails with ``Target ... is out of bounds``.)
+**Why it breaks.** Softmax over one class is 1, and its logarithm 0: the loss is 0 whatever the model outputs, and so
+are all gradients. The run looks fine; nothing is learned. (A class index other than 0 fails with ``Target ... is out of
+bounds``.)
 
 Bad:
 
@@ -25,7 +26,7 @@ criterion = nn.MSELoss()
 loss = criterion(model(torch.rand(8, 20)), torch.rand(8, 1))
 ```
 
-**When it says nothing.** Where the model, its last layer or what is done to its result cannot be followed within the file.
+**When it says nothing.** The model, its last layer or what is done with its output can't be traced within the file.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 call,
                 f"the loss is always 0: cross-entropy of a model whose last layer, line {layer.lineno}, has one output",
-                "for a number use nn.MSELoss, for yes or no nn.BCEWithLogitsLoss, for classes one output for each of them",
+                "for regression use nn.MSELoss, for yes or no nn.BCEWithLogitsLoss, for classes one output for each",
                 also=[("the last layer", script.piece.path, span_of(layer, script.lines))],
             )
 

@@ -1,7 +1,7 @@
 """The test for ``__main__`` is misspelt, so the script does nothing.
 
-**Why it breaks.** ``__name__`` is ``"__main__"`` in a script, with two underscores on both sides. Compared with anything
-else the test is never true: all ranks end at once with exit code 0, and nothing was trained.
+**Why it breaks.** ``__name__`` is ``"__main__"`` in a script, with two underscores on both sides. Compared with
+anything else the test is never true: all ranks exit at once with code 0, and nothing was trained.
 
 Bad:
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
 ```
 
-**When it says nothing.** Other module names that a test may well mean: ``"__mp_main__"``, ``"mypackage.tool"``.
+**When it says nothing.** Other module names for which a test makes sense: ``"__mp_main__"``, ``"mypackage.tool"``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 statement,
-                '`__name__ = "__main__"` assigns where a test is meant: what follows also runs when the file is imported',
+                '`__name__ = "__main__"` assigns instead of testing: what follows also runs when the file is imported',
                 'write `if __name__ == "__main__":` and indent what follows',
                 severity="warning",
             )
@@ -74,9 +74,9 @@ def _compared(script: Script, scopes: Scopes, node: ast.Compare) -> Iterator[Fin
     if isinstance(left, ast.Constant) and isinstance(right, ast.Name):
         left, right = right, left
     if isinstance(left, ast.Name) and left.id == "__name__" and _is_slip(_text(right)):
-        what = f'`__name__` is never "{_text(right)}", so what stands under this test never runs'
+        what = f'`__name__` is never "{_text(right)}", so the code under this test never runs'
     elif {_text(left), _text(right)} == {"__name__", "__main__"}:
-        what = "two texts are compared that are never equal: `__name__` is meant without quotes"
+        what = "two strings are compared that are never equal: `__name__` must not be quoted"
     elif lost := _lost_name(scopes, left, right):
         what = f"`{lost}` is not defined (NameError)"
     else:

@@ -1,7 +1,7 @@
-"""A context manager is called, but never entered.
+"""A context manager is called but never entered.
 
-**Why it breaks.** ``torch.no_grad()`` or ``torch.cuda.device(rank)`` on a line of its own makes an object and drops it.
-Nothing changes: gradients are recorded, all ranks stay on GPU 0, gradients are synchronised at every step.
+**Why it breaks.** ``torch.no_grad()`` or ``torch.cuda.device(rank)`` on a line of its own creates an object and
+discards it. Nothing changes: gradients are recorded, all ranks stay on GPU 0, gradients are synchronised at every step.
 
 Bad:
 
@@ -23,8 +23,8 @@ def evaluate(model, batch):
         return model(batch)
 ```
 
-**When it says nothing.** ``with``, ``stack.enter_context(...)``, decorators, results that are kept, calls that act at once
-(``torch.set_grad_enabled(False)``, ``torch.autograd.set_detect_anomaly(True)``).
+**When it says nothing.** ``with``, ``stack.enter_context(...)``, decorators, results that are kept, calls that take
+effect at once (``torch.set_grad_enabled(False)``, ``torch.autograd.set_detect_anomaly(True)``).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _FUNCTIONS = {
     "torch.profiler.record_function": "no range is recorded",
     "torch.autograd.profiler.profile": "nothing is profiled",
     "torch.autograd.profiler.record_function": "no range is recorded",
-    "torch.autograd.detect_anomaly": "anomalies are not looked for",
-    "torch.random.fork_rng": "the random state is not kept apart",
+    "torch.autograd.detect_anomaly": "anomalies are not detected",
+    "torch.random.fork_rng": "the random state is not isolated",
     "torch.distributed.algorithms.join.Join": "uneven inputs are not joined",
     "torch.distributed.algorithms.Join": "uneven inputs are not joined",
 }
@@ -69,8 +69,8 @@ _SET_DEVICE = {
 }
 # Methods that only torch, Accelerate and Fabric have.
 _METHODS = {
-    "no_sync": "gradients are still synchronised at every backward",
-    "no_backward_sync": "gradients are still synchronised at every backward",
+    "no_sync": "gradients are still synchronised in every backward pass",
+    "no_backward_sync": "gradients are still synchronised in every backward pass",
     "summon_full_params": "the parameters stay sharded",
     "state_dict_type": "the kind of state dict stays what it was",
     "main_process_first": "no process waits for the main one",
@@ -92,12 +92,12 @@ def check(script: Script) -> Iterator[Finding]:
         if effect and not _expects_error(scopes, statement):
             text = ast.unparse(call.func)
             setter = _SET_DEVICE.get(scopes.dotted(call.func))
-            instead = f"; or call `{setter}(...)`, which acts at once" if setter else ""
+            instead = f"; or call `{setter}(...)`, which takes effect at once" if setter else ""
             yield script.finding(
                 RULE,
                 call,
                 f"`{text}(...)` on a line of its own is never entered: {effect}",
-                f"write `with {text}(...):` around the lines that it is for{instead}",
+                f"write `with {text}(...):` around the lines concerned{instead}",
                 failure_class="R13" if setter else "",
             )
 

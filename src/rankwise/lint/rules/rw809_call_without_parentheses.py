@@ -1,7 +1,7 @@
-"""A function is named, but not called.
+"""A function is named but not called.
 
-**Why it breaks.** ``dist.barrier`` without parentheses only looks the function up. Nothing waits, no step is made, no group is
-destroyed; Python says nothing.
+**Why it breaks.** ``dist.barrier`` without parentheses only looks the function up. Nothing waits, no step is made, no
+group is destroyed; Python reports no error.
 
 Bad:
 
@@ -23,8 +23,8 @@ def stop():
     dist.destroy_process_group()
 ```
 
-**When it says nothing.** In a ``try`` that asks whether a name exists, where an exception is expected, and for attributes that
-may be properties.
+**When it says nothing.** In a ``try`` that tests whether a name exists, where an exception is expected, and for
+attributes that may be properties.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ RULE: Rule[Script] = Rule(
     name="call-without-parentheses",
     severity="error",
     classes=(),
-    summary="a function is named on a line of its own, but not called",
+    summary="a function is named on a line of its own but not called",
     check=check,
     needs_ranks=False,
     fixable=True,

@@ -1,6 +1,6 @@
-"""A module's parts are set before ``super().__init__()`` has run.
+"""A module's layers are set before ``super().__init__()`` has run.
 
-**Why it breaks.** ``nn.Module.__init__`` makes the tables in which layers and parameters are kept. Before it, ``self.fc =
+**Why it breaks.** ``nn.Module.__init__`` creates the dicts that hold layers and parameters. Before it, ``self.fc =
 nn.Linear(...)`` fails with ``AttributeError: cannot assign module before Module.__init__() call``.
 
 Bad:
@@ -114,7 +114,7 @@ def _finding(
         f"{cls.name} assigns {part} before Module.__init__() has run: AttributeError",
         "move `super().__init__()` to the top of `__init__`"
         if later
-        else "begin `__init__` with `super().__init__()`",
+        else "start `__init__` with `super().__init__()`",
     )
 
 

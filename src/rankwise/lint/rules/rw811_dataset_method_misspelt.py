@@ -1,7 +1,7 @@
 """A data set's ``__getitem__`` or ``__len__`` is misspelt.
 
-**Why it breaks.** DataLoader and DistributedSampler ask for ``dataset[i]`` and ``len(dataset)``. ``def __getItem__`` or ``def
-len`` is an ordinary method: ``NotImplementedError`` or ``TypeError: object of type ... has no len()``.
+**Why it breaks.** DataLoader and DistributedSampler use ``dataset[i]`` and ``len(dataset)``. ``def __getItem__`` or
+``def len`` is an ordinary method: ``NotImplementedError`` or ``TypeError: object of type ... has no len()``.
 
 Bad:
 
@@ -29,7 +29,8 @@ class Points(Dataset):
         return i
 ```
 
-**When it says nothing.** Classes that have the right method too, iterable data sets without ``__len__``, abstract bases.
+**When it says nothing.** Classes that also have the right method, iterable data sets without ``__len__``, abstract
+bases.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _finding(
         RULE,
         span,
         f"{cls.name} has `{method.name}` where `{meant}` is meant: {_BREAKS[meant]}",
-        f"call the method `{meant}`",
+        f"rename the method to `{meant}`",
         edits=() if is_called else [Edit(span=span, text=meant)],
     )
 

@@ -1,8 +1,8 @@
 """Processes are started outside ``if __name__ == "__main__":``.
 
-**Why it breaks.** A spawned process imports the script anew to find its function, meets the same call again, and fails:
-``RuntimeError: An attempt has been made to start a new process before the current process has finished its bootstrapping
-phase``.
+**Why it breaks.** A spawned process imports the script again to find its function, reaches the same call, and fails:
+``RuntimeError: An attempt has been made to start a new process before the current process has finished its
+bootstrapping phase``.
 
 Bad:
 
@@ -27,9 +27,9 @@ if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
 ```
 
-**When it says nothing.** Calls in functions that nothing calls at the script's own level, parts of a text, notebooks,
-``start_method="fork"``. ``Process`` is an error where the text chooses spawn or forkserver, else a warning (Linux forks until
-Python 3.13, other systems do not).
+**When it says nothing.** Calls in functions that nothing calls at module level, fragments, notebooks,
+``start_method="fork"``. ``Process`` is an error if the script chooses spawn or forkserver, otherwise a warning (Linux
+forks until Python 3.13, other systems do not).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The function handed to ``mp.spawn`` cannot be found by the children.
+"""Spawned processes cannot import the function passed to ``mp.spawn``.
 
-**Why it breaks.** A spawned process gets its function by name: a lambda or a function inside another one has none that can be
-imported (``PicklingError: Can't pickle <function <lambda>>``, ``Can't pickle local object``). A function that is called
-instead of handed over runs in the parent, and the children get its result.
+**Why it breaks.** A spawned process imports its function by name: a lambda or a function inside another one has none
+that can be imported (``PicklingError: Can't pickle <function <lambda>>``, ``Can't pickle local object``). A function
+that is called instead of passed runs in the parent, and the children get its result.
 
 Bad:
 
@@ -37,8 +37,8 @@ if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
 ```
 
-**When it says nothing.** ``start_method="fork"``, ``Process`` where the text does not choose spawn, functions made by other
-calls (``functools.partial``).
+**When it says nothing.** ``start_method="fork"``, ``Process`` where the script does not choose spawn, functions
+returned by other calls (``functools.partial``).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def check(script: Script) -> Iterator[Finding]:
         if not what:
             what, fix = _called(scopes, spawn, target)
         if not what and script.piece.cells and spawn.is_fresh and scopes.called_function(target) is not None:
-            what = f"children cannot import `{ast.unparse(target)}` from a notebook: AttributeError in each of them"
-            fix = "put it into a .py file and import it, or use rankwise.launch"
+            what = f"children cannot import `{ast.unparse(target)}` from a notebook: AttributeError in each"
+            fix = "move it to a .py file and import it, or use rankwise.launch"
         if what:
             yield script.finding(RULE, target, what, fix)
 
@@ -77,18 +77,18 @@ def _what(scopes: Scopes, target: ast.expr) -> tuple[str, str]:
     if isinstance(target, ast.Lambda):
         return (
             "a lambda cannot be sent to a spawned process: PicklingError",
-            "write a function at the file's own level",
+            "define a function at module level",
         )
     if not isinstance(target, ast.Name):
         return "", ""
     made = scopes.only(target.id, scopes.scope(target))
     if isinstance(scopes.value(target.id, scopes.scope(target)), ast.Lambda):
-        return f"`{target.id}` is a lambda: PicklingError", "write a function at the file's own level"
+        return f"`{target.id}` is a lambda: PicklingError", "define a function at module level"
     around = next((a for a in scopes.above(made) if is_function(a)), None) if is_function(made) else None
     if around is not None:
         return (
             f"`{target.id}` is local to {around.name}: a spawned process cannot import it (Can't pickle local object)",
-            f"move `{target.id}` to the file's own level",
+            f"move `{target.id}` to module level",
         )
     if is_function(made) and is_in_body_of_guard(scopes, made):
         return (
@@ -109,7 +109,7 @@ def _called(scopes: Scopes, spawn: Spawn, target: ast.expr) -> tuple[str, str]:
         return "", ""
     return (
         f"`{function.name}(...)` is called here, in the parent; `{spawn.word}` gets what it returns, None",
-        f"hand over `{function.name}` without parentheses, and its arguments as `args=(...)`",
+        f"pass `{function.name}` without parentheses, and its arguments as `args=(...)`",
     )
 
 
@@ -118,7 +118,7 @@ RULE: Rule[Script] = Rule(
     name="spawn-target-not-importable",
     severity="error",
     classes=("L13",),
-    summary="the function handed to mp.spawn is a lambda, local, or called",
+    summary="the function passed to mp.spawn is a lambda, local, or called",
     check=check,
     needs_ranks=False,
 )

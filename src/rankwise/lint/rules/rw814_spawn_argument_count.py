@@ -1,7 +1,7 @@
-"""The function handed to ``mp.spawn`` takes another number of arguments than it gets.
+"""The function passed to ``mp.spawn`` takes a different number of arguments than it gets.
 
-**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the number of the process comes first, without being named in
-``args``. Otherwise each child ends with ``TypeError: work() takes 1 positional argument but 2 were given``.
+**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the number of the process comes first and is not part of
+``args``. Otherwise each child fails with ``TypeError: work() takes 1 positional argument but 2 were given``.
 
 Bad:
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=2)
 ```
 
-**When it says nothing.** Functions with ``*args``, ``args`` that are not written out, decorated functions.
+**When it says nothing.** Functions with ``*args``, ``args`` that are not a literal tuple, decorated functions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 spawn.args,
-                f"`args=({text})` is no tuple: TypeError, `{spawn.word}` takes its elements one by one",
+                f"`args=({text})` is not a tuple: TypeError, `{spawn.word}` takes its elements one by one",
                 f"write `args=({text},)`, with a comma",
             )
             continue
@@ -98,7 +98,7 @@ def _count(script: Script, spawn: Spawn, function: FunctionNode) -> Iterator[Fin
     yield script.finding(
         RULE,
         spawn.call,
-        f"`{function.name}` takes {wants} arguments ({names}), `{spawn.word}` hands it {gets}",
+        f"`{function.name}` takes {wants} arguments ({names}), but `{spawn.word}` passes {gets}",
         _fix(spawn, function, given, most),
         also=[("the function", script.piece.path, span_of(function.args.args[0], script.lines))]
         if takes.args
@@ -110,9 +110,9 @@ def _fix(spawn: Spawn, function: FunctionNode, given: int, most: int) -> str:
     if spawn.passes_rank and given == most + 1:
         first = function.args.args[0].arg if function.args.args else ""
         if "rank" not in first and first not in ("gpu", "local_rank", "i", "index", "device"):
-            return f"begin its parameters with the rank: `def {function.name}(rank, ...)`"
-        return "leave the rank out of args: it is handed over first by itself"
-    return "let args=(...) and the function's parameters agree" + (
+            return f"make the rank its first parameter: `def {function.name}(rank, ...)`"
+        return "remove the rank from args: it is passed first anyway"
+    return "make args=(...) match the function's parameters" + (
         ", the rank comes first" if spawn.passes_rank else ""
     )
 
@@ -143,7 +143,7 @@ RULE: Rule[Script] = Rule(
     name="spawn-argument-count",
     severity="error",
     classes=("L13",),
-    summary="the function handed to mp.spawn takes another number of arguments than it gets",
+    summary="the function passed to mp.spawn takes a different number of arguments than it gets",
     check=check,
     needs_ranks=False,
 )

@@ -1,7 +1,7 @@
 """A spawned function reads a name that only ``if __name__ == "__main__":`` sets.
 
-**Why it breaks.** A spawned process imports the script under another name, so what stands under the test does not run there:
-``NameError: name 'args' is not defined`` in every child, though the name is plain to see.
+**Why it breaks.** A spawned process imports the script under another name, so the code under the test does not run
+there: ``NameError: name 'args' is not defined`` in every child, though the name is clearly set.
 
 Bad:
 
@@ -28,7 +28,7 @@ if __name__ == "__main__":
     mp.spawn(work, args=(3,), nprocs=2)
 ```
 
-**When it says nothing.** Names that are also set at the file's own level, ``Process`` where the text does not choose spawn.
+**When it says nothing.** Names that are also set at module level, ``Process`` where the script does not choose spawn.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check(script: Script) -> Iterator[Finding]:
                     name,
                     f"`{name.id}` is set only under the test for `__main__`, line {line}, which children do not run: "
                     f"NameError in each process of `{spawn.word}`",
-                    f"hand `{name.id}` to `{function.name}` in args=(...), or set it at the file's own level",
+                    f"pass `{name.id}` to `{function.name}` in args=(...), or set it at module level",
                 )
 
 

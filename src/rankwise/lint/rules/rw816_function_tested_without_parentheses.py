@@ -1,7 +1,7 @@
-"""A function of torch.distributed is compared or tested, but not called.
+"""A function of torch.distributed is compared or tested but not called.
 
-**Why it breaks.** ``dist.get_rank == 0`` compares the function itself with 0: it is False on every rank, and nobody prints or saves.
-``if dist.is_initialized:`` is always true. ``dist.get_rank % 2`` is a TypeError.
+**Why it breaks.** ``dist.get_rank == 0`` compares the function itself with 0: it is False on every rank, and none
+prints or saves. ``if dist.is_initialized:`` is always true. ``dist.get_rank % 2`` raises TypeError.
 
 Bad:
 
@@ -132,7 +132,7 @@ RULE: Rule[Script] = Rule(
     name="function-tested-without-parentheses",
     severity="error",
     classes=(),
-    summary="a function such as dist.get_rank is compared or tested, but not called",
+    summary="a function such as dist.get_rank is compared or tested but not called",
     check=check,
     needs_ranks=False,
     fixable=True,

@@ -1,7 +1,8 @@
-"""The function handed to ``mp.spawn`` has its rank in another place than the first.
+"""The function passed to ``mp.spawn`` does not take its rank first.
 
-**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the number of the process comes first. With ``def work(world_size, rank)`` and
-``args=(2,)`` each process has its own number as the world size, and all of them have rank 2: they wait for each other, or fail.
+**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the number of the process comes first. With ``def
+work(world_size, rank)`` and ``args=(2,)`` each process gets its own number as the world size, and all have rank 2: they
+wait for each other, or fail.
 
 Bad:
 
@@ -27,7 +28,8 @@ if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=2)
 ```
 
-**When it says nothing.** The first parameter may be a number of a process (``rank``, ``gpu``, ``i``, ``_``), or no later one is called a rank.
+**When it says nothing.** The first parameter may be a number of a process (``rank``, ``gpu``, ``i``, ``_``), or no
+later one is called a rank.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             spawn.call,
-            f"`{spawn.word}` hands the number of the process over first: `{names[0]}` gets it, and `{later}` is the same in all processes",
-            f"let the rank come first: `def {function.name}({', '.join(order)})`",
+            f"`{spawn.word}` passes the number of the process first: `{names[0]}` gets it, and `{later}` is the same in all processes",
+            f"take the rank first: `def {function.name}({', '.join(order)})`",
             also=[
                 (
                     "the function",
@@ -81,7 +83,7 @@ RULE: Rule[Script] = Rule(
     name="spawned-function-without-rank-first",
     severity="error",
     classes=("L13",),
-    summary="the function handed to mp.spawn has its rank in another place than the first",
+    summary="the function passed to mp.spawn does not take its rank first",
     check=check,
     needs_ranks=False,
 )

@@ -1,7 +1,8 @@
-"""A text is not Python, so nothing in it can run or be checked.
+"""This is not Python, so nothing in it can run or be checked.
 
-**Why it breaks.** Every rank ends with `SyntaxError` before its first line. Mostly the text was pasted: from a page that
-made quotes typographic, from a console with its prompts, from Python 2, or from a Chinese text with full-width brackets.
+**Why it breaks.** Every rank fails with `SyntaxError` before its first line. Usually the text was pasted: from a page
+that made quotes typographic, from a console with its prompts, from Python 2, or from a Chinese text with full-width
+brackets.
 
 Bad:
 
@@ -18,7 +19,8 @@ import torch
 print("torch", torch.__version__)
 ```
 
-**When it says nothing.** A fence of a page that is output, a diff, or has placeholders; IPython's own lines in a notebook.
+**When it says nothing.** A code block of a page that is output, a diff, or has placeholders; IPython's own lines in a
+notebook.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ RULE: Rule[Script] = Rule(
     name="text-is-not-python",
     severity="error",
     classes=(),
-    summary="the text can't be read as Python, so no rank can start it",
+    summary="this can't be parsed as Python, so no rank can start it",
     check=_check,
 )
 
@@ -61,7 +63,7 @@ def tell(path: str, unparsed: Unparsed) -> Finding:
         rule=RULE.id,
         failure_class="",
         severity="warning" if unparsed.is_newer else RULE.severity,
-        message=f"this can't be read: {unparsed.why}",
+        message=f"this can't be parsed: {unparsed.why}",
         fix=unparsed.fix,
         path=path,
         span=Span(unparsed.line, unparsed.col, unparsed.line, unparsed.col + 1),

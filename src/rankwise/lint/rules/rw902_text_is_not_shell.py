@@ -1,7 +1,7 @@
-"""A text can't be read as bash, so nothing in it was checked.
+"""This can't be parsed as bash, so nothing in it was checked.
 
-**Why it breaks.** bash ends with `syntax error near unexpected token` at the same place. Mostly a quote or a bracket is left open, or
-the file holds another language.
+**Why it breaks.** bash fails with `syntax error near unexpected token` at the same place. Usually a quote or a bracket
+is left open, or the file holds another language.
 
 Bad:
 
@@ -15,7 +15,7 @@ Good:
 torchrun --nproc_per_node=2 train.py
 ```
 
-**When it says nothing.** Some of the text can be read: then the rest is passed over.
+**When it says nothing.** Some of the text can be parsed: the rest is skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
     )
     span = Span(line, 1, line, len(shell.lines[line - 1]) + 1)
     yield shell.finding(
-        RULE, span, "this can't be read as bash", "run `bash -n` on it: it tells what is left open"
+        RULE, span, "this can't be parsed as bash", "run `bash -n` on it: it says what is left open"
     )
 
 
@@ -50,7 +50,7 @@ RULE: Rule[Shell] = Rule(
     name="text-is-not-shell",
     severity="warning",
     classes=(),
-    summary="the text can't be read as bash, so nothing in it was checked",
+    summary="this can't be parsed as bash, so nothing in it was checked",
     looks_at="shell",
     check=_check,
 )
