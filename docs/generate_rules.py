@@ -25,15 +25,15 @@ _HEAD = """\
 # Rules of the check
 
 What `rankwise check` finds in a script, a notebook, a shell script, a page or a command line before anything runs. How to use it: [Check before you run](../../howto/check.md).
-These pages are made from the rules by `make docs`; `rankwise rule RW101` shows one on the terminal.
+`make docs` generates these pages from the rules; `rankwise rule RW101` shows one on the terminal.
 
-An *error* breaks, hangs or is silently wrong. A *warning* does so in some settings. A *hint* is worth a look, and lets the check pass.
-*fix* means that `rankwise check --fix` fixes it where that is safe. Classes are those of [failure classes](../../reference/failure-classes.md).
+An *error* breaks, hangs or is silently wrong. A *warning* does so in some settings. A *hint* is worth a look and does not fail the check.
+*fix* means that `rankwise check --fix` fixes it where that is safe. The classes are those of [failure classes](../../reference/failure-classes.md).
 """
 _UNDECIDED_HEAD = """\
 ## What no rule finds
 
-These mistakes can't be told from the text alone, or not without false alarms. Each says why.
+The code alone does not show these mistakes, or not without false alarms.
 
 | class | | why there is no rule |
 |---|---|---|"""

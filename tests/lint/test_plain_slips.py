@@ -1,4 +1,4 @@
-"""Slips of plain Python (RW801 to RW811): each is found in several spellings, and what looks alike is left alone."""
+"""Plain Python mistakes (RW801 to RW811): each is found in several forms, and similar code gives no finding."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ SAID = {
     ),
     ("RW802", "said once"): (
         "import torch\nclass Data(torch.utils.data.Dataset):\n    def init(self):\n        self.rows = []\n"
-        "    def __len__(self):\n        return len(self.rows)\n", "is meant: no line of this text calls it",
+        "    def __len__(self):\n        return len(self.rows)\n", "is meant: nothing here calls it",
     ),
 }  # fmt: skip
 

@@ -28,8 +28,8 @@ CHAPTERS = {
     "RW5": "Data, samplers, seeds",
     "RW6": "Checkpoints, metrics, logs",
     "RW7": "Launch commands",
-    "RW8": "Slips of plain Python",
-    "RW9": "Text that can't be read",
+    "RW8": "Plain Python mistakes",
+    "RW9": "Text that can't be parsed",
 }
 _LANGUAGES: dict[str, Language] = {"python": "python", "bash": "shell", "sh": "shell"}
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -185,14 +185,14 @@ def _tell_characters(text: str, number: int) -> Unparsed | None:
             ("quote", _QUOTES),
             ("full-width character", _WIDE),
             ("dash", _DASHES),
-            ("blank", _BLANKS),
+            ("space", _BLANKS),
         ):
             if char in table:
                 name = f"U+{ord(char):04X}"
                 shown = f"{char} ({name})" if char.isprintable() else name
                 plain = "a plain space" if table is _BLANKS else table[char]
                 what = kind if kind == "full-width character" else f"typographic {kind}"
-                return _known(number, col, f"{shown} is a {what}, which Python does not accept", f"type {plain} in its place, in the whole file")  # fmt: skip
+                return _known(number, col, f"{shown} is a {what}, which Python does not accept", f"type {plain} instead, in the whole file")  # fmt: skip
     return None
 
 

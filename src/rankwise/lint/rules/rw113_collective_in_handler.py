@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 RULE,
                 node,
-                f"{called(op)} in a signal handler: each rank gets the signal at a different moment, in the middle of anything",
+                f"{called(op)} in a signal handler: each rank gets the signal at a different moment, even inside another collective",
                 "only set a flag in the handler; let all ranks agree on it at the end of a step (all_reduce with MAX)",
                 failure_class="K9",
             )

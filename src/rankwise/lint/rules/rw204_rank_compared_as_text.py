@@ -1,4 +1,4 @@
-"""A rank from the environment is text, and is compared with a number.
+"""A rank from the environment is a string but is compared with a number.
 
 **Why it breaks.** ``os.environ["LOCAL_RANK"]`` is ``"0"``, and ``"0" == 0`` is false on every rank: none saves or logs,
 without any error. ``"0"`` is also true as a condition. A comparison with ``<`` raises TypeError.
@@ -75,11 +75,11 @@ def _tell_comparison(script: Script, node: ast.Compare, *, text_is_left: bool) -
     text = node.left if text_is_left else node.comparators[0]
     shown = text_of(text)
     if isinstance(node.ops[0], (ast.Lt, ast.Gt, ast.LtE, ast.GtE)):
-        message = f"`{shown}` is text from the environment: `{text_of(node)}` raises TypeError"
+        message = f"`{shown}` is a string from the environment: `{text_of(node)}` raises TypeError"
     elif isinstance(node.ops[0], (ast.Eq, ast.In)):
-        message = f'`{shown}` is text such as "0": `{text_of(node)}` is false on every rank'
+        message = f'`{shown}` is a string such as "0": `{text_of(node)}` is false on every rank'
     else:
-        message = f'`{shown}` is text such as "0": `{text_of(node)}` is true on every rank'
+        message = f'`{shown}` is a string such as "0": `{text_of(node)}` is true on every rank'
     return script.finding(RULE, node, message, f"compare int({shown})")
 
 
@@ -141,7 +141,7 @@ def _conditions(script: Script) -> Iterator[Finding]:
         )
         if started.get(test) and _reads_rank(test) and "SIZE" not in ast.unparse(test):
             word = "false" if test is not node.test else "true"
-            message = f'`{text_of(test)}` is text, and "0" counts as true: `{text_of(node.test)}` is {word} on every rank'
+            message = f'`{text_of(test)}` is a string, and "0" counts as true: `{text_of(node.test)}` is {word} on every rank'
             yield script.finding(RULE, node.test, message, f"compare int({text_of(test)}) with 0")
 
 
@@ -150,6 +150,6 @@ RULE: Rule[Script] = Rule(
     name="rank-compared-as-text",
     severity="error",
     classes=("I26",),
-    summary="a rank from the environment is text and is compared with a number",
+    summary="a rank from the environment is a string but is compared with a number",
     check=check,
 )

@@ -104,9 +104,9 @@ def _tell_number(script: Script, setting: Setting) -> Finding:
     return script.finding(
         RULE,
         setting.node,
-        f'os.environ["{key}"] gets the number {const}, but takes text only: every rank fails here with'
+        f'os.environ["{key}"] gets the number {const}, but takes strings only: every rank fails here with'
         " `TypeError: str expected, not int`",
-        f'write it as text: `"{const}"`',
+        f'write it as a string: `"{const}"`',
         failure_class="I9" if key == "MASTER_PORT" else "L12",
     )
 

@@ -1,8 +1,7 @@
 """The process group is never destroyed.
 
 **Why it breaks.** NCCL warns at the end (``destroy_process_group() was not called before program exit``), and a rank
-that leaves early closes connections that others still need: ``Connection reset by peer`` after a training that
-succeeded.
+that leaves early closes connections that others still need: ``Connection reset by peer`` after a successful training.
 
 Bad:
 

@@ -31,8 +31,8 @@ print(rate)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The result is used under a test on the rank, is broadcast afterwards, or is passed to code
-that is not available.
+**When it says nothing.** The result is used under a test on the rank, broadcast afterwards, or returned to a caller
+that the check can't see.
 """
 
 from __future__ import annotations

@@ -234,6 +234,6 @@ RULE: Rule[Script] = Rule(
     name="handle-never-waited-for",
     severity="error",
     classes=("C12",),
-    summary="an asynchronous collective that is never waited for",
+    summary="an asynchronous collective is never waited for",
     check=check,
 )

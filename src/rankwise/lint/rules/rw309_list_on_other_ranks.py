@@ -1,4 +1,4 @@
-"""gather_list or scatter_list is given on ranks that must not have one.
+"""gather_list or scatter_list is passed on ranks that must not pass one.
 
 **Why it breaks.** `ValueError: Argument gather_list must NOT be specified on non-destination ranks` on all ranks but
 one; the correct one only reports that a peer closed the connection.

@@ -31,7 +31,7 @@ dist.all_gather(parts, mine)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The shape depends on the data: the text does not show whether a last batch is shorter.
+**When it says nothing.** The shape depends on the data: the code does not show whether a last batch is shorter.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 node,
                 f"`{text_of(node)}` adds parameters after `{name}` was wrapped, which knows only the earlier ones: these differ between ranks",
-                "build the whole model first, and wrap it last",
+                "build the complete model first, then wrap it",
                 also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
                 if is_in(script.tree, wrap.call.node)
                 else [],

@@ -82,7 +82,7 @@ def _clash(call: Call) -> tuple[str, str]:
             )
     if sampler is not None and _is_there(sampler) and shuffles:
         return (
-            f"ValueError: `{name}` decides the order, and shuffle=True is a second order",
+            f"ValueError: `{name}` decides the order, so shuffle=True is not allowed",
             f"remove shuffle: `{name}` does the shuffling",
         )
     dataset = given(call, "dataset")

@@ -67,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 _MESSAGE = "accelerator.prepare splits this loader again: with N processes each one sees one sample of N x N"
-_FIX = "give the loader shuffle=True and no sampler: accelerator.prepare splits it"
+_FIX = "pass shuffle=True and no sampler: accelerator.prepare splits it"
 
 RULE: Rule[Script] = Rule(
     id="RW506",

@@ -88,6 +88,6 @@ RULE: Rule[Script] = Rule(
     name="load-without-map-location",
     severity="warning",
     classes=("K3",),
-    summary="a checkpoint is loaded by all ranks onto the GPU that saved it",
+    summary="all ranks load a checkpoint onto the GPU that saved it",
     check=check,
 )

@@ -86,7 +86,7 @@ def check(script: Script) -> Iterator[Finding]:
         elif _is_term(place) and ast.unparse(place.last.arg_node(1, "handler") or place.last.node).endswith(
             "SIG_IGN"
         ):
-            message = "SIGTERM is ignored: a scheduler that wants the node back kills the job after its grace period, and nothing is saved"
+            message = "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
             yield script.finding(RULE, place.last.node, message, _FIX, severity="warning", failure_class="R7")
 
 

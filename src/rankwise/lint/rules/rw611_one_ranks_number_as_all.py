@@ -40,7 +40,7 @@ for step in range(8):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The number was reduced or gathered, or the text says that it is local (``local loss``,
+**When it says nothing.** The number was reduced or gathered, or the output says that it is local (``local loss``,
 ``rank``).
 """
 
@@ -117,7 +117,7 @@ def check(script: Script) -> Iterator[Finding]:
                 RULE,
                 call.node,
                 f"`{text_of(call.node)}` reports the {what} of rank 0's share of the data as that of all ranks",
-                "all_reduce sums and counts over the ranks first, or say in the text that it is rank 0's",
+                "all_reduce sums and counts over the ranks first, or say in the output that it is rank 0's",
                 severity="warning" if is_judged else "hint",
             )
 

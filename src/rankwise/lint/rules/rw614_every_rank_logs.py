@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place
 
 _RUNS = {
-    "wandb.init": "opens a run of its own in W&B",
-    "mlflow.start_run": "starts a run of its own in MLflow",
+    "wandb.init": "opens its own run in W&B",
+    "mlflow.start_run": "starts its own run in MLflow",
     "torch.utils.tensorboard.SummaryWriter": "writes events into one folder",
     "tensorboardX.SummaryWriter": "writes events into one folder",
     "torch.utils.tensorboard.writer.SummaryWriter": "writes events into one folder",
-    "neptune.init_run": "opens a run of its own in Neptune",
-    "comet_ml.Experiment": "opens an experiment of its own in Comet",
-    "aim.Run": "opens a run of its own in Aim",
+    "neptune.init_run": "opens its own run in Neptune",
+    "comet_ml.Experiment": "opens its own experiment in Comet",
+    "aim.Run": "opens its own run in Aim",
 }
 _BARS = frozenset(
     {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange", "tqdm.std.tqdm", "rich.progress.track"}

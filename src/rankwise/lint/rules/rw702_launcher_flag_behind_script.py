@@ -15,8 +15,8 @@ Good:
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** The launcher has the flag too, the script next to the text knows it, or `--` before the script
-says that it is intended.
+**When it says nothing.** The launcher has the flag too, the script can be read and defines it, or `--` before the
+script says that it is intended.
 """
 
 from __future__ import annotations

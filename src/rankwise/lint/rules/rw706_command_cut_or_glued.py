@@ -33,7 +33,7 @@ torchrun --nproc_per_node=2 train.py
 torchrun --nproc_per_node=2 test.py
 ```
 
-**When it says nothing.** A backslash at the end of the whole text; indented lines after a joined backslash.
+**When it says nothing.** A backslash at the end of the file; indented lines after a joined backslash.
 """
 
 from __future__ import annotations

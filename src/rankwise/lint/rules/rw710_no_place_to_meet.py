@@ -33,7 +33,7 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun python train.py
 ```
 
-**When it says nothing.** One text starts all nodes on this host, as a local test does; addresses that are set
+**When it says nothing.** One script starts all nodes on this host, as a local test does; addresses that are set
 elsewhere.
 """
 

@@ -1,7 +1,7 @@
 """A launcher's flag gets the name of a variable instead of its value: the `$` is missing.
 
-**Why it breaks.** `--master_port=MASTER_PORT` passes the eleven letters. The launcher fails with `invalid int value`,
-or looks for a host called MASTER_ADDR.
+**Why it breaks.** `--master_port=MASTER_PORT` passes the name itself. The launcher fails with `invalid int value`, or
+looks for a host called MASTER_ADDR.
 
 Bad:
 
@@ -17,7 +17,7 @@ export MASTER_PORT=29617
 torchrun --nproc_per_node=4 --master_port=$MASTER_PORT train.py
 ```
 
-**When it says nothing.** Placeholders on a page (`--nproc_per_node=NUM_GPUS`), unless the same text has a variable of
+**When it says nothing.** Placeholders on a page (`--nproc_per_node=NUM_GPUS`), unless the same page has a variable of
 that name.
 """
 
@@ -74,7 +74,7 @@ def _value(shell: Shell, name: str, spelled: str, value: Word, word: Word) -> It
     for part in text.split(":") if name == "rdzv_endpoint" else [text]:
         if not _NAME.fullmatch(part) or not _is_meant(shell, name, part):
             continue
-        message = f"{spelled} gets the letters {part}: a $ is missing"
+        message = f"{spelled} gets the name {part} itself: a $ is missing"
         yield shell.finding(RULE, word.span, message, f"write ${part}", edits=_edits(shell, word, part))
         return
 

@@ -17,7 +17,7 @@ MASTER_PORT=$((12000 + RANDOM % 20000))
 torchrun --nproc_per_node=2 --master_port=$MASTER_PORT train.py
 ```
 
-**When it says nothing.** The text assigns a value to a variable of that name.
+**When it says nothing.** The script assigns a value to a variable of that name.
 """
 
 from __future__ import annotations

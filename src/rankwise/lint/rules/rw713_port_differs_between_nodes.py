@@ -1,6 +1,6 @@
 """Each node or rank draws its own random port for the rendezvous.
 
-**Why it breaks.** The text runs once on each node, and `$RANDOM` is a different number each time. Every node waits on
+**Why it breaks.** The script runs once on each node, and `$RANDOM` is a different number each time. Every node waits on
 its own port for the others.
 
 Bad:

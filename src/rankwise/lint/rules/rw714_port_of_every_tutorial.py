@@ -1,4 +1,4 @@
-"""A single-host job uses a fixed port that every other job uses too.
+"""A single-host job uses a fixed port that other jobs use too.
 
 **Why it breaks.** A second job on the same host, or processes left by the last one, hold the port: `EADDRINUSE`,
 `address already in use`. Without the flag torchrun chooses a free port for a job of one node.
@@ -54,7 +54,7 @@ def _flag(shell: Shell, launch: Launch) -> Iterator[Finding]:
     fix = f"{flag.spelled} with a port of your own"
     if launch.is_elastic:
         fix = "--standalone instead" if host else f"remove {flag.spelled}: torchrun chooses a free port"
-    message = f"port {port} is the default that every other job uses too"
+    message = f"port {port} is a common default, which other jobs use too"
     yield shell.finding(RULE, flag.word.span, message, fix)
 
 
@@ -72,7 +72,7 @@ def _settings(shell: Shell) -> Iterator[Finding]:
         return
     for setting in shell.reading.settings:
         if setting.name == "MASTER_PORT" and setting.value.text in _USUAL:
-            message = f"port {setting.value.text} is the default that every other job uses too"
+            message = f"port {setting.value.text} is a common default, which other jobs use too"
             yield shell.finding(
                 RULE,
                 setting.span,
@@ -86,7 +86,7 @@ RULE: Rule[Shell] = Rule(
     name="port-of-every-tutorial",
     severity="warning",
     classes=("I9",),
-    summary="a single-host job on a port that every other job uses",
+    summary="a single-host job uses a port that other jobs use too",
     looks_at="shell",
     check=_check,
 )

@@ -15,8 +15,8 @@ Good:
 torchrun --nproc_per_node=4 train.py
 ```
 
-**When it says nothing.** The text uses the variable itself, as in `--nnodes=$WORLD_SIZE`, or also starts Python without
-a launcher.
+**When it says nothing.** The script uses the variable itself, as in `--nnodes=$WORLD_SIZE`, or also starts Python
+without a launcher.
 """
 
 from __future__ import annotations

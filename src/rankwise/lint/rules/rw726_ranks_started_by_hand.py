@@ -41,8 +41,8 @@ done
 wait
 ```
 
-**When it says nothing.** Ranks on several hosts, of which this text may start only some; lines on a page that are meant
-for several terminals.
+**When it says nothing.** Ranks on several hosts, of which this script may start only some; lines on a page that are
+meant for several terminals.
 """
 
 from __future__ import annotations

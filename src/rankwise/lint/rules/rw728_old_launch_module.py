@@ -1,4 +1,4 @@
-"""`python -m torch.distributed.launch` is the old launcher.
+"""`python -m torch.distributed.launch` is deprecated.
 
 **Why it breaks.** It adds `--local-rank=N` to the script's arguments; up to torch 1.13 it was `--local_rank=N`. A
 script that knows one of the two fails with `unrecognized arguments`. It will be removed from torch.

@@ -103,7 +103,7 @@ def _judge(
     reads, num_stores = _places(scopes, target)
     proof = next((read for read in reads if _is_object_use(scopes, read)), None)
     if proof is not None and num_stores == 1:
-        why = f"line {proof.lineno} uses it as the object itself, which fails"
+        why = f"line {proof.lineno} uses it as a single object, which fails"
         yield _finding(script, statement, value, ast.unparse(target), why, certain=True)
     elif proof is not None or _is_slip(value.elts[0], target, name, reads, scopes):
         yield _finding(script, statement, value, ast.unparse(target), "was that intended?", certain=False)

@@ -119,7 +119,7 @@ def _why(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
     if _is_called(scopes, method.name):
         return ""
     if any(is_super_call(n, "__init__") or (is_known and is_super_call(n, "init")) for n in ast.walk(method)):
-        return "so the base class is set up without it, and what it stores is missing"
+        return "so the base class is initialised without it, and its attributes are missing"
     if method.name == "__int__":
         return "and `__int__` takes no arguments" if _num_parameters(method) > 1 else ""
     is_plain = not cls.keywords and not cls.decorator_list
@@ -132,7 +132,7 @@ def _why_attributes(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode, *, 
     if method.name != "init":
         return "so the attributes it sets are missing" if _sets_attributes(method) else ""
     name = _missing(scopes, cls, method) if is_known else ""
-    return f"no line of this text calls it, and `self.{name}` is set only there" if name else ""
+    return f"nothing here calls it, and `self.{name}` is set only there" if name else ""
 
 
 def _is_called(scopes: Scopes, name: str) -> bool:

@@ -98,7 +98,7 @@ def _finding(
         return script.finding(
             RULE,
             bare,
-            f"`{text}` does not set up {cls.name}"
+            f"`{text}` does not initialise {cls.name}"
             + (
                 f": line {statement.lineno} fails, {part} is assigned before Module.__init__()"
                 if part

@@ -108,7 +108,7 @@ def _called(scopes: Scopes, spawn: Spawn, target: ast.expr) -> tuple[str, str]:
     if yields or any(r.value is not None and scopes.scope(r) is inside for r in scopes.all(ast.Return)):
         return "", ""
     return (
-        f"`{function.name}(...)` is called here, in the parent; `{spawn.word}` gets what it returns, None",
+        f"`{function.name}(...)` is called here, in the parent; `{spawn.word}` gets its return value, None",
         f"pass `{function.name}` without parentheses, and its arguments as `args=(...)`",
     )
 

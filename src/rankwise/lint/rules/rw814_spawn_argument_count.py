@@ -1,7 +1,7 @@
 """The function passed to ``mp.spawn`` takes a different number of arguments than it gets.
 
-**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the number of the process comes first and is not part of
-``args``. Otherwise each child fails with ``TypeError: work() takes 1 positional argument but 2 were given``.
+**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the process index comes first and is not part of ``args``.
+Otherwise each child fails with ``TypeError: work() takes 1 positional argument but 2 were given``.
 
 Bad:
 
@@ -90,9 +90,7 @@ def _count(script: Script, spawn: Spawn, function: FunctionNode) -> Iterator[Fin
         return
     wants = str(most) if least == most else f"{least} to {most}"
     gets = (
-        f"{given}: the process's number and {num_args} from args"
-        if spawn.passes_rank
-        else f"{given} from args"
+        f"{given}: the process index and {num_args} from args" if spawn.passes_rank else f"{given} from args"
     )
     names = ", ".join(a.arg for a in (*takes.posonlyargs, *takes.args)) or "nothing"
     yield script.finding(

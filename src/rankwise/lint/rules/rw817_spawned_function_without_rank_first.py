@@ -1,8 +1,8 @@
 """The function passed to ``mp.spawn`` does not take its rank first.
 
-**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the number of the process comes first. With ``def
-work(world_size, rank)`` and ``args=(2,)`` each process gets its own number as the world size, and all have rank 2: they
-wait for each other, or fail.
+**Why it breaks.** ``mp.spawn`` calls ``fn(i, *args)``: the process index comes first. With ``def work(world_size,
+rank)`` and ``args=(2,)`` each process gets its index as the world size, and all have rank 2: they wait for each other,
+or fail.
 
 Bad:
 
@@ -28,8 +28,8 @@ if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=2)
 ```
 
-**When it says nothing.** The first parameter may be a number of a process (``rank``, ``gpu``, ``i``, ``_``), or no
-later one is called a rank.
+**When it says nothing.** The first parameter may be a process index (``rank``, ``gpu``, ``i``, ``_``), or no later one
+is called a rank.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check(script: Script) -> Iterator[Finding]:
         yield script.finding(
             RULE,
             spawn.call,
-            f"`{spawn.word}` passes the number of the process first: `{names[0]}` gets it, and `{later}` is the same in all processes",
+            f"`{spawn.word}` passes the process index first: `{names[0]}` gets it, and `{later}` is the same in all processes",
             f"take the rank first: `def {function.name}({', '.join(order)})`",
             also=[
                 (
