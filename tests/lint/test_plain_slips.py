@@ -412,7 +412,7 @@ WORDS = [
         "local variable of load, line 2",
     ),
     ("RW804", "import torch\noptimizer = 1\nprint(optimzer)", "`optimizer` exists"),
-    ("RW802", "class T:\n    def init(self, a): pass\nT(1)", "line 3 hands arguments"),
+    ("RW802", "class T:\n    def init(self, a): pass\nT(1)", "line 3 passes arguments"),
     (
         "RW810",
         "from torch import nn\nclass N(nn.Module):\n    def __init__(self):\n        super().__init__\n        self.a = nn.ReLU()",

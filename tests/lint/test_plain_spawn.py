@@ -113,8 +113,8 @@ def test_a_start_that_works_is_left_alone(key: tuple[str, str], code: str) -> No
 def test_both_numbers_are_told() -> None:
     """The message says what the function takes and what it gets."""
     [finding] = found("RW814", MP + "def f(world): pass\n" + GUARD + "mp.spawn(f, args=(2, 3))")
-    assert "takes 1 arguments (world)" in finding.message
-    assert "hands it 3: the process's number and 2 from args" in finding.message
+    assert "takes 1 argument (world)" in finding.message
+    assert "passes 3: the process index and 2 from args" in finding.message
 
 
 def test_a_process_is_an_error_only_where_spawn_is_chosen() -> None:

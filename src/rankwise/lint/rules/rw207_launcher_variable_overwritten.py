@@ -1,4 +1,4 @@
-"""The script overwrites with constants the variables by which its processes find each other.
+"""Constants overwrite the variables by which the script's processes find each other.
 
 **Why it breaks.** A launcher sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE for each process. A script that
 overwrites them sends the ranks to a port where nothing listens: they hang. With a fixed port the second job on a host

@@ -51,8 +51,8 @@ dist.destroy_process_group()
 ```
 
 **When it says nothing.** Anything that goes into the data set, the loader or the loop depends on the rank (``Subset``,
-slices, ``shard``, a seed with the rank in it); a framework prepares the loader; samples are generated; for evaluation;
-the model is split too (tensor or pipeline parallel). If the data set is created elsewhere it is a warning.
+slices, ``shard``, a seed with the rank in it); a framework prepares the loader; samples are generated; no training
+follows; the model is split too (tensor or pipeline parallel). If the data set is created elsewhere it is a warning.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _judge(script: Script, place: Place, handler: ast.AST) -> Iterator[Finding]:
         message = f"the handler calls {saves[0]} in the middle of a step: it may save a partial update"
         yield script.finding(RULE, place.last.node, message, _FIX)
     elif _is_term(place) and _LEAVES & names:
-        message = "the SIGTERM handler exits at once: all since the last checkpoint is lost"
+        message = "the SIGTERM handler exits at once: all work since the last checkpoint is lost"
         yield script.finding(RULE, place.last.node, message, _FIX, failure_class="R7")
 
 

@@ -1,7 +1,8 @@
 """A batch job has several nodes, but the launcher is started on the first one only, or on a different number of nodes than it waits for.
 
 **Why it breaks.** Slurm runs a batch script on the job's first node only. A launcher that is not started by `srun`
-waits there for nodes where nothing runs, until the rendezvous times out. With `--nnodes=1`, the other nodes are idle.
+waits there for nodes where nothing runs, until the rendezvous times out. If it is started for one node, the others are
+idle.
 
 Bad:
 

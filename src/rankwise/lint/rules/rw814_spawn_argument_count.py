@@ -96,7 +96,7 @@ def _count(script: Script, spawn: Spawn, function: FunctionNode) -> Iterator[Fin
     yield script.finding(
         RULE,
         spawn.call,
-        f"`{function.name}` takes {wants} arguments ({names}), but `{spawn.word}` passes {gets}",
+        f"`{function.name}` takes {wants} argument{'s' * (wants != '1')} ({names}), but `{spawn.word}` passes {gets}",
         _fix(spawn, function, given, most),
         also=[("the function", script.piece.path, span_of(function.args.args[0], script.lines))]
         if takes.args
