@@ -1,7 +1,7 @@
 """A collective depends on a value that may differ between ranks.
 
-**Why it breaks.** A loss, a clock, a queue, a file or an exception may say yes on one rank and no on another. The rank
-with yes blocks in the collective; the other skips it.
+**Why it breaks.** A test of a loss, a clock, a queue, a file or an exception may be true on one rank only. That rank
+blocks in the collective; the others skip it.
 
 Bad:
 

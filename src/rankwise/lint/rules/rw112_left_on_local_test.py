@@ -51,7 +51,7 @@ dist.destroy_process_group()
 ```
 
 **When it says nothing.** The flag was reduced or broadcast first; the branch makes the same collectives (`(loss *
-0).backward(); continue`); it ends the program by an exception, which the launcher sees.
+0).backward(); continue`); an exception ends the program, which the launcher sees.
 """
 
 from __future__ import annotations

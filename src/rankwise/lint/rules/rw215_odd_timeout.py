@@ -1,7 +1,7 @@
 """The group's timeout is so short that a slow step counts as a hang, or so long that a hang is never reported.
 
-**Why it breaks.** A rank that reads data, saves or compiles for longer than the timeout ends the whole job, though
-nothing is wrong. With days, a hung job holds its GPUs until somebody looks.
+**Why it breaks.** A rank that reads data, saves or compiles for longer than the timeout ends the job, though nothing is
+wrong. With a timeout of days, a hung job holds its GPUs until somebody notices.
 
 Bad:
 

@@ -1,8 +1,8 @@
-"""The result of an asynchronous collective is read before the collective was waited for.
+"""The result of an asynchronous collective is read before `wait()`.
 
 **Why it breaks.** With `async_op=True` (and with `irecv`) the call returns at once with a handle. Until `handle.wait()`
-the tensor holds the old value, the new one, or a mixture: the numbers are sometimes wrong, more often the larger the
-tensor.
+the tensor holds the old value, the new one, or a mixture: the numbers are sometimes wrong, more often with larger
+tensors.
 
 Bad:
 

@@ -36,8 +36,8 @@ dist.all_reduce(total)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** The backend is not the literal "nccl", the call names a group of its own, a default device is
-set, or the tensor cannot be traced to where it was created.
+**When it says nothing.** The backend is not the literal "nccl", the call uses another group, a default device is set,
+or the tensor cannot be traced to where it was created.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The source or destination of a collective is not a member of its group.
 
-**Why it breaks.** `ValueError: Global rank 0 is not part of group`. `src` and `dst` are global ranks, also in a
+**Why it breaks.** `ValueError: Global rank 0 is not part of group`. `src` and `dst` are global ranks, even in a
 subgroup: in the group of ranks 2 and 3 the source is 2, not 0. A rank within the group is passed as `group_src` or
 `group_dst`.
 

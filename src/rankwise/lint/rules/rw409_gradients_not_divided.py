@@ -1,7 +1,7 @@
 """Gradients are summed over the ranks by hand and never divided.
 
 **Why it breaks.** `dist.all_reduce(p.grad)` gives the sum. Each step is then `world_size` times too large, and the run
-behaves differently on every number of GPUs.
+behaves differently with every number of GPUs.
 
 Bad:
 

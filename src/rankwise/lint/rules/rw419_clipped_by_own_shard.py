@@ -44,8 +44,8 @@ optimizer.step()
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Models of `fully_shard`, whose parameters know that they are shards; DistributedDataParallel;
-``NO_SHARD``, or a strategy that can't be seen; inside `summon_full_params`.
+**When it says nothing.** Models of `fully_shard`, whose parameters are DTensors; DistributedDataParallel; ``NO_SHARD``,
+or a strategy that can't be seen; inside `summon_full_params`.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ for epoch in range(10):
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** ``set_epoch`` is reached by any way (``loader.sampler``, a helper, an attribute); with
-``shuffle=False`` or one epoch; no model learns from the loader; Accelerate, Lightning or the Trainer of transformers
-set the epoch.
+**When it says nothing.** ``set_epoch`` is called in any way (``loader.sampler``, a helper, an attribute); with
+``shuffle=False`` or one epoch; no model learns from the loader; Accelerate, Lightning or Transformers' Trainer set the
+epoch.
 """
 
 from __future__ import annotations

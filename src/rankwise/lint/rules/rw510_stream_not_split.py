@@ -130,7 +130,7 @@ def _same_everywhere(dataset: Value) -> tuple[str, str] | None:
             return None
         name = dataset.thing.cls.node.name
         by_worker = any(splits_by_worker(cls) for cls in classes)
-        also = " and its world size, and by the worker's number" if by_worker else " and its world size"
+        also = " and its world size, and by the worker id" if by_worker else " and its world size"
         return (
             f"`{name}`",
             f"in {name}.__iter__ take every world_size-th sample from the rank on, by dist.get_rank(){also}",

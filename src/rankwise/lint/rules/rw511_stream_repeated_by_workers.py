@@ -1,4 +1,4 @@
-"""Each worker of the loader yields this rank's whole share, because the stream never uses the worker's number.
+"""Each worker of the loader yields this rank's whole share, because the stream never uses the worker id.
 
 **Why it breaks.** A DataLoader with ``num_workers=4`` runs the ``__iter__`` of an ``IterableDataset`` in four
 processes. If it splits by the rank only, all four yield the same samples: an epoch is four times as long, and has each
@@ -53,8 +53,8 @@ dist.all_reduce(total)
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** No workers; a ``worker_init_fn``; a class that uses the worker's number in any way; streams
-that draw at random.
+**When it says nothing.** No workers; a ``worker_init_fn``; a class that uses the worker id in any way; streams that
+draw at random.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def check(script: Script) -> Iterator[Finding]:
         if not by_rank or any(splits_by_worker(cls) or draws_at_random(cls) for cls in classes):
             continue
         name = dataset.thing.cls.node.name
-        message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker's number"
+        message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker id"
         fix = f"in {name}.__iter__ also split by torch.utils.data.get_worker_info() (its id and num_workers)"
         yield script.finding(RULE, here(script, call) or call.node, message, fix)
 

@@ -32,7 +32,7 @@ model.load_state_dict(torch.load("best.pt", map_location="cpu"))
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Ranks make any collective between the write and the read, or only rank 0 reads.
+**When it says nothing.** Any collective is called between the write and the read, or only rank 0 reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A checkpoint is loaded without map_location, so all ranks load it onto the GPU that saved it.
 
-**Why it breaks.** ``torch.load`` puts each tensor back on the device from which it was saved, mostly ``cuda:0``. All
+**Why it breaks.** ``torch.load`` puts each tensor back on the device from which it was saved, usually ``cuda:0``. All
 ranks of a node then hold a copy on GPU 0, which runs out of memory.
 
 Bad:

@@ -1,7 +1,7 @@
 """`SLURM_LAUNCH_NODE_IPADDR` is used as the address of the job's first node.
 
-**Why it breaks.** It is the address of the host on which srun was run. From a login node (`salloc`, or srun by hand) no
-rank runs there, so all ranks wait for a host where nothing listens.
+**Why it breaks.** It is the address of the host where srun was run. On a login node (`salloc`, or srun by hand) no rank
+runs, so all ranks wait for a host where nothing listens.
 
 Bad:
 

@@ -1,8 +1,8 @@
 """A class's ``__init__`` is misspelt, so it is never called.
 
 **Why it breaks.** ``def init(self, ...)`` is an ordinary method. ``Trainer(model, ...)`` fails with ``TypeError:
-Trainer() takes no arguments``, or the attributes are missing later. Pages lose the underscores where ``__init__`` was
-rendered as bold type.
+Trainer() takes no arguments``, or the attributes are missing later. Web pages lose the underscores where ``__init__``
+was rendered as bold type.
 
 Bad:
 
