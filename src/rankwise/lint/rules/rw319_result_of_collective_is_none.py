@@ -88,7 +88,7 @@ def _finding(script: Script, call: ast.Call, word: str, use: ast.AST) -> Finding
         RULE,
         use,
         f"`{ast.unparse(call.func)}` returns None and its result is {where}, but `{_shown(use)}` uses the None",
-        f"call `{ast.unparse(call)}` on a line of its own and continue with {f'`{filled}`' if filled else 'the tensor that you passed to it'}"
+        f"call `{ast.unparse(call)}` on a line of its own and continue with {f'`{filled}`' if filled else 'the tensor passed to it'}"
         if word != "barrier"
         else f"call `{ast.unparse(call)}` on a line of its own",
     )
