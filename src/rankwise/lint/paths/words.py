@@ -114,7 +114,7 @@ def place(what: str, node: ast.AST, module: Module) -> tuple[str, str, Span]:
 def also(
     item: Op | Loop | Exit, at: ast.AST, guard: Guard | None, instead: Op | None = None
 ) -> list[tuple[str, str, Span]]:
-    """The other places of a parting: the op itself, the test, what the others do."""
+    """The other places of a divergence: the op itself, the test, what the others do."""
     places = []
     if isinstance(item, Op) and item.call.node is not at:
         places.append(place(f"{called(item)} is here", item.call.node, item.call.module))

@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from rankwise.lint.model.history import Op
     from rankwise.lint.script import Script
 
-#: Calls that write what they found into a tensor or list that they were given.
+#: Calls that write their result into a tensor or list that they were given.
 _FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Collectives that some of the imagined ranks never come to."""
+    """Collectives that some of the simulated ranks never reach."""
     for one in missed_ops(script, "collective"):
         op, guard = one.op, one.guard
         yield script.finding(

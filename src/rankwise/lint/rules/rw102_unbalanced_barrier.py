@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Barriers that some of the imagined ranks never come to."""
+    """Barriers that some of the simulated ranks never reach."""
     for one in missed_ops(script, "barrier"):
         op, guard = one.op, one.guard
         yield script.finding(
@@ -66,7 +66,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _is_half(script: Script, one: Missed) -> bool:
-    """Whether it looks like one half of "rank 0 first": a barrier for the others, and more barriers in the text."""
+    """Whether it looks like one half of "rank 0 first": a barrier for the others, and more barriers in the file."""
     barriers = [call for call in script.calls if call.name.endswith((".barrier", ".wait_for_everyone"))]
     return len(barriers) > 1 and 0 in one.others
 

@@ -57,7 +57,7 @@ _ON_TENSORS = frozenset(f"torch.distributed.{word}" for word in ("all_reduce", "
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Ops of one arm that would meet other ops of the other."""
+    """Ops of one branch that would be paired with different ops of the other."""
     told: set[frozenset[int]] = set()
     for one in all_partings(script):
         op, instead = one.item, one.instead
@@ -82,7 +82,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _crossed(script: Script) -> Iterator[Finding]:
-    """The same collectives on the same tensors in both arms, in another order: sums of different things, without a word."""
+    """The same collectives on the same tensors in both branches, in another order: silent sums of different tensors."""
     arms: dict[ast.AST, dict[bool, dict[int, Call]]] = {}
     for call in script.calls:
         if (

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Forward passes that some of the imagined ranks do not make."""
+    """Forward passes that some of the simulated ranks do not make."""
     for one in missed_ops(script, "forward"):
         op, guard = one.op, one.guard
         model = called(op).removesuffix("()")

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """State and save calls that some of the imagined ranks do not make."""
+    """State and save calls that some of the simulated ranks do not make."""
     for one in missed_ops(script, "state", "save"):
         op, guard = one.op, one.guard
         yield script.finding(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Backward passes that some of the imagined ranks do not make."""
+    """Backward passes that some of the simulated ranks do not make."""
     for one in missed_ops(script, "backward"):
         op, guard = one.op, one.guard
         yield script.finding(

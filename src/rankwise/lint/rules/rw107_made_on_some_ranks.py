@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
 
-#: What `self` or a cache keeps may be groups that were made before, alike on all ranks.
+#: `self` or a cache may keep groups that all ranks created before.
 _CACHE = re.compile(r"\bin (self\.|\w*cache)")
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Wrappings and groups that some of the imagined ranks do not make."""
+    """Wrappers and groups that some of the simulated ranks do not create."""
     for one in missed_ops(script, "wrap", "group"):
         op, guard = one.op, one.guard
         is_group = op.family == "group"

@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
 
-#: Attributes by which a framework's training is told to stop.
+#: Attributes that stop a framework's training.
 _FLAGS = frozenset({"should_stop", "should_training_stop", "should_epoch_stop"})
 _CLASSES = {"break": "D16", "continue": "D15", "return": "C27"}
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Ways out that some of the imagined ranks do not take."""
+    """Exits that some of the simulated ranks do not take."""
     for one in all_partings(script):
         left = one.item
         if not isinstance(left, Exit) or one.guard is None:
@@ -75,7 +75,7 @@ def check(script: Script) -> Iterator[Finding]:
             f"{who(one.doers, one.others, 'may')} {left.kind} here (`{tested(left, one.guard)}`): the others continue and wait for it"
             " in their next collective",
             "decide on one rank, broadcast the decision, and let every rank act on it",
-            # Of a function that the text does not call, it is not seen who calls it, and with what.
+            # If the file does not call a function, its callers and arguments are unknown.
             severity="error" if one.in_program else "warning",
             failure_class=_CLASSES[left.kind],
             also=also(left, at[0], one.guard),

@@ -56,7 +56,7 @@ _FIX = "give every rank the same number of iterations: cut to the shortest, pad,
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Loops whose number of turns is known to differ, or is a share cut by hand."""
+    """Loops whose number of iterations is known to differ, or is a share cut by hand."""
     told: set[int] = set()
     for one in all_partings(script):
         loop = one.item
@@ -92,7 +92,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _class(loop: Loop) -> str:
-    """Uneven batches where it trains, else some collective that not all make."""
+    """Uneven batches if it trains, otherwise a collective that some ranks skip."""
     return "D14" if any(op.family in {"backward", "forward"} for op in ops_of(loop.items)) else "C1"
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Branches and `while` loops on rank-local values with an op in one arm only."""
+    """Branches and `while` loops on rank-local values with an op in one branch only."""
     for path in all_local_paths(script):
         item = path.item
         if path.op.family == "group":

@@ -79,7 +79,7 @@ _DOES = {"break": "ends the loop", "continue": "skips the step", "return": "retu
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Ways out that depend on rank-local values, past ops that the other ranks make."""
+    """Exits that depend on rank-local values and skip ops that the other ranks make."""
     for path in all_local_paths(script):
         if (
             path.kind != "leave"
@@ -118,7 +118,7 @@ def _class(path: LocalPath, kind: str) -> str:
 
 
 def _is_of_host(fork: Fork) -> bool:
-    """Whether the test asks the machine or the clock, not the data."""
+    """Whether the test is on the host or the clock, not on the data."""
     return not fork.value.origin.isdisjoint({"exists", "files", "time", "queue", "memory"})
 
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Ops that a rank reaches because it has met an exception."""
+    """Ops that a rank reaches only because of an exception."""
     for path in all_local_paths(script):
         if path.kind not in {"handler", "finally"}:
             continue
@@ -101,7 +101,7 @@ def _is_ctrl_c(item: Fork | Loop) -> bool:
 
 
 def _is_context_manager(op: Op) -> bool:
-    """Whether it is the end of a context manager, which has to be made whatever was inside."""
+    """Whether it ends a context manager, which must happen whatever was inside."""
     function = getattr(op.call.function, "node", None)
     return function is not None and any(isinstance(one, ast.Yield) for one in ast.walk(function))
 

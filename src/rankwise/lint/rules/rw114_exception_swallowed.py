@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Handlers behind which a rank goes on with fewer ops than the others."""
+    """Handlers after which a rank continues with fewer ops than the others."""
     for path in all_local_paths(script):
         if path.kind != "swallow":
             continue
@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
             " for each other, or mix up steps",
             "let the exception end the rank, or let all ranks agree on skipping (all_reduce a flag) before the collective",
             severity="error"
-            # A distributed checkpoint tells all ranks of an error on one.
+            # A distributed checkpoint reports an error on one rank to all ranks.
             if path.in_loop
             and path.in_program
             and path.op.is_sure

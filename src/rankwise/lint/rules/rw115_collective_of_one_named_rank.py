@@ -70,7 +70,7 @@ def check(script: Script) -> Iterator[Finding]:
         if number is None or number in _IMAGINED or number < 0 or test.orelse:
             continue
         call = next((one for part in test.body for one in _collectives(scopes, part)), None)
-        # A path that leaves has another collective behind it for the others.
+        # If this rank leaves, the others have another collective after it.
         is_left = isinstance(test.body[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
         if call is not None and not is_left and not _is_met_elsewhere(scopes, test, call):
             text = ast.unparse(call.func)
@@ -109,7 +109,7 @@ def _behind_claim(script: Script, scopes: Scopes, claim: ast.Assert) -> Iterator
 
 
 def _is_met_elsewhere(scopes: Scopes, test: ast.If, call: ast.Call) -> bool:
-    """Whether other ranks make the same collective below a test of their own ("rank 3 first")."""
+    """Whether other ranks make the same collective under a test of their own ("rank 3 first")."""
     return any(
         one is not test
         and asks_rank(one.test)

@@ -85,7 +85,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _is_one_node(entry: Entry) -> bool:
-    """Whether the rank is just the number that `mp.spawn` gives: all ranks are on this host then, unlike with `node * gpus + number`."""
+    """Whether the rank is the process index of `mp.spawn`: all ranks are then on this host, unlike with `node * gpus + number`."""
     history = entry.histories[-1]
     starts = (call.arg(None, "rank") for call in history.calls if call.name == INIT)
     return any(
@@ -130,7 +130,7 @@ def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Find
 
 
 def _local_rank(script: Script, node: ast.AST) -> str:
-    """The variable that holds it, if the text has one that can be seen there."""
+    """The variable that holds it, if one is in scope there."""
     tree = script.tree
     around = {tree, function_of(tree, node)} if isinstance(node, ast.expr) else {tree}
     for one in ast.walk(tree):

@@ -69,7 +69,7 @@ _GUESSES = frozenset(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """What uses "the" GPU in ranks that were not given one."""
+    """Uses of "the" GPU in ranks that have not set one."""
     if "CUDA_VISIBLE_DEVICES" in script.piece.code or _is_alone(script):
         return
     seen: set[ast.AST] = set()
@@ -84,7 +84,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _is_alone(script: Script) -> bool:
-    """Whether the text says that it is one process of one."""
+    """Whether the script says that it is one process of one."""
     sizes = {str(one.value.const) for one in settings(script) if one.key == "WORLD_SIZE"}
     return sizes == {"1"}
 
@@ -166,7 +166,7 @@ def _names_one_gpu(place: Place, *, ignore_current: bool) -> tuple[ast.AST | Non
 
 
 def _device_of(call: Call) -> tuple[ast.AST | None, object]:
-    """Where a call takes a device, and which constant it is; the arm for those who have CUDA counts."""
+    """Where a call takes a device, and which constant it is; the branch with CUDA counts."""
     position = 0 if call.name == "torch.device" or call.name.endswith((".to", ".cuda")) else None
     value, node = call.arg(position, "device"), call.arg_node(position, "device")
     if value is None or node is None:

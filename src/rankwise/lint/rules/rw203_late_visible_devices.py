@@ -51,7 +51,7 @@ _HARMLESS = frozenset({"is_available", "manual_seed", "manual_seed_all", "is_ini
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Settings of CUDA_VISIBLE_DEVICES that come too late or leave no such index."""
+    """Settings of CUDA_VISIBLE_DEVICES that are too late or leave no such index."""
     for setting in settings(script):
         if setting.key != "CUDA_VISIBLE_DEVICES":
             continue

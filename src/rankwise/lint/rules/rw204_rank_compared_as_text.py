@@ -53,7 +53,7 @@ _READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Comparisons of such text with numbers, and such text as a condition."""
+    """Comparisons of such strings with numbers, and such strings as conditions."""
     seen: set[ast.AST] = set()
     for note in script.notes:
         if isinstance(note, TextComparison) and note.module is script.module and note.node not in seen:
@@ -99,7 +99,7 @@ def _is_int(node: ast.expr) -> bool:
 
 
 def _is_rank_text(script: Script, node: ast.expr) -> bool:
-    """Whether all that an expression can be is a read of a rank's variable, as text."""
+    """Whether an expression can only be a rank's variable read as a string."""
     found = [
         one
         for one in sources(script.tree, node)
@@ -123,7 +123,7 @@ def _reads_rank(node: ast.AST) -> bool:
 
 
 def _conditions(script: Script) -> Iterator[Finding]:
-    """``if not os.environ.get("LOCAL_RANK"):`` where the variable is sure to be there: behind init."""
+    """``if not os.environ.get("LOCAL_RANK"):`` where the variable is surely set: after init."""
     started: dict[ast.AST, bool] = {}
     for entry in script.entries:
         calls = entry.histories[0].calls

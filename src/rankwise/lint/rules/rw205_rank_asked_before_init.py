@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 _ASKS = "torch.distributed.is_initialized"
-#: Functions that give the answer on.
+#: Functions that return the answer.
 _DEEPEST = 3
 _ONLY_TALK = frozenset(
     {"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"}
@@ -78,7 +78,7 @@ _ONLY_TALK = frozenset(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Places where a rank is asked for too early."""
+    """Places where a rank is read too early."""
     seen: set[ast.AST] = set()
     for entry in script.entries:
         calls = entry.histories[0].calls
@@ -107,7 +107,7 @@ def _same_process(init: Call, call: Call) -> bool:
 
 
 def _stands_for_rank(call: Call, init: Call) -> bool:
-    """Whether the question decides between the rank and a value that stands in for it."""
+    """Whether the test chooses between the rank and a substitute for it."""
     frames = [(call.module, call.node), *((site.module, site.node) for site in call.stack[::-1])]
     for module, node in frames[:_DEEPEST]:
         answer = _is_stand_in(module, node, call, init)
@@ -117,7 +117,7 @@ def _stands_for_rank(call: Call, init: Call) -> bool:
 
 
 def _is_stand_in(module: Module, asked: ast.AST, call: Call, init: Call) -> bool | None:
-    """The same of one function; None if it only gives the answer on to its caller: `is_dist()`."""
+    """The same for one function; None if it only returns the answer to its caller: `is_dist()`."""
     for node in above(module.tree, asked):
         if isinstance(node, (ast.IfExp, ast.BoolOp)) and "get_rank" in called_names(node):
             return True
@@ -137,7 +137,7 @@ def _is_stand_in(module: Module, asked: ast.AST, call: Call, init: Call) -> bool
 
 
 def _only_answers(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function does nothing but return True, False, or what it was asked for."""
+    """Whether a function only returns True, False, or the requested value."""
     return called_names(function) <= {"is_initialized", "is_available"} and _returns(function)
 
 
@@ -150,7 +150,7 @@ def _returns(node: ast.AST) -> bool:
 
 
 def _use(script: Script, call: Call) -> ast.AST | None:
-    """The place in this text where the answer is used: behind all functions that only give it on."""
+    """The place in this file where the answer is used, past all functions that only return it."""
     node, module = call.node, call.module
     for site in call.stack[::-1]:
         function = next(

@@ -59,7 +59,7 @@ _REMOVES = frozenset(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Meeting files whose path is a constant."""
+    """Rendezvous files whose path is a constant."""
     if (
         "init_method" not in script.piece.code
         and "file:" not in script.piece.code
@@ -104,7 +104,7 @@ def _path_of(script: Script, call: Call, node: ast.AST | None) -> tuple[str | No
 
 
 def _is_constant(call: Call, node: ast.AST | None) -> bool:
-    """Whether a path is put together from constants alone, though its text is not known: ``abspath("ghost")``."""
+    """Whether a path is built from constants alone, though its value is not known: ``abspath("ghost")``."""
     parts = list(parts_of_sources(call.module.tree, node))
     names = {one.id for one in parts if isinstance(one, ast.Name)} - {
         "os",

@@ -58,7 +58,7 @@ _READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Constants written over what a launcher gave, and fixed ports."""
+    """Constants that overwrite a launcher's variables, and fixed ports."""
     found = [one for one in settings(script) if one.key in _KEYS]
     numbers = [one for one in found if _is_number(one)]
     yield from (_tell_number(script, one) for one in numbers)
@@ -75,7 +75,7 @@ def check(script: Script) -> Iterator[Finding]:
         if one.value.const is None or not one.value.is_known or one.value.spread or _asks_first(one):
             continue
         if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one):
-            # Put back as it was, or handed on by whoever starts the processes; a test of one process.
+            # Restored, or passed on by the process that starts the others; a test of one process.
             continue
         if launched is not None:
             yield _tell_launched(script, one, launched)
@@ -135,7 +135,7 @@ def _is_distributed(script: Script) -> bool:
 
 
 def _reads(script: Script, written: set[str]) -> list[str]:
-    """Variables that only a launcher gives, which the script reads and does not write itself."""
+    """Variables that only a launcher sets, which the script reads and does not write itself."""
     found = []
     for call in script.all_calls:
         key = call.args[0].const if call.name in _READS and call.args else None
@@ -159,7 +159,7 @@ def _is_launched(script: Script, written: set[str]) -> str | None:
 
 
 def _asks_first(setting: Setting) -> bool:
-    """Whether it is set only where a test of the environment has shown that it is not there."""
+    """Whether it is set only where a test of the environment has shown that it is not set."""
     call = setting.place.last
     tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
     return any(

@@ -86,7 +86,7 @@ _DRAWS = frozenset(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Ports for the meeting that are drawn in the process that uses them."""
+    """Rendezvous ports that are drawn in the process that uses them."""
     for place, node in _ports(script):
         drawn = _drawn_here(script, place, node)
         if drawn is None or _is_alone(place):
@@ -107,14 +107,14 @@ def _ports(script: Script) -> Iterator[tuple[Place, ast.AST]]:
     for place in once(places(script, INIT, _STORE)):
         serves = place.last.arg(3, "is_master") if place.last.name == _STORE else None
         if serves is not None and serves.const is True:
-            continue  # who serves the store draws the port, and tells the others
+            continue  # the rank that serves the store draws the port and passes it to the others
         node = place.last.arg_node(1, "init_method" if place.last.name == INIT else "port")
         if node is not None:
             yield place, node
 
 
 def _drawn_here(script: Script, place: Place, node: ast.AST) -> str | None:
-    """The function that draws the port in this very process; None if it comes from elsewhere."""
+    """The function that draws the port in this process; None if it comes from elsewhere."""
     words = {
         getattr(part, "attr", getattr(part, "id", ""))
         for part in parts_of_sources(script.tree, node)
@@ -145,7 +145,7 @@ def _drawn_here(script: Script, place: Place, node: ast.AST) -> str | None:
 
 
 def _starts_here(place: Place) -> bool:
-    """Whether the same process makes a group: a test's set-up may do so for processes that it starts."""
+    """Whether the same process creates a group: a test's set-up may do so for processes that it starts."""
     return any(starts_group(call) for call in place.entry.histories[-1].calls[place.last.index :])
 
 

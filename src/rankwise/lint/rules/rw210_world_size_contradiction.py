@@ -104,7 +104,7 @@ def _fixed(script: Script, place: Place) -> Iterator[Finding]:
 
 
 def _same_rank(script: Script, place: Place) -> Iterator[Finding]:
-    """A constant rank in a script whose processes are told their rank."""
+    """A constant rank in a script whose processes get their rank."""
     call = place.last
     rank, size, node = call.arg(4, "rank"), call.arg(3, "world_size"), call.arg_node(4, "rank")
     if (
@@ -141,7 +141,7 @@ def _num_started(place: Place) -> int | None:
 
 
 def _lacking(script: Script, place: Place) -> Iterator[Finding]:
-    """A rank without a world size at an address that does not tell it, or no rank in a process that nobody numbered."""
+    """A rank without a world size at an address that lacks it, or no rank in a process without a number."""
     call = place.last
     method, rank, size = call.arg(1, "init_method"), call.arg(4, "rank"), call.arg(3, "world_size")
     if call.arg(None, "store") is not None:

@@ -101,7 +101,7 @@ def _asks(call: Call) -> bool:
 
 
 def _is_made_once(call: Call) -> bool:
-    """Whether it stands in the constructor of a class that keeps its one object, or remembers that it was there."""
+    """Whether it is in the constructor of a singleton, or of a class that remembers the call."""
     function = call.function
     owner = getattr(function, "owner", None)
     if owner is None:

@@ -63,7 +63,7 @@ _ASKS = ("is_initialized", "is_available", "is_dist", "world_size", "distributed
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """What needs the group before, or without, the call that makes it."""
+    """Uses of the group before, or without, the call that creates it."""
     seen: set[ast.AST] = set()
     for entry in script.entries:
         for call, message in _entry(script, entry):
@@ -104,7 +104,7 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
 
 
 def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
-    """A whole program that nowhere makes a group, and starts nothing that may."""
+    """A whole program that never creates a group, and starts nothing that may."""
     if (
         not entry.is_program
         or script.piece.is_fragment
@@ -123,7 +123,7 @@ def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
 
 
 def _imports_own(script: Script) -> bool:
-    """Whether modules that are not known are imported; one of them may make the group."""
+    """Whether unknown modules are imported; one of them may create the group."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (
             node.level or (node.module or "").partition(".")[0] not in LIBRARIES
@@ -152,7 +152,7 @@ def _needs_group(call: Call) -> str | None:
 
 
 def _may_have_group(calls: list[Call]) -> bool:
-    """Whether a function that is not known may have made the group before."""
+    """Whether an unknown function may have created the group before."""
     return any(
         call.name.startswith("?")
         and any(word in call.name.lower() for word in ("init", "setup", "dist", "launch"))
@@ -161,7 +161,7 @@ def _may_have_group(calls: list[Call]) -> bool:
 
 
 def _is_guarded(call: Call, init: Call) -> bool:
-    """Whether the text around it asks whether there is a group."""
+    """Whether the code around it tests for a group."""
     shared = {id(site.node) for site in init.stack}
     functions = (
         [getattr(call.function, "node", None)] if call.stack and id(call.stack[-1].node) not in shared else []
@@ -202,7 +202,7 @@ def _in_own_loop(call: Call, init: Call) -> bool:
 
 
 def _is_optional(call: Call, init: Call) -> bool:
-    """Whether the group is made under a test that does not enclose the call, nor any other test does."""
+    """Whether the group is created under a test, and no test encloses the call."""
     if not init.tests or init.tests[-1][2] is not True or call.tests or call.guards:
         return False
     word = ast.unparse(init.tests[-1][0])

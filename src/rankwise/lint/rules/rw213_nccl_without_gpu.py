@@ -119,7 +119,7 @@ def _only_device(script: Script) -> str | None:
 
 
 def _stays_on_cpu(script: Script) -> str | None:
-    """A model that is wrapped where it was made, in a text that has no word of GPUs or devices."""
+    """A model that is wrapped where it was created, in a file that never mentions GPUs or devices."""
     text = script.piece.code.lower()
     if any(word in text for word in _GPU_WORDS) or len({call.module for call in script.all_calls}) > 1:
         return None
@@ -169,7 +169,7 @@ def _fallback(script: Script) -> int | None:
 
 
 def _is_elsewhere(script: Script, call: Call, line: int) -> bool:
-    """Whether the process group is made in one arm of a test, and a line stands in the other."""
+    """Whether the process group is created in one branch of a test, and a line is in the other."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.If) and node.orelse:
             arms = (node.body, node.orelse)

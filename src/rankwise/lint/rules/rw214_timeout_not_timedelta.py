@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-#: Where the timeout stands.
+#: The position of the timeout.
 _POSITIONS = {
     INIT: 2,
     "torch.distributed.new_group": 1,

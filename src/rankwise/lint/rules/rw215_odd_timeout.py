@@ -77,7 +77,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _seconds(place: Place, node: ast.AST | None) -> float | None:
-    """How long a timedelta is that the text makes for a timeout."""
+    """The length of a timedelta that the script creates for a timeout."""
     made = {call.node: call for call in place.entry.histories[-1].calls if call.name == "datetime.timedelta"}
     call = next((made[one] for one in sources(place.last.module.tree, node) if one in made), None)
     if call is None or call.has_star:

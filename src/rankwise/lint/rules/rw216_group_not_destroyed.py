@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Programs that make a group and never destroy one."""
+    """Programs that create a group and never destroy one."""
     if (
         "destroy_process_group" in script.piece.code
         or "destroy" in script.piece.code

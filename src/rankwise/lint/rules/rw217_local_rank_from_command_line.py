@@ -59,7 +59,7 @@ _FIX = 'read int(os.environ["LOCAL_RANK"])'
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Options and argv scans for the local rank that nothing else makes good."""
+    """Options and argv scans for the local rank without another source of it."""
     if "local_rank" not in script.piece.code and "local-rank" not in script.piece.code:
         return
     if not any(
@@ -98,7 +98,7 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
     if has_environment or not is_used or not _is_constant(option.default):
         return None
     shown = ast.unparse(option.default) if option.default is not None else "None"
-    # Whoever leaves it None has a way to tell that it was not given.
+    # With None as the default the script can see that it was not given.
     is_sure = shown != "None"
     return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", is_sure
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 _LAUNCHERS = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
-#: What only asks the driver, or is kept until CUDA is used.
+#: Calls that only query the driver, or are deferred until CUDA is used.
 _HARMLESS = frozenset(
     {"is_available", "device_count", "manual_seed", "manual_seed_all", "is_bf16_supported", "is_initialized"}
 )

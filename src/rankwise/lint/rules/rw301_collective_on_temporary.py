@@ -64,14 +64,14 @@ _COPIES = frozenset({"clone", "cuda", "cpu", "to", "float", "double", "half", "b
                      "cumsum", "masked_select", "index_select", "gather", "repeat", "new_full", "new_zeros", "new_ones", "square"})  # fmt: skip
 _MAKES = frozenset({"tensor", "stack", "cat", "sum", "mean", "clone", "Tensor", "FloatTensor", "LongTensor", "IntTensor", "DoubleTensor", "max", "min",
                     "zeros_like", "ones_like", "full", "count_nonzero", "bincount", "norm", "concat", "concatenate", "hstack", "vstack"})  # fmt: skip
-#: Contents that nobody can want back.
+#: Contents that nothing can use.
 _BLANK = frozenset(
     {"zeros", "ones", "empty", "rand", "randn", "full", "empty_like", "zeros_like", "ones_like", "arange"}
 )
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Collectives whose result goes into something that was made in the call."""
+    """Collectives whose result goes into a tensor created in the call."""
     for place in collectives(script):
         call = place.last
         node = filled_node(call)
@@ -95,7 +95,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _is_needless(place: Place) -> bool:
-    """Whether only ranks come here for which the result does not matter."""
+    """Whether only ranks that do not need the result get here."""
     call, word = place.last, word_of(place.last)
     if word not in ROOTED:
         return False

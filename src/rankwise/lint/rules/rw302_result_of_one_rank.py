@@ -86,7 +86,7 @@ _MARKERS = frozenset({"zero_", "fill_", "copy_", "clear"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Uses of what `reduce`, `gather` or `gather_object` has left on one rank only."""
+    """Uses of a result that `reduce`, `gather` or `gather_object` leaves on one rank only."""
     for place in collectives(script, "reduce", "gather", "gather_object"):
         call = place.last
         root = root_rank(call)

@@ -73,7 +73,7 @@ _OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """In-place reductions of a value that carries a gradient and goes backward."""
+    """In-place reductions of a value that carries a gradient and has a backward pass."""
     models = model_calls(script.all_calls)
     for place in collectives(script, "all_reduce", "reduce", "broadcast"):
         node = filled_node(place.last)

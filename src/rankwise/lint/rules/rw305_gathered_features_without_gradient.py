@@ -115,7 +115,7 @@ def _calls(script: Script) -> Iterator[Call]:
 
 
 def _is_of_numbers(call: Call) -> bool:
-    """Whether a function that averages statistics gathers them: a weight of the loss needs no gradient."""
+    """Whether a function that averages statistics gathers them: a weight in the loss needs no gradient."""
     name = getattr(getattr(call.function, "node", None), "name", "").lower()
     return any(word in name for word in ("average", "sum", "stat", "metric", "count"))
 
@@ -139,7 +139,7 @@ def _filled(call: Call) -> ast.AST | None:
 
 
 def _puts_back(statement: ast.AST, key: str) -> bool:
-    """`parts[rank] = z`, or a list made anew with the own part in it."""
+    """`parts[rank] = z`, or a new list with this rank's part in it."""
     return any(
         isinstance(one, ast.Subscript) and key_of(root_of(one)) == key for one in targets_of(statement)
     ) or (

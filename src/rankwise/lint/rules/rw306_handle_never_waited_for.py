@@ -123,7 +123,7 @@ def _synchronizes(tree: ast.Module, node: ast.AST) -> bool:
 
 
 def _has_barrier(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether a barrier follows: on one stream of a GPU, nothing is left to wait for behind it."""
+    """Whether a barrier follows: on one stream of a GPU, nothing is left to wait for after it."""
     return any(
         isinstance(one, ast.Call) and key_of(one.func).endswith("barrier") and is_behind(one, node)
         for one in nodes_in(function_of(tree, node))

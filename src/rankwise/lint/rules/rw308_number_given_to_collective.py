@@ -55,7 +55,7 @@ _TAKES = {"all_reduce": (0, "tensor"), "broadcast": (0, "tensor"), "reduce": (0,
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Numbers, lists and text where a collective wants a tensor."""
+    """Numbers, lists and strings where a collective takes a tensor."""
     for place in collectives(script, *_TAKES):
         call = place.last
         position, name = _TAKES[word_of(call)]

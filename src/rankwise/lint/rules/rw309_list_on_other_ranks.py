@@ -59,7 +59,7 @@ _LISTS = {
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Calls in which a rank other than the source or destination gives a list."""
+    """Calls in which a rank other than the source or destination passes a list."""
     for place in collectives(script, *_LISTS):
         word = word_of(place.last)
         root = root_rank(place.last)

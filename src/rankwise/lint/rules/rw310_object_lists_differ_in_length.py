@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Calls at which the lists of the imagined ranks differ in length."""
+    """Calls in which the lists of the simulated ranks differ in length."""
     for place in collectives(script, "broadcast_object_list"):
         node = place.last.arg_node(0, "object_list")
         lengths = {call.rank: _length(script.tree, call, node) for call in place.calls}

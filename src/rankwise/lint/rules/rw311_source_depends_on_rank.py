@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Calls whose source or destination is another one on other ranks."""
+    """Calls whose source or destination differs between ranks."""
     for place in collectives(script, *ROOTED):
         if has_group(place.last) or len(place.calls) < 2:
             continue
@@ -63,7 +63,7 @@ def check(script: Script) -> Iterator[Finding]:
         position, name = ROOTED[word_of(place.last)]
         node = place.last.arg_node(position, name)
         if isinstance(node, ast.Name) and not place.entry.is_program and is_parameter(place.last, node.id):
-            continue  # `def send(tensor, rank)`: whoever calls it may mean another rank than its own
+            continue  # `def send(tensor, rank)`: the caller may mean another rank than its own
         yield script.finding(
             RULE,
             node or place.last.node,

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Collectives of a group whose source is no member, or is a number counted within the group."""
+    """Collectives of a group whose source is not a member, or is a rank within the group."""
     for place in collectives(script, *ROOTED):
         call = place.last
         group = group_of(call)

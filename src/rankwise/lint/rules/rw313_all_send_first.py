@@ -66,7 +66,7 @@ _SENDS, _RECEIVES = frozenset({"send", "send_object_list"}), frozenset({"recv", 
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Entries in which each rank's first word to a peer is a blocking call of the same kind."""
+    """Entries in which each rank's first message is a blocking call of the same kind."""
     for entry in script.entries:
         firsts = _firsts(entry)
         if len(firsts) < 4 or not is_distributed(entry):

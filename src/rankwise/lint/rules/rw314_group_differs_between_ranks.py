@@ -53,7 +53,7 @@ _WHO = frozenset({"rank", "local_rank", "node_rank"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Groups whose list of ranks depends on the rank that makes them, or that a rank test in a loop leaves out."""
+    """Groups whose list of ranks depends on the calling rank, or that a rank test in a loop skips."""
     for place in once(places(script, D + "new_group")):
         call = place.last
         local = call.kwargs.get("use_local_synchronization")
@@ -73,7 +73,7 @@ def check(script: Script) -> Iterator[Finding]:
 def _differs(place: Place) -> bool:
     lists = [ranks_in(call.arg(0, "ranks")) for call in place.calls]
     if all(one is not None for one in lists):
-        # A group of one needs nobody else.
+        # A group of one needs no other rank.
         return len(set(lists)) > 1 and any(len(one or ()) > 1 for one in lists)
     value = place.last.arg(0, "ranks")
     loops, node = place.last.loops, place.last.arg_node(0, "ranks")
@@ -84,7 +84,7 @@ def _differs(place: Place) -> bool:
         and isinstance(loops[-1], (ast.ListComp, ast.DictComp))
         and isinstance(node, (ast.Name, ast.Subscript))
     ):
-        return False  # one of some lists, each of them in a turn of its own
+        return False  # one of several lists, each in its own iteration
     thing = value.thing
     if isinstance(thing, Items) and thing.is_whole and len(thing.values) == 1:
         return False

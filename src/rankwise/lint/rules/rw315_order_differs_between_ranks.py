@@ -56,11 +56,11 @@ _DEEPEST = 6
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Loops with collectives inside that run over a set, or over a folder as it is listed."""
+    """Loops with collectives that run over a set or a directory listing."""
     told: set[int] = set()
     for op in together(script):
         if op.family == "barrier":
-            # Any two of them meet.
+            # Any two of them can be paired.
             continue
         for loop in op.call.loops:
             sources = (
@@ -91,7 +91,7 @@ def _is_here(script: Script, node: ast.AST) -> bool:
 
 
 def _order(tree: ast.Module, node: ast.AST, depth: int) -> str:
-    """What makes the order differ; empty if nothing does, as far as is known."""
+    """What makes the order differ; empty if nothing known does."""
     if depth > _DEEPEST:
         return ""
     if isinstance(node, ast.Set):
@@ -117,7 +117,7 @@ def _order(tree: ast.Module, node: ast.AST, depth: int) -> str:
 
 
 def _attribute_values(tree: ast.Module, name: str) -> list[ast.expr]:
-    """What `self.name` is given anywhere in the text, for `model.name`."""
+    """All values assigned to `self.name` in the file, for `model.name`."""
     return [
         one.value
         for one in ast.walk(tree)

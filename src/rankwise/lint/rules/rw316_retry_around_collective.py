@@ -61,7 +61,7 @@ _WORDS = ("attempt", "retry", "retries", "tries", "trial")
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Collectives in a `try` in a loop of attempts whose handler goes round again."""
+    """Collectives in a `try` in a retry loop whose handler continues the loop."""
     for op in together(script):
         call = op.call
         sites = [call.node, *(site.node for site in call.stack)] if op.is_sure else []

@@ -59,13 +59,13 @@ _SIZED = frozenset(
 )
 
 
-#: Methods that leave the length as it is.
+#: Methods that keep the length.
 _KEEPS = frozenset({"contiguous", "float", "detach", "clone", "to", "cuda", "cpu", "half", "double"})
 _ASK = frozenset({"torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Tensors made with a known size, which is another one on other ranks."""
+    """Tensors created with a known size that differs between ranks."""
     for place in collectives(script, *_GIVEN):
         if has_group(place.last) or len(place.calls) < 2:
             continue
@@ -85,7 +85,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _selected(script: Script) -> Iterator[Finding]:
-    """``x[x > 0.5]`` of each rank's own data, gathered as if all ranks had picked equally many."""
+    """``x[x > 0.5]`` of each rank's own data, gathered as if all ranks had selected equally many."""
     for place in collectives(script, "all_gather", "all_gather_into_tensor"):
         call = place.last
         value, node = call.arg(1, "tensor", "input_tensor"), call.arg_node(1, "tensor", "input_tensor")
@@ -106,7 +106,7 @@ def _selected(script: Script) -> Iterator[Finding]:
 
 
 def _picks(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether how much is left depends on the values."""
+    """Whether the resulting length depends on the values."""
     if isinstance(node, ast.Subscript):
         index = last_value(tree, node.slice, node)
         return isinstance(index, ast.Compare) or (isinstance(index, ast.Call) and text_of(index.func) in _ASK)

@@ -56,7 +56,7 @@ _TURNS = frozenset({"t", "T", "transpose", "permute", "mT", "swapaxes"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Collectives over NCCL on what a transposition gives."""
+    """Collectives over NCCL on a transposed tensor."""
     if backends(script) != {"nccl"}:
         return
     for place in collectives(script, *(set(FILLED) - OBJECTS)):

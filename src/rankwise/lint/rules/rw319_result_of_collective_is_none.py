@@ -69,7 +69,7 @@ _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Uses of what in-place collectives return."""
+    """Uses of the return value of in-place collectives."""
     if "distributed" not in script.piece.code:
         return
     scopes = scopes_of(script.tree)

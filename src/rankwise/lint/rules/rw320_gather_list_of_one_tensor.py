@@ -109,7 +109,7 @@ def _list_of(call: ast.Call, position: int, name: str) -> ast.expr | None:
 
 
 def _made(scopes: Scopes, node: ast.expr, call: ast.Call) -> ast.expr | None:
-    """What a list was made by, if nothing has changed it before the call."""
+    """The expression that created a list, if nothing has changed it before the call."""
     if not isinstance(node, ast.Name):
         return node
     made = scopes.value(node.id, scopes.scope(node))

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-#: Words of anything that may keep ranks together.
+#: Words of anything that may keep ranks in sync.
 _OTHERS = re.compile(
     r"DataParallel|\bDDP\b|fully_shard|FSDP|deepspeed|accelerat(e|or)\b|horovod|hvd\.|\brpc\b|[Pp]ipeline|PipelineStage|parallelize_module|DTensor"
     r"|distribute_(tensor|module)|fairscale|colossalai|ModelAverager|average_(param|grad)|sync\w*_(grad|param|model)|reduce_grad|allreduce_\w*"
@@ -82,7 +82,7 @@ _ON_NUMBERS = re.compile(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Whole programs that make a group, and train a model that nobody wraps."""
+    """Whole programs that create a group and train a model that is never wrapped."""
     if script.piece.is_fragment:
         return
     yield from _unprepared(script)
@@ -158,7 +158,7 @@ def _learns(model: object, calls: list[Call]) -> bool:
 
 
 def _without_imports(text: str) -> str:
-    """What is imported and never used keeps no ranks together."""
+    """Unused imports do not keep ranks in sync."""
     return "\n".join(
         line for line in text.split("\n") if not line.lstrip().startswith(("import ", "from ", "#"))
     )
@@ -170,7 +170,7 @@ def _is_alone(init: Call) -> bool:
 
 
 def _is_shared(calls: list[Call]) -> bool:
-    """Whether something other than a metric goes from rank to rank while training."""
+    """Whether something other than a metric is communicated while training."""
     for call in calls:
         if call.name in _SHARING:
             text = ast.unparse(call.arg_node(0, "tensor", "tensor_list", "output_tensor") or call.node)

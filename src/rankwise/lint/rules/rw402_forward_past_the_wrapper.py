@@ -101,7 +101,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _has_other_ends(wrap: Wrap) -> bool:
-    """Whether the function that wraps gives something else back in other settings."""
+    """Whether the function that wraps returns something else in other settings."""
     function = getattr(wrap.call.function, "node", None)
     returns = (
         [one for one in nodes_in(function) if isinstance(one, ast.Return) and one.value]
@@ -116,7 +116,7 @@ def _is_forward(call: Call, wrap: Wrap) -> bool:
         return False
     if call.name.endswith(".__call__") and call.receiver.thing is wrap.wrapper:
         return True
-    # Handed to a function that is not at hand, which may call it.
+    # Passed to an unknown function, which may call it.
     return (
         call.name.startswith("?")
         or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))

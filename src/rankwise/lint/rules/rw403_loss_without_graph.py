@@ -100,7 +100,7 @@ _ASKS_DATA = frozenset(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Constants in a branch on the data that go backward."""
+    """Constants in a branch on the data that get a backward pass."""
     told: set[int] = set()
     for entry in script.entries:
         if not is_distributed(entry):
@@ -143,7 +143,7 @@ def _is_constant(call: Call) -> bool:
 
 
 def _is_input(call: Call, calls: list[Call]) -> bool:
-    """Whether a model is called on the constant: it stands for a batch, and what comes out has a way back."""
+    """Whether a model is called on the constant: it replaces a batch, and the output has a graph."""
     statement = statement_of(call.module.tree, call.node)
     if not isinstance(statement, ast.Assign):
         return False
@@ -199,7 +199,7 @@ def _is_in_branch(tree: ast.Module, node: ast.AST) -> bool:
 
 
 def _is_in_data_branch(call: Call, statement: ast.stmt) -> bool:
-    """Whether the nearest branch around it asks for the data: how many targets there are, whether all is finite."""
+    """Whether the nearest branch around it tests the data: the number of targets, whether all is finite."""
     tree = call.module.tree
     for one in above(tree, call.node):
         if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While)):

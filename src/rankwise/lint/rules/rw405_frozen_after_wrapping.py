@@ -148,7 +148,7 @@ def _by_assignment(script: Script, wrap: Wrap) -> list[tuple[ast.AST, bool | Non
 
 
 def _learns_after(wrap: Wrap, node: ast.AST) -> bool:
-    """Whether a backward pass may follow: one below, in a loop around this place, or in another function."""
+    """Whether a backward pass may follow: further down, in a loop around this place, or in another function."""
     backward = [call for call in wrap.calls_after() if call.name.endswith("backward")]
     return any(
         is_behind(call.node, node)

@@ -69,7 +69,7 @@ _CONTEXTS = frozenset({"no_sync", "no_backward_sync"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Programs whose backward passes all stand in `no_sync`, or stand there without their forward pass."""
+    """Programs whose backward passes are all inside `no_sync`, or are there without their forward pass."""
     for entry in script.entries:
         calls = entry.histories[0].calls
         backs = [call for call in calls if call.name.endswith(".backward")]
@@ -90,7 +90,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _without_forward(script: Script, calls: list[Call], backs: list[Call]) -> Iterator[Finding]:
-    """`no_sync` around the backward pass, while the forward pass stands outside of it."""
+    """`no_sync` around the backward pass, while the forward pass is outside."""
     for call in backs:
         block = next(
             (
@@ -139,7 +139,7 @@ def _steps(calls: list[Call], entry: Entry) -> bool:
 
 
 def _with_of(script: Script, call: Call) -> ast.AST | None:
-    """The `no_sync()` that encloses a call, in this text; None if it is chosen by a test."""
+    """The `no_sync()` that encloses a call, in this file; None if it is chosen by a test."""
     for node in (call.node, *(site.node for site in reversed(call.stack))):
         if not is_in(script.tree, node):
             continue

@@ -118,7 +118,7 @@ def _is_hook(tree: ast.Module, function: ast.AST) -> bool:
 
 
 def _is_whole(script: Script, function: ast.AST) -> bool:
-    """Whether those who call the function are in this text too: they may divide."""
+    """Whether the callers of the function are in this file too: they may divide."""
     return function is script.tree or any(
         isinstance(one, (ast.Name, ast.Attribute))
         and isinstance(one.ctx, ast.Load)

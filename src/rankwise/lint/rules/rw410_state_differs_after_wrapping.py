@@ -134,7 +134,7 @@ def _is_sent(wrap: Wrap, index: int) -> bool:
 
 
 def _seed_differs(wrap: Wrap, before: int) -> bool:
-    """Whether the last seed that was set is another one on each rank."""
+    """Whether the last seed differs between ranks."""
     seeds = [
         call
         for call in wrap.entry.histories[0].calls
@@ -148,7 +148,7 @@ def _seed_differs(wrap: Wrap, before: int) -> bool:
 
 
 def _is_drawn(wrap: Wrap) -> bool:
-    """Whether nobody sets a seed, so that each process draws first weights of its own."""
+    """Whether no seed is set, so that each process draws its own initial weights."""
     inner = wrap.inner.thing
     is_plain = isinstance(inner, Object) and inner.kind.startswith("torch.nn.")
     calls = wrap.entry.histories[0].calls

@@ -100,7 +100,7 @@ def _says_cpu(script: Script, node: ast.AST, call: Call) -> bool:
 
 
 def _stays_on_cpu(script: Script, call: Call) -> bool:
-    """Whether the model is made in the text and nothing in it is ever moved, and GPUs are spoken of nowhere."""
+    """Whether the model is created in the file, nothing is ever moved, and GPUs are never mentioned."""
     model = call.arg(0, "module")
     if model is None or not isinstance(model.thing, (Object, Instance)) or {"device"} & set(call.contexts):
         return False

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Optimizers that hold the parameters of before."""
+    """Optimizers that hold the parameters from before sharding."""
     for entry in script.entries:
         calls = entry.histories[0].calls
         optimizers = [call for call in calls if _is_optimizer(call)]

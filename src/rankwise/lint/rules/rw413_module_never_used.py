@@ -90,7 +90,7 @@ _WALKS = re.compile(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Layers that are set in a wrapped class of this text, and named nowhere else."""
+    """Layers that are set in a wrapped class of this file and named nowhere else."""
     told: set[int] = set()
     for wrap in wraps(script):
         thing = wrap.inner.thing

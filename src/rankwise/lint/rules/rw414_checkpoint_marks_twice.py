@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Reentrant checkpoints in a text that wraps with `find_unused_parameters=True`."""
+    """Reentrant checkpoints in a file that wraps with `find_unused_parameters=True`."""
     if not any(
         wrap.kind == DDP
         and (given := wrap.call.kwargs.get("find_unused_parameters")) is not None

@@ -63,7 +63,7 @@ _BACKWARD = frozenset({"?.backward", "torch.Tensor.backward"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Backward passes of losses that a prepared model gave."""
+    """Backward passes of losses from a prepared model."""
     if ".backward" not in script.piece.code:
         return
     for call in script.calls:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.wrapping import Wrap
 
-# What DDP has beside a module's own methods.
+# What DDP has besides a module's own methods.
 _OF_DDP = frozenset({"device", "device_ids", "device_type", "dim", "module", "gather", "scatter", "logger", "reducer", "join", "join_hook",
                      "join_device", "join_process_group", "no_sync", "static_graph", "output_device", "process_group", "mixed_precision",
                      "broadcast_buffers", "bucket_bytes_cap", "find_unused_parameters", "gradient_as_bucket_view", "training",
@@ -96,7 +96,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _reads(tree: ast.Module, wrap: Wrap, statement: ast.stmt) -> Iterator[ast.Attribute]:
-    """Attributes read of the wrapper's name in what certainly runs behind the wrapping."""
+    """Attributes read from the wrapper in code that certainly runs after wrapping."""
     around = next(above(tree, statement), None)
     nodes = nodes_in(function_of(tree, statement))
     given = {

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Samplers that shuffle, over several epochs, and never hear of the epoch."""
+    """Samplers that shuffle over several epochs without set_epoch."""
     for one in reshuffled(script):
         silent = [each for each in one.passes if not is_reached(each, one)]
         if not silent:
@@ -91,7 +91,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _endless(script: Script) -> Iterator[Finding]:
-    """Loaders that a helper begins again and again: ``batches = cycle(loader)``, ``next(batches)``."""
+    """Loaders that a helper restarts: ``batches = cycle(loader)``, ``next(batches)``."""
     if any("set_epoch" in module.text for module in {call.module for call in script.all_calls}):
         return
     told: set[int] = set()
@@ -187,7 +187,7 @@ def _fix(one: Pass, shuffled: Shuffled) -> str:
 
 
 def _name_of(one: Pass, shuffled: Shuffled) -> str:
-    """What the sampler is called where the loop stands; empty if it has no name there."""
+    """The sampler's name at the loop; empty if it has none there."""
     made, tree = shuffled.sampler.call, one.module.tree
     if made is None:
         return ""

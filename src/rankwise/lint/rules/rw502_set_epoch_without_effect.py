@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Samplers all of whose set_epoch calls stand in the wrong place."""
+    """Samplers whose set_epoch calls are all in the wrong place."""
     for one in reshuffled(script):
         first = one.passes[0]
         loops = loops_of(first, one)

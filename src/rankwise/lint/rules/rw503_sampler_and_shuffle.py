@@ -155,7 +155,7 @@ def _is_there(value: Value) -> bool:
 
 
 def _edits(script: Script, call: Call, fix: str) -> list[Edit]:
-    """`shuffle=False` in the place of `shuffle=True`: both loaders of a branch keep their form."""
+    """`shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form."""
     node = call.node
     if not fix.startswith("remove shuffle: `") or not isinstance(node, ast.Call):
         return []

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Samplers with the share of another."""
+    """Samplers with another rank's share."""
     for place in once(places(script, SAMPLER)):
         call = place.last
         if not place.is_made_by_all or call.guards or not is_distributed(place.entry):

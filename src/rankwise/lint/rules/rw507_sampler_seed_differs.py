@@ -58,7 +58,7 @@ _OWN = frozenset({"time", "own", "host", "random"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Seeds and epochs of samplers that are a rank's own."""
+    """Seeds and epochs of samplers that differ between ranks."""
     for place in once(places(script, SAMPLER, f"{SAMPLER}.set_epoch")):
         call = place.last
         is_made = call.name == SAMPLER

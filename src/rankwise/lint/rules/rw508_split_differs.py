@@ -75,7 +75,7 @@ _FEEDS = frozenset({SAMPLER, LOADER, "torch.utils.data.Subset"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Random splits that ranks make each for itself."""
+    """Random splits that each rank makes for itself."""
     for place in once(places(script, _SPLIT, *_SKLEARN, *_FOLDS, *_ORDERS, *_IN_PLACE, anywhere=True)):
         call = place.last
         if (

@@ -77,7 +77,7 @@ _COMMON = 8
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Evaluations over padded shares whose results are put together."""
+    """Evaluations over padded shares whose results are combined."""
     seen: set[int] = set()
     for one in passes(script):
         if one.trains:
@@ -173,7 +173,7 @@ def _is_summed(history: History, after: int, one: Pass) -> bool:
     if any(call.name in _SUMS for call in one.inside):
         return True
     following = [call for call in history.calls[after:] if call.index > after]
-    # What is reduced first behind the loop is what was counted in it.
+    # The first thing reduced after the loop is what was counted in it.
     for call in following:
         if call.name in _SUMS:
             return True
@@ -192,7 +192,7 @@ def _never_shuffles_pass(one: Pass) -> bool:
 
 
 def _is_table(call: Call, name: str) -> bool:
-    """Whether a name holds a table by index, so that what comes twice falls together."""
+    """Whether a name holds a table by index, so that duplicates coincide."""
     return f"{name}[" in call.module.text or f"{name} = {{" in call.module.text
 
 

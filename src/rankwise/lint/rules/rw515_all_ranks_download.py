@@ -145,7 +145,7 @@ def _collides(place: Place) -> bool:
 
 
 def _use_without_wait(place: Place) -> Call | None:
-    """A call of the same class on all ranks, before which nobody waits for rank 0."""
+    """A call of the same class on all ranks, without a wait for rank 0 before it."""
     first = place.calls[0]
     for call in place.entry.histories[0].calls[first.index + 1 :]:
         if is_barrier(call) or any("first" in context for context in call.contexts):

@@ -58,7 +58,7 @@ _OWN = frozenset({"time", "own", "random", "host"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Folders that each rank makes or removes."""
+    """Folders that each rank creates or removes."""
     for place in once(places(script, anywhere=True)):
         call = place.last
         what = _what(call)
@@ -81,7 +81,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _what(call: Call) -> Value | None:
-    """The folder that a call makes or removes, if it fails when another rank was faster."""
+    """The folder that a call creates or removes, if it fails when another rank was faster."""
     if call.name in _MAKES:
         exist = call.arg(2, "exist_ok") if call.name == "os.makedirs" else None
         return call.arg(0, "name", "path") if exist is None or exist.const is False else None

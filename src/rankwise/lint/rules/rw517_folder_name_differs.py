@@ -86,7 +86,7 @@ _FINE_CLOCK = re.compile(r"%[-_]?[HIMSfTXcsp]|isoformat|time\(\)|timestamp|now\(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Paths with a name that is this rank's own."""
+    """Paths whose name differs between ranks."""
     if not _FINE_CLOCK.search(script.piece.code):
         return
     for entry in script.entries:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Reads that nothing keeps behind rank 0's write."""
+    """Reads that may run before rank 0's write is done."""
     written = [use for use in writes(script) if use.place.ranks == {0}]
     if not written:
         return
@@ -81,12 +81,12 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _races(write: FileUse, read: FileUse) -> bool:
-    """Whether the others may reach the read before rank 0 has come out of the write."""
+    """Whether the others may reach the read before rank 0 has finished the write."""
     zero = next(history for history in write.place.entry.histories if history.rank == 0)
     reader = next(call for call in read.place.calls if call.rank != 0)
     other = next(history for history in read.place.entry.histories if history.rank == reader.rank)
     saving = write.place.calls[0]
-    # In the text's order: a file that is read at the start and written in the loop is another matter.
+    # In the order of the code: a file that is read at the start and written in the loop is another case.
     own = next((call for call in read.place.calls if call.rank == 0), None)
     if own is not None and own.index < saving.index:
         return False

@@ -64,7 +64,7 @@ _MOVES = frozenset({"replace", "rename", "renames", "move"})
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Saves in loops onto a file that the script resumes from."""
+    """Saves in loops to a file from which the script resumes."""
     if script.piece.code.count(".load(") == 0:
         return
     read = list(reads(script))
@@ -88,7 +88,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _is_resume(read: FileUse, write: FileUse) -> bool:
-    """Whether the read comes before the loop: what is read behind it is the best model, not a resume."""
+    """Whether the read comes before the loop: after it, it is the best model, not a resume."""
     if read.place.entry is not write.place.entry:
         return True
     return read.place.calls[0].index < write.place.calls[0].index

@@ -68,7 +68,7 @@ _STRIPS = frozenset(
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Loads of a state whose names have the prefix that the model's have not, or lack the one they have."""
+    """Loads of a state whose keys have a prefix that the model's keys lack, or lack one that they have."""
     for entry in script.entries:
         yield from _entry(script, entry)
 

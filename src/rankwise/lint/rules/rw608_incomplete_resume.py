@@ -78,7 +78,7 @@ _WORDS = {"optimizer": "optimizer", "scheduler": "learning-rate scheduler", "sca
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """States that a resume leaves out, and epochs that it does again."""
+    """States that a resume omits, and epochs that it repeats."""
     if ".load(" not in script.piece.code:
         return
     for entry in script.entries:
@@ -130,7 +130,7 @@ def _has_state(call: Call) -> bool:
 
 
 def _by_name(call: Call) -> str | None:
-    """What an object that is not known is, by its name; ``model`` for those that are; None if anything is possible."""
+    """What an unknown object is, by its name; ``model`` for known ones; None if anything is possible."""
     name = call.receiver.path.lower()
     for word, part in (("opt", "optimizer"), ("sched", "scheduler"), ("scal", "scaler")):
         if word in name:
@@ -150,7 +150,7 @@ def _counters_read(script: Script) -> bool:
 
 
 def _done_again(script: Script) -> Iterator[Finding]:
-    """``"epoch": epoch`` saved in the loop over epochs, and the loop begun at that very number."""
+    """``"epoch": epoch`` saved in the loop over epochs, and the loop started at that number."""
     saved = _saved_counters(script)
     if not saved:
         return
@@ -183,7 +183,7 @@ def _saved_counters(script: Script) -> set[str]:
 
 
 def _is_loop_variable(script: Script, node: ast.AST, name: str) -> bool:
-    """Whether the loop around it counts by that name, with the saving at the end of the turn."""
+    """Whether the loop around it counts by that name, and saves at the end of each iteration."""
     for one in above(script.tree, node):
         if isinstance(one, ast.For) and isinstance(one.target, ast.Name) and one.target.id == name:
             return one.body[0].lineno < getattr(node, "lineno", 0)

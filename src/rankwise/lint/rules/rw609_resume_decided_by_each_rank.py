@@ -84,7 +84,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _is_asked_for(test: ast.AST) -> bool:
-    """Whether the environment or an option has its say too."""
+    """Whether the environment or an option also decides."""
     return isinstance(test, ast.BoolOp) and any(
         word in ast.unparse(test) for word in ("environ", "getenv", "args.resume")
     )

@@ -112,7 +112,7 @@ def _judge(script: Script, place: Place, handler: ast.AST) -> Iterator[Finding]:
 
 
 def _with_helpers(script: Script, handler: ast.AST) -> set[str]:
-    """All that the handler calls, and what the functions of this text call that it calls."""
+    """All that the handler calls, directly or through functions of this file."""
     names = called_names(handler)
     for node in ast.walk(script.tree):
         if isinstance(node, ast.FunctionDef) and node.name in names:

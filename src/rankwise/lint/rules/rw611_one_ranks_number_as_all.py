@@ -88,13 +88,13 @@ _CONSTANTS = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
 
 
-#: Functions that may put the numbers of all ranks together.
+#: Functions that may combine the numbers of all ranks.
 _TOGETHER = re.compile(r"reduce|gather|sync|aggregat|average|across|collect|broadcast", re.IGNORECASE)
 _WORLD = re.compile(r"world|replicas|nprocs|num_processes|size", re.IGNORECASE)
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Numbers of one rank's data that rank 0 alone tells, one finding for each function; shares divided by all samples."""
+    """Numbers of one rank's data that only rank 0 reports, one finding for each function; shares divided by all samples."""
     yield from _divided_by_all(script)
     seen: set[int] = set()
     for place in once(places(script)):
@@ -152,7 +152,7 @@ def _is_put_together(one: Pass) -> bool:
 
 
 def _divisions(tree: ast.Module, one: Pass, made: Call) -> Iterator[ast.BinOp]:
-    """``correct / len(data)`` behind a loop that counts ``correct``."""
+    """``correct / len(data)`` after a loop that counts ``correct``."""
     around, end = function_of(tree, one.loop), getattr(one.loop, "end_lineno", 0)
     loader = one.loader.call
     data = {text_of(made.arg_node(0, "dataset")), f"{shown(one)}.dataset", f"{shown(one)}.sampler.dataset"}

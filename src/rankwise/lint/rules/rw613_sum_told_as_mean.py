@@ -95,7 +95,7 @@ def _told_as(name: str, function: ast.AST) -> str | None:
 
 
 def _divides(script: Script, node: ast.expr, function: ast.AST, call: ast.AST) -> bool:
-    """Whether anything near divides; behind the loop counts, so the whole function is read."""
+    """Whether anything near divides; after the loop counts, so the whole function is read."""
     if _DIVIDES & called_names(function) - {"mean"}:
         return True
     line = getattr(call, "lineno", 0)

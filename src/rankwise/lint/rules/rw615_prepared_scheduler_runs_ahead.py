@@ -133,7 +133,7 @@ def _measures(script: Script, steps: ast.AST, before: list[Call]) -> bool:
 
 
 def _is_loop_bound(script: Script, steps: ast.AST) -> bool:
-    """Whether the loop of training ends at that very number."""
+    """Whether the training loop ends at that number."""
     text = ast.unparse(steps)
     if "len(" in text or isinstance(steps, ast.Constant):
         return False

@@ -60,7 +60,7 @@ _PLACES = frozenset({"validation_step", "test_step", "on_validation_epoch_end", 
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Metrics of an evaluation that a callback watches, and no rank shares."""
+    """Metrics of an evaluation that a callback monitors and no rank reduces."""
     watched = {
         value.const
         for call in script.all_calls

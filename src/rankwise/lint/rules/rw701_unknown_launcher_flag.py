@@ -58,7 +58,7 @@ def _tell(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
     table = TABLES[launch.launcher]
     takers = [one for one in launch.flags if one.is_known and one.name in table.values]
     if any(one.value is None or one.value.head.endswith(".py") for one in takers):
-        return  # a value is missing, and that is told; this may be the script's flag
+        return  # a missing value is reported elsewhere; this may be the script's flag
     meant = meant_flag(launch.launcher, flag.spelled)
     if meant is None and not table.is_complete:
         return

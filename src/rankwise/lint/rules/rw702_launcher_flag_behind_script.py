@@ -43,7 +43,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
 
 
 def _starts_ranks_itself(launch: Launch) -> bool:
-    """Whether what Python runs may be a launcher: a module, or a script that is called so."""
+    """Whether what Python runs may be a launcher: a module, or a script of that name."""
     text = (launch.script.text or "launch") if launch.script else ""
     return launch.launcher == "python" and (launch.flag("module") is not None or "launch" in text)
 
@@ -51,7 +51,7 @@ def _starts_ranks_itself(launch: Launch) -> bool:
 def _late(shell: Shell, launch: Launch) -> Iterator[Finding]:
     own = late_flags(launch.launcher)
     if any((word.text or "").startswith("torch.distributed") for word in launch.args):
-        return  # a launcher behind the script is another mistake
+        return  # a launcher after the script is another mistake
     for word in launch.args:
         spelled = word.head.partition("=")[0]
         name = spelled.lstrip("-").replace("-", "_")

@@ -158,7 +158,7 @@ def _meant(name: str) -> str:
 
 
 def _no_script(shell: Shell, launch: Launch) -> Iterator[Finding]:
-    # A bare name in a script may be a test whether it is there; behind `rankwise check --` it is the command.
+    # A bare name in a script may test whether it is installed; after `rankwise check --` it is the command.
     is_asking = launch.flag("help") or not (launch.flags or shell.piece.path == "<command>")
     switches = TABLES[launch.launcher].switches
     is_told = any(

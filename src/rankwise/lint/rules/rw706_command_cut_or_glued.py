@@ -111,7 +111,7 @@ def _left_over(shell: Shell) -> Iterator[Finding]:
             continue
         above = shell.lines[launch.command.span.end_line - 1]
         if _BLANK_BEHIND.search(above):
-            continue  # told above
+            continue  # reported above
         is_flag = text.startswith("--")
         is_script = (
             text.endswith(".py") and "/" not in text[:2] and launch.script is None and launch.is_elastic
@@ -122,7 +122,7 @@ def _left_over(shell: Shell) -> Iterator[Finding]:
 
 
 def _line_above(lines: list[str], line: int) -> int:
-    """The last line above that is no comment."""
+    """The last line above that is not a comment."""
     line -= 1
     while line > 1 and lines[line - 1].lstrip().startswith("#"):
         line -= 1

@@ -65,7 +65,7 @@ def _check(shell: Shell) -> Iterator[Finding]:
 
 
 def _alone(shell: Shell, launch: Launch) -> Iterator[Finding]:
-    """One launch: has it a number, and can it be right?"""
+    """One launch: whether it has a number, and a valid one."""
     nodes = launch.num_nodes or 0
     flag = launch.flag("node_rank")
     if flag is None:
@@ -82,7 +82,7 @@ def _alone(shell: Shell, launch: Launch) -> Iterator[Finding]:
 
 
 def _jobs(launches: list[Launch]) -> list[list[Launch]]:
-    """Launches that are nodes of one job: they say all the same but their number."""
+    """Launches that are nodes of one job: they differ only in their number."""
     groups: dict[object, list[Launch]] = {}
     for launch in launches:
         if (launch.value("node_rank") or "").isdecimal():

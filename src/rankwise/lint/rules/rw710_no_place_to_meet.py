@@ -82,7 +82,7 @@ def _several(shell: Shell, launch: Launch) -> Iterator[Finding]:
 
 
 def _meeting(launch: Launch) -> tuple[Flag | None, str | None]:
-    """The flag that says where to meet, and the host in it."""
+    """The flag with the rendezvous, and the host in it."""
     if launch.launcher == "deepspeed":
         return None, None
     for name in ("rdzv_endpoint", "master_addr", "main_process_ip"):

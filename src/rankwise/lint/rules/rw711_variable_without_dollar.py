@@ -80,7 +80,7 @@ def _value(shell: Shell, name: str, spelled: str, value: Word, word: Word) -> It
 
 
 def _is_meant(shell: Shell, name: str, text: str) -> bool:
-    """Whether a name in capitals is no gap that the reader of a page fills, and no host."""
+    """Whether a name in capitals is neither a placeholder of a page nor a host."""
     if shell.is_named(text):
         return True
     is_number = name in _NUMBERS or name in {"MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}

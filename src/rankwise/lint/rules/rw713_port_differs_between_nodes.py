@@ -53,7 +53,7 @@ def _is_on_several(launch: Launch) -> bool:
 
 
 def _is_thrown_there(shell: Shell, launch: Launch) -> bool:
-    """Whether the dice is thrown by a shell on the other host: ``ssh host 'torchrun … $RANDOM'``."""
+    """Whether a shell on the other host draws the number: ``ssh host 'torchrun … $RANDOM'``."""
     if not launch.command.under:
         return False
     command = launch.command.span

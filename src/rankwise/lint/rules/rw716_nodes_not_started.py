@@ -76,7 +76,7 @@ def _starts_itself(shell: Shell) -> bool:
 
 
 def _other_number(shell: Shell, launch: Launch) -> Iterator[Finding]:
-    """Srun starts one launcher on each node, and they wait for another number of nodes."""
+    """One launcher runs on each node, but they wait for a different number of nodes."""
     flag, asked = launch.flag("nnodes"), launch.num_nodes
     tasks = tasks_of(launch, shell.batch)
     if flag is None or asked is None or tasks is None or tasks.tasks is None or tasks.per_node != 1:

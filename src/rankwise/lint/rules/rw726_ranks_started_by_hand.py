@@ -106,7 +106,7 @@ def _jobs(shell: Shell) -> list[list[Launch]]:
 
 
 def _worlds(shell: Shell) -> Iterator[Finding]:
-    """Ranks that run side by side and meet at one port, with two opinions on how many they are."""
+    """Ranks that run side by side and use one port, but with different world sizes."""
     by_hand = [one for one in shell.launches if one.launcher == "python" and _number(one, "RANK") is not None]
     for first, second in itertools.pairwise(by_hand):
         one, other = (launch.command.env.get("WORLD_SIZE") for launch in (first, second))
@@ -215,7 +215,7 @@ def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Finding]:
 
 
 def _srun(shell: Shell) -> Iterator[Finding]:
-    """WORLD_SIZE as a number, and srun starts another number of tasks."""
+    """WORLD_SIZE as a number, while srun starts a different number of tasks."""
     for launch in shell.launches:
         world, tasks = _number(launch, "WORLD_SIZE"), tasks_of(launch, shell.batch)
         if launch.launcher != "python" or world is None or tasks is None or tasks.tasks is None:

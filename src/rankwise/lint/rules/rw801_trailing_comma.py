@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
 
-# Words after which a tuple is what was meant.
+# Words after which a tuple is intended.
 _TUPLE_WORDS = (
     "shape",
     "size",
@@ -206,7 +206,7 @@ def _is_device_ids(around: ast.AST | None) -> bool:
 
 
 def _is_slip(inner: ast.expr, target: ast.expr, name: str, reads: list[ast.expr], scopes: Scopes) -> bool:
-    """Whether a parameter was to be stored under its own name and nothing takes it for a tuple."""
+    """Whether a parameter is stored under its own name and never used as a tuple."""
     plain = isinstance(inner, ast.Name) and inner.id == name and isinstance(target, ast.Attribute)
     if not plain or name.endswith("s") or any(word in name.lower() for word in _TUPLE_WORDS):
         return False

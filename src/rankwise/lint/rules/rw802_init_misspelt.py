@@ -80,7 +80,7 @@ _WORDS = tuple(f"def {slip}(" for slip in _SLIPS)
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Methods that were to be ``__init__``."""
+    """Methods that are a misspelt ``__init__``."""
     code = script.piece.code
     if not any(word in code for word in _WORDS):
         return

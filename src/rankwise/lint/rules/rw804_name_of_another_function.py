@@ -66,7 +66,7 @@ def check(script: Script) -> Iterator[Finding]:
     scopes = scopes_of(script.tree)
     names = undefined(scopes)
     if script.piece.cells:
-        # A notebook's magics may make names that stand nowhere else.
+        # A notebook's magics may create names that occur nowhere else.
         names = tuple(
             (n, at) for n, at in names if any(n.id in scope.bound for scope in scopes.opened.values())
         )

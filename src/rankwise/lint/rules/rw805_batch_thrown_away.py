@@ -129,7 +129,7 @@ def _names_only_sized(scopes: Scopes, target: ast.expr) -> bool:
 
 
 def _runs_often(scopes: Scopes, node: ast.AST, depth: int = 0) -> bool:
-    """Whether a node stands in a loop, or in a function that a loop of this text calls, perhaps through others."""
+    """Whether a node is in a loop, or in a function that a loop of this file calls, directly or not."""
     for above in scopes.above(node):
         if isinstance(above, (ast.For, ast.While, ast.AsyncFor)):
             return True

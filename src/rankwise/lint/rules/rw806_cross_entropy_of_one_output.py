@@ -100,7 +100,7 @@ def _is_loss_class(scopes: Scopes, call: ast.Call) -> bool:
 
 
 def _one_output_layer(origins: Origins, predicted: ast.expr, scopes: Scopes) -> ast.Call | None:
-    """The layer with one output whose result is handed to the loss as it is."""
+    """The layer with one output whose result is passed to the loss unchanged."""
     outputs = origins.of(predicted)
     if not outputs or any(isinstance(o.func, ast.Call) for o in outputs):
         return None

@@ -91,7 +91,7 @@ def _compared(script: Script, scopes: Scopes, node: ast.Compare) -> Iterator[Fin
 
 
 def _lost_name(scopes: Scopes, left: ast.expr, right: ast.expr) -> str:
-    """A name that was to be ``__name__``, or "__main__" without quotes; empty where the text has such a name."""
+    """A misspelt ``__name__``, or "__main__" without quotes; empty if the file has such a name."""
     if scopes.has_star_import or not isinstance(left, ast.Name):
         return ""
     if left.id == "__name__":

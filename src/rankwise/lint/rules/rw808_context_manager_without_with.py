@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
 
-# Full name: what was meant to happen and does not.
+# Full name: the effect that is missing.
 _FUNCTIONS = {
     "torch.no_grad": "gradients are still recorded",
     "torch.enable_grad": "the gradient mode stays as it was",

@@ -91,7 +91,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _entered(script: Script, scopes: Scopes) -> Iterator[Finding]:
-    """Context managers of torch that a ``with`` gets without making one."""
+    """Context managers of torch that a ``with`` gets without a call."""
     for statement in scopes.all(ast.With):
         for item in statement.items:
             node = item.context_expr

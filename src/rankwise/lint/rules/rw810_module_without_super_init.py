@@ -119,7 +119,7 @@ def _finding(
 
 
 def _bare_super(method: FunctionNode) -> ast.Expr | None:
-    """A statement that was to call the base's ``__init__`` and does not."""
+    """A statement that should call the base's ``__init__`` and does not."""
     for statement in method.body:
         if isinstance(statement, ast.Expr):
             text = ast.unparse(statement)

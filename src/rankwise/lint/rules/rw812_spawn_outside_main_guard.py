@@ -68,7 +68,7 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _never_fails(scopes: Scopes, spawn: Spawn) -> bool:
-    # Plain multiprocessing forks where nothing is said, on Linux; with torch that is no good start either way.
+    # Plain multiprocessing forks by default on Linux; with torch that is a bad choice anyway.
     return spawn.target is None or (
         not spawn.passes_rank and not spawn.is_fresh and not _is_torch(scopes, spawn)
     )

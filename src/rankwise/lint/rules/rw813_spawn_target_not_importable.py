@@ -99,7 +99,7 @@ def _what(scopes: Scopes, target: ast.expr) -> tuple[str, str]:
 
 
 def _called(scopes: Scopes, spawn: Spawn, target: ast.expr) -> tuple[str, str]:
-    """A function of the text that gives nothing back, called where it was to be handed over."""
+    """A function of the file that returns nothing, called where it should be passed."""
     function = scopes.called_function(target.func) if isinstance(target, ast.Call) else None
     if function is None or function.decorator_list:
         return "", ""

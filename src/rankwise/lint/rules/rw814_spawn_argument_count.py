@@ -61,7 +61,7 @@ _ONE_THING = (
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Compares what a function takes with what its process hands to it."""
+    """Compares what a function takes with what its process passes."""
     for scopes, spawn in spawns(script):
         if spawn.args is not None and _is_one_thing(scopes, spawn.args):
             text = ast.unparse(spawn.args)

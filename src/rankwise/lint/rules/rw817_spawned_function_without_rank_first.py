@@ -53,7 +53,7 @@ _RANKS = frozenset({"rank", "local_rank", "gpu", "gpu_id", "proc_id", "process_i
 
 
 def check(script: Script) -> Iterator[Finding]:
-    """Functions whose first parameter is no rank, and a later one is."""
+    """Functions whose first parameter is not a rank, but a later one is."""
     for scopes, spawn in spawns(script):
         function = scopes.called_function(spawn.target) if spawn.target is not None else None
         if function is None or not spawn.passes_rank or function.decorator_list:

@@ -53,7 +53,7 @@ RULE: Rule[Script] = Rule(
 
 
 def tell(path: str, unparsed: Unparsed) -> Finding:
-    """The one finding on a text that can't be read.
+    """The one finding on a file that can't be parsed.
 
     Args:
         path: The file as the user named it.
