@@ -328,7 +328,7 @@ def test_what_git_ignores_is_left_out(tmp_path: Path) -> None:
         (">>> import torch\n", 1, "prompt"),
         ("print(\u201chi\u201d)\n", 1, "quote"),
         ("x = 1 \u2013 2\n", 1, "dash"),
-        ("x\u00a0= 1\n", 1, "blank"),
+        ("x\u00a0= 1\n", 1, "space"),
         ("dist.init_process_group(backend='gloo'\uff0c rank=0)\n", 1, "full-width"),
         ("def f\uff08x\uff09\uff1a\n    pass\n", 1, "full-width"),
         ("x = (1,\n\n```\n", 3, "fence"),

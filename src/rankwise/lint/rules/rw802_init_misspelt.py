@@ -100,7 +100,7 @@ def _judge(script: Script, scopes: Scopes, cls: ast.ClassDef, method: FunctionNo
     if not why:
         return
     span = _name_span(script, method)
-    certain = not why.startswith("no line")
+    certain = not why.startswith("nothing here")
     told = f"it is never called, {why}" if certain else why
     yield script.finding(
         RULE,
@@ -113,7 +113,7 @@ def _judge(script: Script, scopes: Scopes, cls: ast.ClassDef, method: FunctionNo
 
 
 def _why(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
-    """How it shows that ``__init__`` was meant; empty where it does not, "no line ..." where it is not certain."""
+    """How it shows that ``__init__`` was meant; empty where it does not, "nothing here ..." where it is not certain."""
     bases = roots(scopes, cls)
     is_known = bases <= {*_TAKES_NOTHING, *LIGHTNING}
     if _is_called(scopes, method.name):
