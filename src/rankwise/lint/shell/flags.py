@@ -15,7 +15,7 @@ _TORCHRUN_VALUES = (
     "node_rank master_addr master_port local_addr logs_specs numa_binding signals_to_handle shutdown_timeout"
 )
 _TORCHRUN_SWITCHES = "standalone module no_python run_path virtual_local_rank help"
-_RANKWISE_VALUES = "report hang_timeout on_hang preload role_counts"
+_RANKWISE_VALUES = "report hang_timeout on_hang preload role_counts join_every"
 _RANKWISE_SWITCHES = "watch no_watch watch_dispatcher strict cold resident no_resident check no_check"
 _ACCELERATE_VALUES = (
     "aws_access_key_id aws_secret_access_key config_file env gpu_ids log_dir machine_rank main_process_ip "
