@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
 from hypothesis import given, strategies as st
 
+from rankwise.engine import node_beats, node_detector
 from rankwise.engine.node_members import Members, count_needed
 
 
@@ -28,7 +31,7 @@ def test_no_two_sides_of_a_cut_go_on(nodes: list[str], data: st.DataObject) -> N
 def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_afterwards() -> None:
     """When a second loss takes the next store, too, the third one is told as well; then all have their user's settings again."""
     members = Members.__new__(Members)
-    members._changed = []
+    members._changed, members._orders = [], {"min_nodes": 1}
     handlers = [
         SimpleNamespace(_settings=SimpleNamespace(min_nodes=1, timeout=SimpleNamespace(_last_call=timedelta(seconds=30), last_call=timedelta(seconds=30))))
         for _ in range(2)
@@ -41,3 +44,30 @@ def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_aft
     for handler in handlers:
         assert handler._settings.min_nodes == 1
         assert handler._settings.timeout._last_call == timedelta(seconds=30)
+
+
+def test_who_serves_the_store_is_probed_when_it_fails() -> None:
+    """Whoever heard the serving node may be lost with it: where nothing listens any more its end is noted, and not where a launcher answers."""
+    noted: list[node_detector.Loss] = []
+    members = Members.__new__(Members)
+    members._orders, members._serving, members._node = {"backend": "c10d"}, 1, 0
+    members._detector = SimpleNamespace(losses={}, is_expelled=False)
+    members._beats, members._detecting = SimpleNamespace(note=noted.append), node_detector
+    members._reach = node_beats.try_to_reach
+    with socket.create_server(("127.0.0.1", 0)) as launcher:
+        port = launcher.getsockname()[1]
+        members._serving_at = [["127.0.0.1", port]]
+
+        def greet() -> None:
+            connection, _ = launcher.accept()
+            with connection:
+                connection.sendall(b"{")
+
+        answer = threading.Thread(target=greet)
+        answer.start()
+        members.probe_serving()
+        answer.join()
+    assert not noted
+    members.probe_serving()
+    (loss,) = noted
+    assert (loss.node, loss.is_ended) == (1, True)

@@ -108,6 +108,10 @@ class Beats:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
+    def note(self, loss: Any) -> None:
+        """Take a loss that was found out elsewhere for one's own."""
+        self._found.put(partial(self.detector.note, loss))
+
     # ------------------------------------------------------------ the thread
 
     def _watch(self) -> None:
@@ -154,7 +158,7 @@ class Beats:
     def probe(self, peer: Any, conclude: Callable[[str], None]) -> None:
         """Look, in a thread of its own, what is at the peer's port."""
         at = (peer.link.host, peer.link.port)
-        _start(lambda: self._found.put(partial(conclude, _try_to_reach(*at))))
+        _start(lambda: self._found.put(partial(conclude, try_to_reach(*at))))
 
     def reach_parent(self, pause_s: float = 0.0) -> None:
         """Connect to the parent, in a thread of its own, as often as it takes."""
@@ -287,7 +291,7 @@ def _pack(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _try_to_reach(host: str, port: int) -> str:
+def try_to_reach(host: str, port: int) -> str:
     """Return "open" if a launcher answers there, "refused" if the host says that nothing listens, else "silent"."""
     for _ in range(_REACH_TRIES):
         try:

@@ -211,7 +211,7 @@ class Detector:
             if node == self.node:
                 self._expel(str(why))
             else:
-                self._note(Loss(int(node), about, str(why), bool(is_ended)))
+                self.note(Loss(int(node), about, str(why), bool(is_ended)))
         elif "expelled" in message:
             self._expel(str(message["expelled"]))
         elif "bye" in message:
@@ -233,13 +233,22 @@ class Detector:
 
         def conclude(state: str) -> None:
             if state == "refused":
-                self._note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended=not has_stalled))  # fmt: skip
+                self.note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended=not has_stalled))  # fmt: skip
             elif state == "silent":
-                self._note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
+                self.note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
             elif peer.is_parent and not self._is_over:
                 self._links.reach_parent()
 
         self._links.probe(peer, conclude)
+
+    def note(self, loss: Loss) -> None:
+        """Report a loss, and tell the others."""
+        if loss.node in self.losses or self._is_over or self.is_expelled:
+            return
+        self.losses[loss.node] = loss
+        for peer in list(self.peers):
+            self._links.send(peer, loss.message)
+        self._on_lost(loss)
 
     # ---------------------------------------------------------- conclusions
 
@@ -250,15 +259,7 @@ class Detector:
         why = f"nothing was heard of it for {silent_s:.1f} s; {state}"
         self._links.send(peer, {"expelled": why})
         self._drop(peer)
-        self._note(Loss(peer.node, peer.about, why, is_ended=False))
-
-    def _note(self, loss: Loss) -> None:
-        if loss.node in self.losses or self._is_over or self.is_expelled:
-            return
-        self.losses[loss.node] = loss
-        for peer in list(self.peers):
-            self._links.send(peer, loss.message)
-        self._on_lost(loss)
+        self.note(Loss(peer.node, peer.about, why, is_ended=False))
 
     def _expel(self, why: str) -> None:
         """Take it that the others go on without this node: what it has lost itself proves nothing."""

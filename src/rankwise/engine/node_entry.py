@@ -60,12 +60,17 @@ class _Search:
 
     def _run(self, host: str, port: int) -> None:
         handler, orders = None, dict(self._orders)
+        seen: dict[Any, Any] = {}
         while not self._ended.wait(_SEARCH_S) and self.found is None:
             if self._orders["endpoint"] in {f"{host}:{port}", f"[{host}]:{port}"}:
                 continue  # we wait here
             try:
                 handler = handler or self._reach(orders, host, port)
-                if handler is not None and _is_met(handler):
+                if handler is None:
+                    continue
+                before, seen = seen, _read_heartbeats(handler)
+                # Those of nodes that have gone stay there for a while.
+                if any(before.get(node, moment) != moment for node, moment in seen.items()):
                     self.found = (handler, orders)
             except Exception:  # noqa: BLE001 - torch raises many kinds; it is lost again
                 handler = None
@@ -102,7 +107,7 @@ class Entry:
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
         while True:
-            moves = before.has_to_move
+            moves, num_lost = before.has_to_move, before.num_lost
 
             def meet() -> Any:
                 handler = before.leave(self._meeting.handler)
@@ -113,16 +118,28 @@ class Entry:
 
             call, failed_s = _Call(meet), float("inf")
             while moves or not before.has_to_move:
-                restore = self._wait(call, partial(_is_vain, before, search, moves=moves))
+                restore = self._wait(call, partial(_is_vain, before, search, moves=moves, num_lost=num_lost))
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
                 if not call.is_over.is_set():
-                    break
-                # The store may be gone because its node is, which its neighbours are about to tell.
+                    if before.num_lost != num_lost and (moves or not before.has_to_move):
+                        num_lost = before.num_lost
+                        self._exclude(before, has_moved=moves)
+                    continue
+                # The store may be gone because its node is, which its neighbours are about to tell, if they live.
                 failed_s = min(failed_s, time.monotonic())
                 if call.error is None or restore is not None or moves or time.monotonic() - failed_s > _MOVE_S:  # fmt: skip
                     return _take(call, restore)
+                before.probe_serving()
                 time.sleep(_TICK_S)
+
+    def _exclude(self, before: Any, *, has_moved: bool) -> None:
+        """More nodes were lost while the others meet: have nobody wait for them."""
+        call = _Call(partial(before.exclude_lost, self._meeting.handler, has_moved=has_moved))
+        call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
+        if call.error is not None and type(call.error).__name__ == "LostMajorityError":
+            _abandon(self._meeting.handler)
+            raise call.error
 
     def _has_moved(self) -> bool:
         return bool(self._standby.has_moved(self._meeting.handler, self._meeting.orders["run_id"]))
@@ -147,18 +164,20 @@ class Entry:
             self._meeting.go_to(handler)
 
 
-def _is_met(handler: Any) -> bool:
-    """Tell whether others have met there, without us: a round of which this process is a part is one of the past."""
+def _read_heartbeats(handler: Any) -> dict[Any, Any]:
+    """Return when the nodes that have met there were last heard; empty if we are one of them: that is a round of the past."""
     holder = handler._state_holder
     holder._last_sync_time = -1.0  # what it has read a second ago won't do
     holder.sync()
     state = holder.state
     is_past = any(one.pid == os.getpid() and one.addr == handler._this_node.addr for one in state.participants)  # fmt: skip
-    return bool(state.complete and state.participants) and not (state.closed or is_past)
+    if not state.complete or state.closed or is_past:
+        return {}
+    return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}
 
 
-def _is_vain(before: Any, search: _Search, *, moves: bool) -> bool:
-    return search.found is not None or (not moves and bool(before.has_to_move))
+def _is_vain(before: Any, search: _Search, *, moves: bool, num_lost: int) -> bool:
+    return search.found is not None or before.num_lost != num_lost or (not moves and bool(before.has_to_move))
 
 
 def _take(call: _Call, restore: Callable[[], None] | None) -> Any:

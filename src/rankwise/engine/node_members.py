@@ -79,7 +79,9 @@ class Members:
         self._detector = self._detecting.Detector(
             node_rank, on_lost=self._report_lost, on_expelled=self._report_expelled
         )
+        self._reach = load("node_beats").try_to_reach
         self._beats = load("node_beats").Beats(self._detector, key, tell=self._tell)
+        self._serving_at: list[list[Any]] = []
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
         addresses = _list_addresses(orders, names)
@@ -108,6 +110,7 @@ class Members:
         self._orders["places"] = [*([(host.strip("[]"), int(port))] if port.isdecimal() else []), *places]
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
+            self._serving_at = json.loads(self._store.get(keys[self._serving]))["at"]
         node = None if parent is None else self._members[parent]
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
@@ -155,30 +158,56 @@ class Members:
         Raises:
             LostMajorityError: This node serves the store, and is left with too few.
         """
-        lost = dict(self._detector.losses)
-        if self._detector.is_expelled:
+        if self._detector.is_expelled and self.has_to_move:
             # Where this node served the store, the others had to take it that it went with it, and have moved.
-            others = [one for one in self._members if one != self._node]
-            if self.has_to_move:
-                return self._move(handler, others, 2)
+            return self._move(handler, [one for one in self._members if one != self._node], 2)
+        if self.has_to_move:
+            left, needed = self._count()
+            return self._move(handler, left, needed)
+        self.exclude_lost(handler, has_moved=False)
+        return handler
+
+    def probe_serving(self) -> None:
+        """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
+        if self._serving is None or self._serving == self._node or self.has_to_move:
+            return
+        states = [self._reach(host, port) for host, port in self._serving_at]
+        if "open" not in states and states:
+            why, is_ended = "its store does not answer", "refused" in states
+            self._beats.note(
+                self._detecting.Loss(self._serving, [self._serving_at[0][0], 0, 0], why, is_ended)
+            )
+
+    @property
+    def num_lost(self) -> int:
+        """How many nodes are lost by now; -1 if the others have given this one up."""
+        return -1 if self._detector.is_expelled else len(self._detector.losses)
+
+    def exclude_lost(self, handler: Any, *, has_moved: bool) -> None:
+        """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile.
+
+        Raises:
+            LostMajorityError: This node serves the store, and is left with too few.
+        """
+        if self._detector.is_expelled:
             self._change(handler, len(self._members) // 2 + 1)
-            return handler
-        if not lost:
-            return handler
+        elif lost := dict(self._detector.losses):
+            _, needed = self._count(has_moved=has_moved)
+            self._change(handler, needed)
+            _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
+
+    def _count(self, *, has_moved: bool = False) -> tuple[list[int], int]:
+        """Return the members that are left, and how many have to meet."""
+        lost = dict(self._detector.losses)
         left = [node for node in self._members if node not in lost]
         num_ended = sum(loss.is_ended for loss in lost.values())
-        moves = self.has_to_move
-        keeps_store = self._serving is not None and not moves
+        keeps_store = self._serving is not None and not self.has_to_move and not has_moved
         needed = count_needed(len(self._members), num_ended, keeps_store=keeps_store)
         if self._serving == self._node and len(left) < needed:
             raise LostMajorityError(
                 f"this node can't reach {len(lost) - num_ended} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
             )
-        if moves:
-            return self._move(handler, left, needed)
-        self._change(handler, needed)
-        _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
-        return handler
+        return left, needed
 
     def restore(self) -> None:
         """Give latecomers torch's time again, and let as few nodes meet as the user does."""
@@ -191,7 +220,7 @@ class Members:
         settings = getattr(handler, "_settings", None)
         if settings is None:
             return
-        for owner, name, value in ((settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)), (settings, "min_nodes", max(settings.min_nodes, needed))):  # fmt: skip
+        for owner, name, value in ((settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)), (settings, "min_nodes", max(self._orders["min_nodes"], needed))):  # fmt: skip
             if hasattr(owner, name):
                 self._changed.append((owner, name, getattr(owner, name)))
                 object.__setattr__(owner, name, value)
@@ -258,25 +287,24 @@ def _take_out(handler: Any, nodes: list[Any]) -> None:
     """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of them."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    holder, lock = getattr(handler, "_state_holder", None), getattr(handler, "_heartbeat_lock", None)
-    epilogue = getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)
-    if holder is None or lock is None or epilogue is None:
+    own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
+    if own is None or epilogue is None:
         return  # another kind of rendezvous, or another torch: its own bound holds
+    # Another than torch's own, which a call of it may be using meanwhile.
+    holder = type(own)(own._backend, own._settings, cache_duration=0)
     for _ in range(_MOST_TRIES):
-        with lock:
-            holder._last_sync_time = -1.0  # what it has read a second ago won't do
-            holder.sync()
-            state = holder.state
-            gone = [one for one in nodes if one in state.participants]
-            if not gone:
-                return
-            for one in gone:
-                del state.participants[one]
-                state.last_heartbeats.pop(one, None)
-            epilogue(state, holder._settings)
-            holder.mark_dirty()
-            if holder.sync():
-                return
+        holder.sync()
+        state = holder.state
+        gone = [one for one in nodes if one in state.participants]
+        if not gone:
+            return
+        for one in gone:
+            del state.participants[one]
+            state.last_heartbeats.pop(one, None)
+        epilogue(state, holder._settings)
+        holder.mark_dirty()
+        if holder.sync():
+            return
 
 
 def _open_reserve() -> Any:
