@@ -8,7 +8,7 @@ real: N hosts try N x (N - 1) ways. A cluster does that on N machines at once; h
 an upper bound. Probes of the single hosts are left out (they take the same time on each), and so is the all-reduce. `links` are the
 seconds of the meeting with all ways tried, `speed` with latency and bandwidth measured, too.
 
-A dead host: one of the set never comes; how long until it is named, with an arrival time-out of 5 s.
+A dead host: one of the set never comes; how long until it is named, with an arrival timeout of 5 s.
 
 Run it as `python benchmarks/doctor.py [--hosts 2,4,...]`. The machine should be idle.
 """
@@ -141,7 +141,7 @@ def show_absent() -> None:
     for number in (4, 32):
         seconds, found = play(number, measure=False, absent=1, arrival_s=ARRIVAL_S)
         print(
-            f"\n1 of {number} hosts never comes: {', '.join(found.missing)} named after {seconds:.2f} s (arrival time-out {ARRIVAL_S:.0f} s)"
+            f"\n1 of {number} hosts never comes: {', '.join(found.missing)} named after {seconds:.2f} s (arrival timeout {ARRIVAL_S:.0f} s)"
         )
 
 

@@ -1,7 +1,7 @@
 """How long a hang is silent: from the moment when a rank goes wrong to the first line that names it, and what torchrun prints meanwhile.
 
 Each script trains for a moment and then goes wrong in one way. In each of them rank 1 is to blame: it writes down the time just before. Measured is the
-time from there until the launcher has named a rank on standard error. torchrun is given --limit seconds; torch's own time-out is 30 minutes on Gloo.
+time from there until the launcher has named a rank on standard error. torchrun is given --limit seconds; torch's own timeout is 30 minutes on Gloo.
 
     python benchmarks/verdict.py [--rounds N] [--limit SECONDS] [--only NAME ...]
 

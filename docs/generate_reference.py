@@ -48,7 +48,7 @@ GROUPS = {
         "Track", "Evaluation", "Callback", "GlobalDropout", "replace_dropout", "same_masks", "placed", "choose_fused", "read_journal", "Journal", "Started", "Report", "Evaluated", "Ended",
         "Logger", "JsonLines", "CsvLines", "Curves", "Progress", "TensorBoard", "WandB",
     ],
-    "The words of tf.distribute": [
+    "The API of tf.distribute": [
         "Strategy", "OneDeviceStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy", "ParameterServerStrategy",
         "get_strategy", "has_strategy", "ReplicaContext", "get_replica_context", "in_cross_replica_context", "ReduceOp", "aggregate_gradients",
         "compute_average_loss", "scale_regularization_loss", "DistributedDataset", "DistributedIterator", "InputContext", "InputOptions",
@@ -92,15 +92,15 @@ HOMES = {
     "Checkpoints": rankwise.checkpoint,
     "Metrics": rankwise.data.metrics,
     "Testing": rankwise.testing,
-    "The words of tf.distribute": rankwise.tf,
+    "The API of tf.distribute": rankwise.tf,
     "Parts of the Trainer": rankwise.train,
 }
 _HEAD = """\
 # Public names
 
-This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [The words of tf.distribute](#the-words-of-tfdistribute) in `rankwise.tf`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
+This page is made from the docstrings by `make docs`. All names are in `rankwise`, those under [Metrics](#metrics) in `rankwise.data.metrics`, those under [Checkpoints](#checkpoints) in `rankwise.checkpoint`, those under [Parts of the Trainer](#parts-of-the-trainer) in `rankwise.train`, those under [The API of tf.distribute](#the-api-of-tfdistribute) in `rankwise.tf`, those under [Testing](#testing) in `rankwise.testing`. What is not here is not public.
 
-*Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a time-out names those.
+*Collective* says who must call together. A call that only some ranks make leaves them waiting for the others, until a timeout names those.
 """
 _SECTION = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Collective):\s*(.*)")
 _ITEM = re.compile(r"(\*{0,2}[\w.]+): (.*)")

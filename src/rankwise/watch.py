@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _USAGE = """usage: python -m rankwise.watch [--folder DIR] [--every S] script.py [its arguments]
        python -m rankwise.watch [--folder DIR] [--every S] -m module [its arguments]
 
-Run a rank as Python would, and leave evidence of it in a folder: rankwise report DIR tells from it which rank hangs, or failed, and why.
+Run a rank as Python would, and record evidence of it in a folder: from it, rankwise report DIR shows which rank hangs, or failed, and why.
 
   --folder DIR   holds a folder for each run (default: $RANKWISE_EVIDENCE, or ./rankwise-evidence)
-  --every S      seconds between two copies of a rank that goes on (default: 30); one that stands still is copied sooner
+  --every S      seconds between two copies of a rank that makes progress (default: 30); one that makes none is copied sooner
 
 RANKWISE_WATCH=0 runs the script alone.
 """
@@ -78,7 +78,7 @@ def read_words(argv: Sequence[str], env: Mapping[str, str]) -> Wish | None:
         if name not in given:
             raise UsageError(
                 f"there is no option {name}",
-                hint="Python's own options stand before -m: python -u -m rankwise.watch train.py",
+                hint="Python's own options go before -m: python -u -m rankwise.watch train.py",
             )
         if not has_value and not rest:
             raise UsageError(f"{name} needs a value", hint=f"for example {name} {given[name]}")
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     prepared = _prepare(wish, env)
     if prepared is not None:
         if prepared.identity.rank == 0:
-            leaving.say(f"evidence of this run is left in {_shorten(prepared.folder)}; if it hangs or fails: rankwise report {_shorten(prepared.folder)}")  # fmt: skip
+            leaving.say(f"evidence of this run is written to {_shorten(prepared.folder)}; if it hangs or fails: rankwise report {_shorten(prepared.folder)}")  # fmt: skip
         prepared.keep_over_exec()
         hook = {"RANKWISE_RANK": json.dumps(prepared.orders), **hook_path_env()}
         env |= {name: value for name, value in hook.items() if value is not None}
@@ -135,16 +135,16 @@ def _prepare(wish: Wish, env: Mapping[str, str]) -> leaving.Leaving | None:
     if not leaving.is_wanted(env):
         return None
     if sys.flags.ignore_environment or sys.flags.no_site:
-        leaving.say("no evidence is left: with -I, -E or -S, Python leaves out what would record it")
+        leaving.say("no evidence is recorded: with -I, -E or -S, Python does not load the recorder")
         return None
     program = next((word for word in wish.words if not word.startswith("-")), "")
     try:
         identity = read_identity(env)
         if identity is not None:
             return leaving.prepare(wish.place, identity, every_s=wish.every_s, program=program)
-        leaving.say("no evidence is left: no variable tells which rank this is (RANK and WORLD_SIZE, Slurm's, mpirun's)")  # fmt: skip
+        leaving.say("no evidence is recorded: no variable shows which rank this is (RANK and WORLD_SIZE, Slurm's, mpirun's)")  # fmt: skip
     except (OSError, UsageError) as error:
-        leaving.say(f"no evidence is left: {error}")
+        leaving.say(f"no evidence is recorded: {error}")
     return None
 
 

@@ -29,9 +29,9 @@ def _has_room(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--hosts", "a,b", "--hostfile", "f"], "say the same thing twice"),
+        (["--hosts", "a,b", "--hostfile", "f"], "mean the same thing"),
         (["--hosts", "a,b", "--nnodes", "2"], "leave out --nnodes"),
-        (["--rdzv-endpoint", "a:1", "--master-addr", "b"], "say the same thing twice"),
+        (["--rdzv-endpoint", "a:1", "--master-addr", "b"], "mean the same thing"),
         (["--node-rank", "1"], "how many hosts are there"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a"], "numbered from 0 to 1"),
         (["--nnodes", "2", "--node-rank", "0"], "--master-addr ADDRESS-OF-NODE-0"),
@@ -39,8 +39,8 @@ def _has_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--master_port", "70000"], "'70000' is not a port"),
         (["--arrival-timeout", "nan"], "not a number of seconds"),
         (["--hosts", "a", "--rdzv-endpoint", "a:1"], "leave out --rdzv-endpoint"),
-        (["--nnodes", "1:4"], "say how many there are now, as in --nnodes 4"),
-        (["--nnodes", "4:4"], "--nnodes 4: say where they meet"),
+        (["--nnodes", "1:4"], "pass how many there are now, as in --nnodes 4"),
+        (["--nnodes", "4:4"], "--nnodes 4: pass their rendezvous"),
         (["--workers", "-3"], "'-3' is not a number from 0"),
         (["--html", "nowhere/x.html"], "its folder does not exist"),
         (["--html", "."], "that is a folder; name a file in it: doctor.html"),
@@ -98,7 +98,7 @@ def test_unknown_probes_and_hosts_that_are_none_are_refused(
     assert main(["doctor", "--only", "hostname", "--skip", "network"]) == 2
     assert "--skip leaves no probe" in capsys.readouterr().err
     assert main(["doctor", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]) == 2
-    assert "can't meet at 127.0.0.1" in capsys.readouterr().err
+    assert "can't rendezvous at 127.0.0.1" in capsys.readouterr().err
 
 
 def test_topics_and_probes_choose_what_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:

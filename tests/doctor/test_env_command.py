@@ -155,7 +155,7 @@ def test_half_a_set_is_not_alone(show: Callable[..., tuple[int, str]], env: dict
 def test_who_has_no_mpi_is_told_nothing_of_it(show: Callable[..., tuple[int, str]]) -> None:
     """Ranks of RANK and WORLD_SIZE alone are told what to set; flags of mpirun are for ranks of mpirun."""
     text = show({"RANK": "1", "WORLD_SIZE": "2"})[1]
-    assert "nothing tells where rank 0 is: set MASTER_ADDR and MASTER_PORT, the same for all ranks\n" in text
+    assert "nothing says where rank 0 is: set MASTER_ADDR and MASTER_PORT, the same for all ranks\n" in text
     assert "Open MPI" not in text
     assert "mpiexec -genv MASTER_ADDR HOST" in show(load(FOLDER / "sbatch_mpich_2_nodes.json").ranks[3])[1]
 
@@ -205,7 +205,7 @@ def test_json(show: Callable[..., tuple[int, str]]) -> None:
     assert told["identity"]["rank"] == {"value": 1, "from": "SLURM_PROCID=1"}
     assert told["place"]["command"].startswith("rankwise run --nnodes 2 ")
     assert told["findings"] == []
-    assert {"name": "SLURM_PROCID", "value": "1", "family": "told by launchers", "does": None} in told[
+    assert {"name": "SLURM_PROCID", "value": "1", "family": "set by launchers", "does": None} in told[
         "variables"
     ]
 
@@ -213,7 +213,7 @@ def test_json(show: Callable[..., tuple[int, str]]) -> None:
 def test_ranks_that_know_no_address(show: Callable[..., tuple[int, str]]) -> None:
     """Where nothing tells on which host rank 0 is, the remedy stands below the values."""
     text = show(load(FOLDER / "sbatch_mpich_2_nodes.json").ranks[3])[1]
-    assert "nothing tells where rank 0 is: pass MASTER_ADDR and MASTER_PORT on to all" in text
+    assert "nothing says where rank 0 is: pass MASTER_ADDR and MASTER_PORT on to all" in text
 
 
 def test_escape_sequences_reach_no_terminal(show: Callable[..., tuple[int, str]]) -> None:

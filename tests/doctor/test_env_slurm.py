@@ -231,7 +231,7 @@ def test_the_doctor_needs_no_flag_in_a_step(slurm: Slurm) -> None:
     told = json.loads(done.stdout)
     assert [host["node_rank"] for host in told["hosts"]] == [0, 1], done.stderr
     assert told["missing"] == []
-    assert done.stderr.count("the whole report stands on") == 1, done.stderr
+    assert done.stderr.count("the whole report is on") == 1, done.stderr
 
 
 def find_own_address() -> str | None:

@@ -161,7 +161,7 @@ def test_real_firewalls(program: str, rules: str, cured: str) -> None:
     assert "where Gloo and NCCL listen" in told[0]
     assert "port 29500" not in told[0]
     assert cured in told[0]
-    assert told[-1].startswith("ok|no rule keeps"), told
+    assert told[-1].startswith("ok|no rule blocks"), told
 
 
 INPUT = "*filter\n:INPUT DROP [0:0]\n:OUTPUT ACCEPT [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
@@ -249,7 +249,7 @@ HANGS = Ran(code=None, why="nft did not end within 5 s")
         ({"iptables-save": SAVED}, "ok", "no firewall is running here"),
         ({"iptables-save": SAVED, "nft --json": HANGS}, "skipped", "nft did not end within 5 s"),
         ({"iptables-save": SAVED, "nft --json": Ran(code=1, err="Protocol not supported")}, "ok", "no firewall is running here"),
-        ({"iptables-save": UNSURE}, "skipped", "can't be told, by iptables: eth0 (ports"),
+        ({"iptables-save": UNSURE}, "skipped", "is not known, by iptables: eth0 (ports"),
         ({"iptables-save": SAVED, "nft --json": SERVER}, "warn", "drops TCP from neighbours, by nftables: eth0"),
         ({"iptables-save": Ran(code=1, err="odd"), "nft --json": SERVER}, "warn", "drops TCP from neighbours"),
     ],

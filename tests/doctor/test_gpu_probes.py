@@ -99,7 +99,7 @@ def test_a_healthy_host_is_quiet(tmp_path: Path, programs: dict[str, str | Ran],
         (texts.LATE, {}, "warn", "nvidia-smi did not answer within 30 s"),
         (texts.NO_DRIVER, {}, "skipped", "no NVIDIA driver here"),
         (texts.NO_DRIVER, {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de", "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200"}, "fail", "couldn't communicate"),
-        (Ran(code=None, why="nvidia-smi can't be run: No such file"), {"/proc/driver/nvidia/version": texts.DRIVER_VERSION}, "skipped", "nvidia-smi does not tell"),
+        (Ran(code=None, why="nvidia-smi can't be run: No such file"), {"/proc/driver/nvidia/version": texts.DRIVER_VERSION}, "skipped", "nvidia-smi reports nothing"),
     ],
     ids=["mismatch", "late", "no driver, no card", "no driver", "no nvidia-smi"],
 )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_late_driver_hangs_only_by_a_second_sign(tmp_path: Path) -> None:
     (told,) = look(gpus_seen.PROBE, slow)
     assert (told.verdict, told.fix.splitlines()[0]) == (
         "warn",
-        "sudo nvidia-smi -pm 1  # keeps the driver awake",
+        "sudo nvidia-smi -pm 1  # keeps the driver loaded",
     )
     assert "reboot" not in told.fix
     for name, state in (("nvidia-smi", "D"), ("nvidia-smi", "S"), ("python", "D")):

@@ -221,7 +221,11 @@ for reading in registry.find(sys.argv[1])[0].look(Host(job=JobShape(num_nodes=2,
             "fail|GLOO_SOCKET_IFNAME=wier: this host has no interface wier",
         ),
         ("gloo-variables", "export GLOO_SOCKET_IFNAME=^far", "fail|GLOO_SOCKET_IFNAME=^far"),
-        ("nccl-variables", "export NCCL_SOCKET_IFNAME=eth", "fail|NCCL_SOCKET_IFNAME=eth fits no interface"),
+        (
+            "nccl-variables",
+            "export NCCL_SOCKET_IFNAME=eth",
+            "fail|NCCL_SOCKET_IFNAME=eth matches no interface",
+        ),
     ],
 )
 def test_real_hosts_are_cured(tmp_path: Path, probe: str, wrong: str, words: str) -> None:

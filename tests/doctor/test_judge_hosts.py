@@ -164,7 +164,7 @@ def test_with_two_hosts_either_side_may_be_it() -> None:
     """Two hosts, one way shut: nobody can tell whose firewall it is, and that is said."""
     (told,) = bad(make_set(2, outcome=lambda way: "timeout" if way == (0, 1) else "ok"))
     assert told.hosts == ("h0", "h1")
-    assert "With two hosts either side may be it: h1 lets nothing in, or h0 nothing out" in told.why
+    assert "With two hosts either side may be the cause: h1 lets nothing in, or h0 nothing out" in told.why
 
 
 def test_a_plane_of_its_own_is_told_as_that() -> None:

@@ -125,7 +125,7 @@ def test_another_meeting_at_the_same_port_is_not_mixed_in() -> None:
     ]
     ends = play(own)
     assert isinstance(ends[2], MeetingError)
-    assert "another doctor has its meeting at this port" in ends[2].message
+    assert "another doctor has its rendezvous at this port" in ends[2].message
     assert ends[0].missing == ("node rank 2",)
 
 

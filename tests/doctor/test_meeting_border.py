@@ -169,7 +169,7 @@ def test_the_holders_own_seat_is_never_lost_in_silence(
 
 @pytest.mark.parametrize(
     ("sent", "why"),
-    [(b"", "it closed the connection"), (b"no json\n", "its answer makes no sense: it says b'no json'")],
+    [(b"", "it closed the connection"), (b"no json\n", "its answer makes no sense: it sent b'no json'")],
 )
 def test_why_a_connection_ended_is_said_once(table: tuple[Table, list[Seat]], sent: bytes, why: str) -> None:
     """A host that leaves has closed the connection; one that talks nonsense is no doctor of this version."""
@@ -220,7 +220,7 @@ def make_admission(here: list[Seat], rank: int | None = 0) -> Admission:
 
 
 def test_who_was_sent_away_is_not_missing(seats: list[Seat]) -> None:
-    """Of three hosts two say node 1: that one was sent away is told, and not that node 2 is missing, too; unless it comes again."""
+    """Of three hosts two say node 1: that one was rejected is told, and not that node 2 is missing, too; unless it comes again."""
     seats[1].node_rank = seats[2].node_rank = 1
     seats[0].node_rank = 0
     here = seats[:2]
@@ -324,7 +324,7 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     host = Host(root=tmp_path, lookup=lambda _: ("10.0.0.9",), env={})
     told = explain_failure(host, plan, ConnectionRefusedError())
     assert told.message == (
-        "nobody listened at host0:29500 within 8 s; host0 is 10.0.0.9 here, by line 3 of /etc/hosts"
+        "nothing listened at host0:29500 within 8 s; host0 is 10.0.0.9 here, by line 3 of /etc/hosts"
     )
     assert told.fix.splitlines()[1].startswith("getent hosts host0 ")
     assert told.hint.startswith("is host0 the first host, for all hosts, and is that its address")
@@ -345,7 +345,7 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
     told = explain_failure(Host(root=tmp_path, env={}), plan, socket.gaierror())
     assert (told.class_id, told.message) == (
         "I3",
-        "host0:123 has a port in it, 123: there the hosts are to meet, and no name server knows it",
+        "host0:123 has a port in it, 123: the hosts are to rendezvous there, but no name server knows it",
     )
     assert told.hint == "give host0 as the address, and 123 as the port"
     assert told.fix.startswith("export MASTER_ADDR=host0 MASTER_PORT=123")

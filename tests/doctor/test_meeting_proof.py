@@ -113,7 +113,7 @@ def test_who_does_not_know_the_token_is_sent_away(table: tuple[Table, FakeClock]
         }
         guest.say({"proof": proofs[way]})
         told = guest.hear()
-    assert told["no"] == "another doctor has its meeting at this port"
+    assert told["no"] == "another doctor has its rendezvous at this port"
     assert table[0].seats == []
     guest.close()
 
@@ -138,7 +138,7 @@ def test_a_holder_that_does_not_know_the_token_is_left() -> None:
         with pytest.raises(MeetingError) as caught:
             examine_together(Host(name="guest", env={}), (), plan, lambda _: None)
         thread.join(timeout=5)
-    assert "does not know this meeting's token" in caught.value.message
+    assert "does not have the token of this rendezvous" in caught.value.message
 
 
 def test_who_was_sent_away_is_no_host_that_was_lost(table: tuple[Table, FakeClock]) -> None:
@@ -149,7 +149,7 @@ def test_who_was_sent_away_is_no_host_that_was_lost(table: tuple[Table, FakeCloc
     guest = Guest(holder)
     guest.hello()
     guest._sock.sendall(encode({"proof": ""}) + encode({"leaves": "never was here"}))
-    assert guest.hear()["no"] == "another doctor has its meeting at this port"
+    assert guest.hear()["no"] == "another doctor has its rendezvous at this port"
     assert (holder.seats, lost) == ([], [])
     guest.close()
 
@@ -227,7 +227,7 @@ def test_hosts_without_a_node_rank_are_as_many_as_are_waited_for() -> None:
     admission = Admission("host0", plan, lambda: seats[:2], FakeClock())
     refusal = admission.admit(seats[2])
     assert refusal is not None
-    assert "2 hosts without a node rank are here already" in str(refusal["no"])
+    assert "2 hosts without a node rank have joined already" in str(refusal["no"])
     seats[2].node_rank, seats[3].is_own = 1, True
     assert admission.admit(seats[2]) is admission.admit(seats[3]) is None
     for pair in pairs:
@@ -240,7 +240,7 @@ def test_no_holder_starts_thousands_of_ranks(count: int) -> None:
     """A number of ranks that no host has is an answer with both numbers, and no process."""
     told = Reducing(Host(name="host", env={})).run({"do": "all-reduce", "ranks": count, "backend": "gloo"})
     (rank,) = told["ranks"]  # type: ignore[misc]
-    assert rank == {"why": f"{count} ranks on this host were asked for; at most 128 are started"}
+    assert rank == {"why": f"{count} ranks on this host were requested; at most 128 are started"}
 
 
 def test_a_token_may_stand_in_a_file(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_no_interface_for_other_hosts(tmp_path: Path) -> None:
     local = make_interface("eth1", "169.254.3.4/16")
     told = find_one(ask("interfaces", tmp_path, interfaces=[LOOPBACK, down, local]))
     assert told.verdict == "fail"
-    assert "eth0 down; eth1 with an address for its cable only" in told.what
+    assert "eth0 down; eth1 with a link-local address only" in told.what
     assert told.fix == "sudo ip link set dev eth0 up"
     assert not find_bad(ask("interfaces", tmp_path, interfaces=[LOOPBACK, VPN]))
 

@@ -33,7 +33,7 @@ def test_a_page_tells_why_how_and_what_to_do(probe: Probe) -> None:
     """The docstring opens with a sentence, and has the three parts in bold."""
     page = registry.page(probe)
     assert page.split("\n\n")[0].rstrip().endswith(".")
-    for part in ("**Why it matters.**", "**How it is looked at.**", "**What to do.**"):
+    for part in ("**Why it matters.**", "**How it is checked.**", "**What to do.**"):
         assert part in page, part
     assert "```" not in page
     assert re.fullmatch(r"[a-z][a-z0-9-]+", probe.id)

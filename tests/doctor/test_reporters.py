@@ -169,15 +169,15 @@ def test_many_hosts_are_listed_only_if_not_well() -> None:
 
 
 def test_missing_and_lost_hosts_are_named() -> None:
-    """Who did not come, and who was lost on the way, stands in the list of hosts, in text and on the page."""
+    """Who did not arrive, and who was lost on the way, stands in the list of hosts, in text and on the page."""
     hosts = (*make(2).hosts, HostCard(name="node7", lost="it has not answered for 5 s"))
     together = make(2, hosts=hosts, missing=("node8",))
     told = text.render(together)
     assert "1 of 4 missing" in told
     assert re.search(r"^  node7 +lost +it has not answered for 5 s$", told, re.MULTILINE)
-    assert re.search(r"^  node8 +did not come$", told, re.MULTILINE)
+    assert re.search(r"^  node8 +did not arrive$", told, re.MULTILINE)
     html = page.render(together, made="today")
-    assert "node8</b>did not come" in html
+    assert "node8</b>did not arrive" in html
     assert "it has not answered for 5 s" in html
 
 
@@ -196,7 +196,7 @@ def test_a_hosts_counts_fit_its_state() -> None:
 
 
 def test_a_record_is_flat_and_keeps_what_hosts_tell_each_other() -> None:
-    """A finding of several hosts is one entry that names them, other numbers are another one; who did not come fails; the rest is the wire's form."""
+    """A finding of several hosts is one entry that names them, other numbers are another one; who did not arrive fails; the rest is the wire's form."""
     low = [
         Reading(verdict="warn", what=what, fix="# free some").of("memory", f"node{number}")
         for number, what in enumerate(["1 GiB left", "1 GiB left", "2 GiB left", "3 GiB left", "4 GiB left"])
@@ -217,7 +217,7 @@ def test_a_record_is_flat_and_keeps_what_hosts_tell_each_other() -> None:
 
 
 def test_a_verdict_is_the_worst_of_what_was_seen() -> None:
-    """A probe that was skipped, as without a GPU, makes nothing worse; a set of which one did not come is not well."""
+    """A probe that was skipped, as without a GPU, makes nothing worse; a set of which one did not arrive is not well."""
     assert judge(make(1, links=(), measures=(), readings=())) == "ok"
     assert judge(make(2, readings=(), missing=("node7",))) == "fail"
     only = HostCard(name="a", readings=(skipped("no driver", "no GPU").of("gpus-seen", "a"),))

@@ -124,7 +124,7 @@ def test_a_run_prints_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["run", "--rdzv-conf", "KEY=model,x", "t.py"], "--rdzv-conf 'KEY=model,x': KEY=VALUE,KEY=VALUE is meant"),
+        (["run", "--rdzv-conf", "KEY=model,x", "t.py"], "--rdzv-conf 'KEY=model,x': expected KEY=VALUE,KEY=VALUE"),
         (["run", f"--nnodes={_URL}", "t.py"], "--nnodes 'https://***@h/x'"),
         (["run", f"--nnodes={_TOKEN}", "t.py"], "--nnodes '***'"),
         (["checkpoint", "inspect", "runs/KEY=model"], "runs/KEY=model"),

@@ -56,7 +56,7 @@ def _fill(root: Path, sizes_mib: dict[str, int]) -> None:
         ({"set/a": 25, "set/b/c": 25, "x": 30}, "set takes 50 MiB, x takes 30 MiB", ["rm -r /dev/shm/set /dev/shm/x"]),
         ({"rankwise-memory-0-7-ab/rank0": 30}, "rankwise-memory-0-7-ab takes 30 MiB", ["belongs to a running job"]),
         ({"a\nrm b": 40}, "a\\nrm b takes 40 MiB", []),
-        ({"small": 1}, "MiB are in files without a name, which go with the processes that have them open", []),
+        ({"small": 1}, "MiB are in files without a name, which are freed when the processes that have them open end", []),
     ],
     ids=["a file", "folders", "rankwise's own", "a name that is a command", "without a name"],
 )  # fmt: skip
@@ -88,7 +88,7 @@ def test_what_fills_shared_memory_is_named(
         ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"),
         ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory"),
         ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
-        ({"/.singularity.d/actions/run": ""}, {}, "# /dev/shm mostly is the host's, outside the container; there: sudo mount"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "# /dev/shm mostly"),
+        ({"/.singularity.d/actions/run": ""}, {}, "# /dev/shm is usually the host's, outside the container; there: sudo mount"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "# /dev/shm is usually"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("free", [64 << 20, 1 << 20])
@@ -154,7 +154,7 @@ def test_a_closed_one_in_apptainer_is_opened_outside(tmp_path: Path, monkeypatch
     (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files))
     assert told.verdict == "fail"
     assert (
-        told.fix == "# /dev/shm mostly is the host's, outside the container; there: sudo chmod 1777 /dev/shm"
+        told.fix == "# /dev/shm is usually the host's, outside the container; there: sudo chmod 1777 /dev/shm"
     )
 
 
@@ -235,7 +235,7 @@ def test_real_shared_memory_that_is_held_without_names() -> None:
     )
     assert (
         told["what"]
-        == "/dev/shm has 200 MiB, 10 MiB of it free; 190 MiB are in files without a name, which go with the processes that have them open"
+        == "/dev/shm has 200 MiB, 10 MiB of it free; 190 MiB are in files without a name, which are freed when the processes that have them open end"
     )
     command = told["fix"].splitlines()[0]
     ran = subprocess.run(

@@ -117,8 +117,8 @@ def test_a_folder_without_the_program_comes_not_first(tmp_path: Path) -> None:
     files = {f"/usr/local/bin/{name}": "#!/usr/bin/python3\n" for name in ("torchrun", "rankwise")}
     host = make_host(tmp_path, files=files, env={"PATH": "/usr/local/bin"}, torch=tell_torch())
     assert [one.fix for one in bad(interpreter.PROBE, host)] == [
-        f"{PYTHON} -m torch.distributed.run …  # in the place of torchrun",
-        f"{PYTHON} -m rankwise …  # in the place of rankwise",
+        f"{PYTHON} -m torch.distributed.run …  # instead of torchrun",
+        f"{PYTHON} -m rankwise …  # instead of rankwise",
     ]
 
 

@@ -145,7 +145,7 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.M
     (told,) = look(checkpoint_folder.PROBE, host)
     assert (told.verdict, told.what) == (
         "fail",
-        "ck is meant from the current folder, which has been deleted",
+        "ck is relative to the current folder, which has been deleted",
     )
     monkeypatch.chdir(tmp_path)
 
@@ -197,7 +197,7 @@ def test_an_object_store_is_no_folder(tmp_path: Path, address: str) -> None:
     host = make_host(tmp_path, job=JobShape(checkpoints=Path(address)))
     go_to(host, "/home/me")
     (told,) = look(checkpoint_folder.PROBE, host)
-    assert (told.verdict, told.what, told.why) == ("skipped", f"checkpoints go to {address}", "an object store, no folder")  # fmt: skip
+    assert (told.verdict, told.what, told.why) == ("skipped", f"checkpoints go to {address}", "an object store, not a folder")  # fmt: skip
     assert "checkpoints" not in " ".join(one.what for one in look(disk_space.PROBE, host))
 
 
@@ -218,7 +218,7 @@ def test_a_link_that_leads_to_nothing(tmp_path: Path, below: str) -> None:
         os.makedirs(link / below, exist_ok=True)  # noqa: PTH103 - what jobs call
     host = Host(job=JobShape(checkpoints=link / below))
     (told,) = look(checkpoint_folder.PROBE, host)
-    assert (told.verdict, told.what) == ("fail", f"{link} is a link to {place}, and there is nothing")
+    assert (told.verdict, told.what) == ("fail", f"{link} is a link to {place}, which does not exist")
     assert str(link) not in " ".join(one.what for one in look(disk_space.PROBE, host))
     place.mkdir()
     assert "fail" not in [one.verdict for one in look(checkpoint_folder.PROBE, host)]
@@ -246,7 +246,7 @@ def test_a_link_to_where_nobody_else_may_look(below: str) -> None:
     (told,) = [one for one in found if one["probe"] == "checkpoint-folder"]
     assert (told["verdict"], told["what"]) == (
         "fail",
-        "/mnt/link is a link to /mnt/a/ck, which can't be looked at: Permission denied",
+        "/mnt/link is a link to /mnt/a/ck, which can't be read: Permission denied",
     )
     assert told["fix"].startswith("namei -l /mnt/link")
     assert "/mnt/link" not in " ".join(one["what"] for one in found if one["probe"] == "disk-space")

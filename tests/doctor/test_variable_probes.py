@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ({"GLOO_SOCKET_IFNAME": "eth0, eth1"}, "fail", "spaces or quotes", "export GLOO_SOCKET_IFNAME=eth1"),
         ({"GLOO_SOCKET_IFNAME": "eth0,,eth1"}, "fail", "empty name", "export GLOO_SOCKET_IFNAME=eth0"),
         ({"GLOO_SOCKET_IFNAME": "bare0"}, "fail", "has no address", "export GLOO_SOCKET_IFNAME=eth0"),
-        ({"GLOO_SOCKET_IFNAME": "lo"}, "fail", "of this host only", "export GLOO_SOCKET_IFNAME=eth0"),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "fail", "local to this host", "export GLOO_SOCKET_IFNAME=eth0"),
         ({"GLOO_SOCKET_IFNAME": "off0"}, "warn", "is down", "sudo ip link set dev off0 up"),
         ({"GLOO_SOCKET_IFNAME": "e"}, "warn", "one letter", "export GLOO_SOCKET_IFNAME=eth0"),
         ({"GLOO_DEVICE_TRANSPORT": "tcp"}, "fail", "not one of TCP", "unset GLOO_DEVICE_TRANSPORT"),
@@ -65,13 +65,13 @@ def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "verdict", "words", "fix"),
     [
-        ({"NCCL_SOCKET_IFNAME": "ens"}, "fail", "fits no interface", "export NCCL_SOCKET_IFNAME=eth0"),
-        ({"NCCL_SOCKET_IFNAME": "'eth0'"}, "fail", "fits no interface", "export NCCL_SOCKET_IFNAME=eth0"),
-        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "fits no interface", "export NCCL_SOCKET_IFNAME=eth0"),
+        ({"NCCL_SOCKET_IFNAME": "ens"}, "fail", "matches no interface", "export NCCL_SOCKET_IFNAME=eth0"),
+        ({"NCCL_SOCKET_IFNAME": "'eth0'"}, "fail", "matches no interface", "export NCCL_SOCKET_IFNAME=eth0"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "matches no interface", "export NCCL_SOCKET_IFNAME=eth0"),
         (
             {"NCCL_SOCKET_IFNAME": "eth", "NCCL_SOCKET_FAMILY": "AF_INET6"},
             "fail",
-            "NCCL_SOCKET_FAMILY=AF_INET6 fits no interface",
+            "NCCL_SOCKET_FAMILY=AF_INET6 matches no interface",
             "unset NCCL_SOCKET_FAMILY",
         ),
         ({"NCCL_DEBUG": "DEBUG"}, "warn", "not one of VERSION", "unset NCCL_DEBUG"),
@@ -125,7 +125,7 @@ def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
         ),
         ({"NCCL_P2P_DISABLE": "1"}, "warn", "NCCL_P2P_DISABLE=1", "unset NCCL_P2P_DISABLE"),
         ({"NCCL_IB_DISABLE": "1"}, "warn", "NCCL_IB_DISABLE=1", "unset NCCL_IB_DISABLE"),
-        ({"NCCL_IB_HCA": "mlx4"}, "warn", "fits none of mlx5_0", "export NCCL_IB_HCA==mlx5_0"),
+        ({"NCCL_IB_HCA": "mlx4"}, "warn", "matches none of mlx5_0", "export NCCL_IB_HCA==mlx5_0"),
     ],
 )
 def test_variables_of_nccl(tmp_path: Path, env: dict[str, str], verdict: str, words: str, fix: str) -> None:

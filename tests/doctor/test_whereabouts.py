@@ -86,11 +86,11 @@ def test_a_batch_script_is_alone() -> None:
 @pytest.mark.parametrize(
     ("wish", "env", "message"),
     [
-        (Wish(num_hosts=2, master_addr="localhost"), {}, "can't meet at localhost"),
-        (Wish(num_hosts=2, node_rank=1, master_addr="0.0.0.0"), {}, "can't meet at 0.0.0.0"),
-        (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "0.0.0.0"}, "can't meet at 0.0.0.0"),
+        (Wish(num_hosts=2, master_addr="localhost"), {}, "can't rendezvous at localhost"),
+        (Wish(num_hosts=2, node_rank=1, master_addr="0.0.0.0"), {}, "can't rendezvous at 0.0.0.0"),
+        (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "0.0.0.0"}, "can't rendezvous at 0.0.0.0"),
         (Wish(num_hosts=2, endpoint="node0:none"), {}, "'none' is not a port"),
-        (Wish(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nobody says where they meet"),
+        (Wish(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nothing says where they rendezvous"),
     ],
 )  # fmt: skip
 def test_a_place_that_is_none_is_refused(wish: Wish, env: dict[str, str], message: str) -> None:

@@ -188,8 +188,8 @@ def test_variables_are_the_callers_and_no_outer_launchers(monkeypatch: pytest.Mo
     ("call", "told"),
     [
         pytest.param(lambda: rankwise.launch(add_up, nprocs=2), r"add_up\(x: .float.\) can't be called with 0 arg", id="too-few"),
-        pytest.param(lambda: rankwise.launch(lambda rank, x: rank + x, 1, nprocs=2), "pass_rank=True gives", id="rank-missing"),
-        pytest.param(lambda: rankwise.launch(lambda x: x, 1, nprocs=2, pass_rank=True), "take pass_rank", id="rank-given"),
+        pytest.param(lambda: rankwise.launch(lambda rank, x: rank + x, 1, nprocs=2), "pass_rank=True passes", id="rank-missing"),
+        pytest.param(lambda: rankwise.launch(lambda x: x, 1, nprocs=2, pass_rank=True), "remove pass_rank", id="rank-given"),
         pytest.param(lambda: rankwise.launch(TRAIN, nprocs=2), "type int", id="no-function"),
         pytest.param(lambda: rankwise.launch(len, nprocs=0), "nprocs is 0", id="no-ranks"),
         pytest.param(lambda: rankwise.launch(len, nprocs="many"), "nprocs is 'many'", id="wrong-word"),
@@ -199,7 +199,7 @@ def test_variables_are_the_callers_and_no_outer_launchers(monkeypatch: pytest.Mo
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANKWISE_WATCH": "maybe"}), "RANKWISE_WATCH='maybe' is not one of", id="env-watch"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"RANKWISE_CALL": "3"}), "env sets RANKWISE_CALL", id="env-private"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": NUMBER}), "value of A is of type int: 1", id="env-number"),
-        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": "a\0b"}), "value of A has a NUL", id="env-nul"),
+        pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A": "a\0b"}), "value of A contains a NUL", id="env-nul"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, env={"A=": "a"}), "'A=', which can't be", id="env-name"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, preload="torch"), r"preload=\['torch'\]", id="preload"),
         pytest.param(lambda: rankwise.launch(len, nprocs=1, timeout_s=float("nan")), "timeout_s is nan", id="nan"),
@@ -250,7 +250,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(UsageError, match="the folder that this process stands in is gone"):
+    with pytest.raises(UsageError, match="the current folder of this process is gone"):
         rankwise.launch(os.getpid, nprocs=1)
 
 
@@ -312,7 +312,7 @@ def test_an_exception_that_cant_be_made_anew_is_told_by_its_text() -> None:
     [
         pytest.param(lambda: sys.exit(3), "ended with exit code 3", id="exit-3"),
         pytest.param(lambda: sys.exit(0), r"sys.exit\(0\) was called before", id="exit-0"),
-        pytest.param(lambda: os._exit(0), r"left with exit code 0 before .* had returned", id="hard-exit-0"),
+        pytest.param(lambda: os._exit(0), r"exited with code 0 before .* returned", id="hard-exit-0"),
         pytest.param(lambda: os.kill(os.getpid(), 9), "killed by SIGKILL", id="killed"),
         pytest.param(lambda: os.kill(os.getpid(), 11), "killed by SIGSEGV", id="segfault"),
     ],
@@ -375,7 +375,7 @@ def test_a_full_disk_is_told_as_such() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
         return bytes(100_000)
 
-    with pytest.raises(RankFailedError, match=r"no room .* TMPDIR .*rankwise_call_") as caught:
+    with pytest.raises(RankFailedError, match=r"no space .* TMPDIR .*rankwise_call_") as caught:
         rankwise.launch(return_much, nprocs=1)
     assert "can't be sent back" not in str(caught.value)
 

@@ -63,7 +63,7 @@ def test_a_stale_file_ends_the_job_and_is_named(tmp_path: Path) -> None:
 
 @WAYS
 def test_a_timeout_of_torchs_is_followed_by_who_is_absent(way: list[str], tmp_path: Path) -> None:
-    """I1: torch's own time-out names a key; below it stands which rank has not come, and which have."""
+    """I1: torch's own timeout names a key; below it stands which rank has not come, and which have."""
     script = write_script(tmp_path, """
         import os, time, torch.distributed as dist
         from datetime import timedelta
@@ -72,7 +72,7 @@ def test_a_timeout_of_torchs_is_followed_by_who_is_absent(way: list[str], tmp_pa
         dist.init_process_group("gloo", timeout=timedelta(seconds=1))
     """)  # fmt: skip
     result = run_rankwise([*way, "--nproc-per-node", "3", str(script)], tmp_path)
-    assert " s rank 1 of 3 has not arrived; here: rank 0 (pid " in result.err
+    assert " s rank 1 of 3 has not arrived; arrived: rank 0 (pid " in result.err
 
 
 @WAYS

@@ -100,7 +100,7 @@ def test_a_hang_may_be_worth_no_restart(tmp_path: Path) -> None:
 
 
 def test_a_hang_may_be_only_reported(tmp_path: Path) -> None:
-    """--on-hang report says what is proved, and leaves the end to torch's own time-out."""
+    """--on-hang report says what is proved, and leaves the end to torch's own timeout."""
     text = HEAD.replace('"gloo"', '"gloo", timeout=timedelta(seconds=12)') + CIRCLE
     write_script(tmp_path, text)
     result = run_rankwise([*TWO, "--on-hang", "report", "--hang-timeout", "1", "train.py"], tmp_path)

@@ -44,9 +44,9 @@ def test_a_full_shared_memory_is_said_above_the_run_and_below_the_failure(tmp_pa
     assert result.code == 3
     assert "rankwise: /dev/shm has 2048 MiB, 48 MiB of it free" in before
     assert "  -> more: rankwise probe shared-memory" in before
-    assert "beside it: /dev/shm has 2048 MiB, 48 MiB of it free; left takes 2000 MiB ->" in after
+    assert "also: /dev/shm has 2048 MiB, 48 MiB of it free; left takes 2000 MiB ->" in after
     (note,) = json.loads((tmp_path / "r.json").read_text())["notes"]
-    assert note.startswith("beside it: /dev/shm has 2048 MiB")
+    assert note.startswith("also: /dev/shm has 2048 MiB")
 
 
 @needs_mounts
@@ -71,4 +71,4 @@ def test_a_sound_host_has_nothing_said_of_it(tmp_path: Path) -> None:
     write_script(tmp_path, "raise SystemExit(3)")
     result = run_rankwise(["train.py"], tmp_path)
     assert result.err.startswith("rankwise: the job failed\n")
-    assert "beside it" not in result.err
+    assert "also: " not in result.err

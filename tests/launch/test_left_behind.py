@@ -37,7 +37,7 @@ def test_a_rank_that_sleeps_after_another_has_ended_is_left_alone(tmp_path: Path
 
 
 def test_the_watch_can_be_switched_off(tmp_path: Path) -> None:
-    """With RANKWISE_WATCH=0 nobody judges: rank 1's own time-out ends the wait."""
+    """With RANKWISE_WATCH=0 nobody judges: rank 1's own timeout ends the wait."""
     write_script(
         tmp_path,
         LEAVES

@@ -92,7 +92,7 @@ def test_all_save_at_one_step_and_leave_with_75(to: str, stopped_by: str | None,
     after = f" after {stopped_by}" if stopped_by else ""
     ours = [line for line in result.err.splitlines() if line.startswith("rankwise:")]
     assert ours[-1] == (
-        f"rankwise: stopped for a requeue{after}: start the same command again to go on (exit code 75)"
+        f"rankwise: stopped for a requeue{after}: start the same command again to continue (exit code 75)"
     )
     assert len(ours) == 2, result.err
 

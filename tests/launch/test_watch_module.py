@@ -281,7 +281,7 @@ def test_hosts_with_folders_of_their_own_are_judged_together(tmp_path: Path) -> 
         )
         alone = report(hosts[0])
         assert not alone["culprits"], alone
-        assert any("rank 1 has left nothing" in note for note in alone["notes"])
+        assert any("rank 1 has left no evidence" in note for note in alone["notes"])
     finally:
         kill_leftovers()
         for running in ranks:

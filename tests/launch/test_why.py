@@ -201,7 +201,7 @@ def test_a_worker_that_a_rank_waits_for_is_named_by_its_own_line(
     script = write_script(tmp_path, head + LOADS)
     command = [*RANKWISE, "--nproc-per-node", "2", "--hang-timeout", "15", "train.py"]
     with running(command, tmp_path) as job:
-        place = f"whose worker stands at train.py:{line_of(script, 'threading.Event()').rpartition(':')[2]}"
+        place = f"whose worker is at train.py:{line_of(script, 'threading.Event()').rpartition(':')[2]}"
         said = ""
 
         def ask_why() -> bool:

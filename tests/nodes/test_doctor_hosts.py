@@ -319,7 +319,7 @@ def test_a_host_that_dies_in_the_middle_is_named_and_the_others_finish(tmp_path:
     assert told["hosts"] == ["host2"]
     assert "host2 was lost: " in told["what"]
     words = {"killed": "connection", "interrupted": "its doctor was interrupted there"}
-    assert words.get(fault, "no sign of life") in told["what"]
+    assert words.get(fault, "nothing received for") in told["what"]
     assert ("is it up?" in told["fix"]) == (fault != "interrupted")
     assert [bool(one["lost"]) for one in found[0]["hosts"]] == [False, False, True]
 
@@ -330,7 +330,7 @@ def test_when_the_holder_dies_the_others_say_so(tmp_path: Path) -> None:
         meeting.wait_line(1, "looking at each host: waiting for host2")
         meeting.processes[0].kill()
         told = [meeting.finish(number)["error"] for number in (1,)]
-    assert all("the host that holds the meeting at host0:29500 is gone" in one for one in told)
+    assert all("the host of the rendezvous at host0:29500 is gone" in one for one in told)
 
 
 def test_nothing_is_left_behind_by_ctrl_c(tmp_path: Path) -> None:
@@ -349,9 +349,9 @@ def test_nothing_is_left_behind_by_ctrl_c(tmp_path: Path) -> None:
             {"endpoint_host": "nowhere"},
             [1],
             "I3",
-            "nowhere, where the hosts are to meet, has no address here",
+            "nowhere, the rendezvous address, has no address here",
         ),
-        ({}, [1], "I2", "nobody listened at host0:29500 within 2 s"),
+        ({}, [1], "I2", "nothing listened at host0:29500 within 2 s"),
         ({"endpoint_host": "10.77.0.9"}, [1], "I2", "can't be reached (within 2 s): No route to host"),
     ],
 )
@@ -366,7 +366,7 @@ def test_who_cannot_reach_the_endpoint_hears_why(
 
 
 def test_two_hosts_with_one_node_rank_are_both_named(tmp_path: Path) -> None:
-    """I10: the second host that says it is node 1 is sent away with both names, and the others' result tells it, too."""
+    """I10: the second host that claims node rank 1 is sent away with both names, and the others' result tells it, too."""
     with (
         open_all(3, tmp_path) as hosts,
         meet(hosts, own={2: {"node_rank": 1}}, arrival_timeout_s=3) as meeting,
@@ -375,7 +375,7 @@ def test_two_hosts_with_one_node_rank_are_both_named(tmp_path: Path) -> None:
     refused = [one for one in ends if "error" in one]
     assert len(refused) == 1
     assert refused[0]["class"] == "I10"
-    assert "both say they are node 1" in refused[0]["error"]
+    assert "both claim node rank 1" in refused[0]["error"]
     assert "I10" in [one["class"] for one in bad(ends[0])]
 
 

@@ -113,7 +113,7 @@ def test_what_a_terminal_would_obey_does_not_arrive(tmp_path: Path) -> None:
 
 
 def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> None:
-    """I10: host2 says it is node 0, too, and the master is host0: it is sent away there, and no rank is said to be missing."""
+    """I10: host2 claims node rank 0, too, and the master is host0: it is sent away there, and no rank is said to be missing."""
     with (
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
         meet(
@@ -122,7 +122,7 @@ def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> Non
     ):
         ends = [meeting.finish(number) for number in range(3)]
     assert ends[2]["class"] == "I10"
-    assert "host0 (10.77.0.1) and host2 (10.77.0.3) both say they are node 0" in ends[2]["error"]
+    assert "host0 (10.77.0.1) and host2 (10.77.0.3) both claim node rank 0" in ends[2]["error"]
     assert ends[0] == ends[1]
     assert (only(ends[0])["class"], ends[0]["missing"]) == ("I10", [])
 
@@ -142,8 +142,8 @@ def test_who_waits_at_a_holder_that_is_sent_away_hears_why(tmp_path: Path) -> No
             told = meeting.finish(1)
         finally:
             late.close()
-    assert "host2, the host that holds the meeting, is gone: host0 " in told["error"]
-    assert "both say they are node 0" in told["error"]
+    assert "host2, the host of the rendezvous, is gone: host0 " in told["error"]
+    assert "both claim node rank 0" in told["error"]
     assert "interrupted" not in told["error"]
 
 
@@ -153,7 +153,7 @@ def test_a_master_that_is_another_hosts_address_is_told_with_its_line(tmp_path: 
     with open_hosts(files, tmp_path) as hosts, meet(hosts, members=[1], arrival_timeout_s=2) as meeting:
         told = meeting.finish(1)
     assert (
-        "nobody listened at host0:29500 within 2 s; host0 is 10.77.0.3 here, by line 2 of /etc/hosts"
+        "nothing listened at host0:29500 within 2 s; host0 is 10.77.0.3 here, by line 2 of /etc/hosts"
         in (told["error"])
     )
     assert told["class"] == "I2"
@@ -179,7 +179,7 @@ def test_a_program_that_says_nothing_at_the_port_is_told_as_one(tmp_path: Path) 
             silent.kill()
             silent.communicate()
     assert told["class"] == "I9"
-    assert "somebody listens who says nothing (within 3 s)" in told["error"]
+    assert "something listens that sends nothing (within 3 s)" in told["error"]
     assert "ss -ltnp" in told["reading"]["fix"]
 
 

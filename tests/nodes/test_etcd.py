@@ -82,4 +82,4 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
     assert [result.code for result in results] == [0, 0], "\n".join(result.err for result in results)
     for result in results:
         assert "is lost: its launcher has ended: " in result.err
-        assert "all ranks start again on the 2 nodes that are left" in result.err
+        assert "all ranks restart on the 2 remaining nodes" in result.err

@@ -42,5 +42,5 @@ def test_the_first_node_says_that_the_others_shared_memory_is_full(tmp_path: Pat
         ]
         told = [agent.communicate(timeout=60)[0] for agent in agents]
     assert all(agent.returncode for agent in agents)
-    assert "beside it: on host1: /dev/shm has 2048 MiB, 48 MiB of it free" in told[0], told[0]
+    assert "also: on host1: /dev/shm has 2048 MiB, 48 MiB of it free" in told[0], told[0]
     assert "/dev/shm" in told[1].partition("rankwise: the job failed")[2], told[1]

@@ -130,13 +130,13 @@ def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job
     job.wait_world(2, [1, 2])
     for number in (1, 2):
         assert "node 0 (host host0, rank 0) is lost: its launcher has ended" in job.read(number)
-        assert "all ranks start again on the 2 nodes that are left" in job.read(number)
+        assert "all ranks restart on the 2 remaining nodes" in job.read(number)
         assert "the node that served the rendezvous is lost: node 1 serves it from now on, at " in job.read(
             number
         )
     job.kill(1)
     job.wait_world(1, [2])
-    assert "all ranks start again on the node that is left" in job.read(2)
+    assert "all ranks restart on the remaining node" in job.read(2)
     (job.folder / "enough").touch()
     assert job.launchers[2].wait(30) == 0, job.read(2)
     assert "\nTraceback" not in job.read(2)  # those of ranks have their rank in front
@@ -154,7 +154,7 @@ def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two
     for process in frozen:
         process.resume()
     job.wait_world(3, [0, 1, 2])
-    assert "the other nodes have gone on without this one" in job.read(0)
+    assert "the other nodes continue without this one" in job.read(0)
     assert "another node joins" in job.read(1)
     assert not any("\nTraceback" in f"\n{job.read(number)}" for number in range(3))
     # Not the first: it hears one neighbour only, and so knows of one lost node where two are.
@@ -183,7 +183,7 @@ def test_a_node_that_stands_by_replaces_one_that_is_lost_and_the_rest_end_with_t
         wait_until(lambda: job.list_processes(2)[1:], 10, "the warm server of a node that stands by")
         job.kill(1)
         job.wait_world(2, [0, 2])
-        assert "all ranks start again on the node that is left and 1 that stood by" in job.read(0)
+        assert "all ranks restart on the remaining node and 1 that stood by" in job.read(0)
         (job.folder / "enough").touch()
         assert [job.launchers[number].wait(30) for number in (0, 2, 3)] == [0, 0, 0], job.read(3)
         assert "the job has ended; this node stood by" in job.read(3)

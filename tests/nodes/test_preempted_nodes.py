@@ -92,6 +92,6 @@ def test_a_joining_node_is_a_notice_too(tmp_path: Path) -> None:
             agent.process.kill()
             agent.process.wait()
     assert [result.code for result in results] == [0, 0], "\n---\n".join(result.err for result in results)
-    assert "another node joins, all ranks start again" in results[0].err
+    assert "another node joins: all ranks are restarted" in results[0].err
     assert "SIGTERM on rank 0" in (tmp_path / "saved.1.0").read_text()
     assert {path.name for path in tmp_path.glob("saved.2.*")} == {"saved.2.0", "saved.2.1"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class HeldDisk:
-    """The real disk, once the test lets it go on."""
+    """The real disk, once the test lets it continue."""
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()

@@ -106,7 +106,7 @@ def test_every_dtype_and_odd_shape_is_kept(tmp_path: Path) -> None:
 def test_a_dtype_that_safetensors_has_not_is_refused(tmp_path: Path) -> None:
     """It would lie there as bytes, and whoever loads it would not know: an error, and no file."""
     checkpoint.save(tmp_path, {"model": {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.complex128)}}, step=1)  # fmt: skip
-    with pytest.raises(CheckpointError, match="b is complex128, which safetensors has no word for"):
+    with pytest.raises(CheckpointError, match="b is complex128, which safetensors does not support"):
         checkpoint.export_safetensors(tmp_path, tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
@@ -126,7 +126,7 @@ def test_what_is_no_tensor_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[
     checkpoint.save(tmp_path, {"model": {"w": torch.ones(2), "version": 3, "who": "me"}}, step=1)
     file = checkpoint.export_safetensors(tmp_path, tmp_path / "o")
     assert_same(load_file(file), {"w": torch.ones(2)})
-    assert capfd.readouterr().err.endswith(f"left out of {file}, as they are no tensors: version, who\n")
+    assert capfd.readouterr().err.endswith(f"left out of {file}, as they are not tensors: version, who\n")
 
 
 def test_damage_is_never_exported(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_rank_that_dies_in_the_middle_is_named(tmp_path: Path) -> None:
     survivor, victim = try_ranks(body, 2)
     assert victim.exit_code == -9
     assert isinstance(survivor.error, CheckpointError), survivor.traceback
-    assert "step 2 was not saved: for 2 s rank 1 did nothing, and had not told how it went" in str(
+    assert "step 2 was not saved: for 2 s rank 1 did nothing, and had not reported a result" in str(
         survivor.error
     )
     assert names(tmp_path) == ["step-1"]
@@ -261,7 +261,7 @@ def test_a_part_that_is_not_seen_on_rank_0(tmp_path: Path) -> None:
 
     told = read_same_error(try_ranks(body, 2))
     assert "rank 1 wrote" in told
-    assert "part-00001.json, and it is not seen on rank 0's host" in told
+    assert "part-00001.json, but it is not visible on rank 0's host" in told
     assert "all hosts must share the folder" in told
     assert names(tmp_path) == []
 
@@ -312,7 +312,7 @@ def test_damage_is_agreed_on_by_all(tmp_path: Path) -> None:
     def body() -> tuple[int | None, int]:
         with rankwise.init(device="cpu"), redirect_stderr(io.StringIO()) as said:
             step = load(tmp_path, rng=True)
-            return step, said.getvalue().count("passed over step 2")
+            return step, said.getvalue().count("skipped step 2")
 
     assert run_ranks(body, 2) == [(1, 1), (1, 0)]
 

@@ -231,7 +231,7 @@ def test_the_best_needs_its_metric(tmp_path: Path) -> None:
     def body() -> None:
         with rankwise.init(device="cpu"):
             keep = checkpoint.Keep(last=1, best=1, metric="val_loss")
-            told = "judges by the metric 'val_loss', and there is loss"
+            told = "judges by the metric 'val_loss', but there is loss"
             with pytest.raises((UsageError, CheckpointError), match=told):
                 checkpoint.save(tmp_path, {"x": 1}, step=1, keep=keep, metrics={"loss": 1.0})
 

@@ -111,7 +111,7 @@ def reorder(rank: int) -> None:
 
 def test_calls_in_another_order_are_not_paired() -> None:
     """C3: two all_reduces of equal shapes in different orders raise before their values mix."""
-    expect(reorder, "the place it is called from differs", "out of step")
+    expect(reorder, "the call site differs", "out of step")
 
 
 def reorder_in_helper(rank: int) -> None:
@@ -124,7 +124,7 @@ def reorder_in_helper(rank: int) -> None:
 
 def test_calls_in_another_order_through_a_helper_are_told_apart_by_name() -> None:
     """C3: the line is the same; names, with whatever quotes in them, tell the calls apart."""
-    expect(reorder_in_helper, "the place it is called from differs", "loss's")
+    expect(reorder_in_helper, "the call site differs", "loss's")
 
 
 def call_from_two_lines(level: str, name: str | None) -> Any:
@@ -182,7 +182,7 @@ def test_groups_of_different_lists_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "word"), [([0, 9], "9, which is no rank"), ([0, 0], "rank 0 twice"), ([], "no ranks")]
+    ("ranks", "word"), [([0, 9], "9, which is not a rank"), ([0, 0], "rank 0 twice"), ([], "no ranks")]
 )
 def test_groups_that_cannot_be_are_refused(ranks: list[int], word: str) -> None:
     """C10: unknown, doubled or no members."""
@@ -241,13 +241,13 @@ def test_objects_are_refused_in_reductions() -> None:
     ("leaf", "op", "word"),
     [
         (torch.tensor([1j]), "max", "complex"),
-        (torch.tensor([1.0]), "any", "is of bools"),
+        (torch.tensor([1.0]), "any", "is for bools"),
         (torch.tensor([True]), "product", "use op='all'"),
         (torch.float8_e4m3fn, "sum", "no arithmetic"),
         (torch.tensor([1.0]), "avg", "there is no operation 'avg'"),
         (torch.tensor([1.0]).to_sparse(), "sum", "to_dense()"),
         (torch.empty(1, device="meta"), "sum", "meta device"),
-        (2**63, "sum", "63 can travel"),
+        (2**63, "sum", "63 can be sent"),
     ],
 )
 def test_what_cannot_be_reduced_is_refused(leaf: Any, op: str, word: str) -> None:
@@ -307,12 +307,12 @@ def test_storage_of_the_wrong_size_is_named(size: int) -> None:
     expect(
         lambda rank: collectives.gather_into(out if rank == 0 else None, torch.ones(2)),
         f"{size} rows on rank 0",
-        "give 6 (2 + 2 + 2)",
+        "pass 6 (2 + 2 + 2)",
     )
     expect(
         lambda rank: collectives.all_gather_into(out, torch.ones(rank + 1)),
         f"{size} rows on rank 0",
-        "give 6 (1 + 2 + 3)",
+        "pass 6 (1 + 2 + 3)",
     )
     expect(lambda _: collectives.all_gather_into(out, torch.ones(2).int()), "out is float32", "int32 (2,)")
     expect(lambda _: collectives.all_gather_into(out, torch.ones(2, 3)), "(total, 3)")

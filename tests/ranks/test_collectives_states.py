@@ -1,4 +1,4 @@
-"""Collectives on what is seldom passed: shared memory, columns, NaN, callers that differ, and after a time-out."""
+"""Collectives on what is seldom passed: shared memory, columns, NaN, callers that differ, and after a timeout."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_list_that_holds_itself_is_told_to_all_ranks(call: str) -> None:
             loop.append(loop)
         return getattr(collectives, call)([loop, loop] if call == "all_to_all" else loop)
 
-    assert "does it hold itself?" in read_errors(body)
+    assert "does it contain itself?" in read_errors(body)
 
 
 # ------------------------------------------------------------------ who calls what

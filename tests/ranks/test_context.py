@@ -97,7 +97,7 @@ def test_main_first_has_a_bound() -> None:
 
     outcomes = try_ranks(program, 2, timeout_s=20)
     assert isinstance(outcomes[1].error, CollectiveTimeoutError)
-    assert "rank 0 was not through after 0.3 s" in str(outcomes[1].error)
+    assert "rank 0 had not finished after 0.3 s" in str(outcomes[1].error)
 
 
 def test_seeds_differ_by_rank_and_can_be_repeated() -> None:

@@ -244,7 +244,7 @@ def test_find_unused_parameters_is_the_remedy() -> None:
         (lambda model: model.head.requires_grad_(False), "'head.weight', 'head.bias' were frozen"),
         (
             lambda model: setattr(model, "head", nn.Linear(2, 1)),
-            "'head.weight', 'head.bias' were put into the model",
+            "'head.weight', 'head.bias' were added to the model",
         ),
     ],
     ids=["unfrozen", "frozen", "replaced"],

@@ -165,9 +165,9 @@ def test_predict_and_errors_of_shape() -> None:
         with rankwise.init(device="cpu", timeout_s=30) as ctx:
             model, pairs = make(6)
             data = [{"x": inputs, "y": targets} for inputs, targets in pairs]
-            with pytest.raises(UsageError, match="a batch is a dict, and not a pair"):
+            with pytest.raises(UsageError, match="a batch is a dict, not a pair"):
                 rankwise.evaluate(model, data, METRICS, batch_size=2)
-            with pytest.raises(UsageError, match="predict returned a Tensor, and not a pair"):
+            with pytest.raises(UsageError, match="predict returned a Tensor, not a pair"):
                 rankwise.evaluate(
                     model, data, METRICS, batch_size=2, predict=lambda model, batch: model(batch["x"])
                 )

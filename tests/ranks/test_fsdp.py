@@ -247,9 +247,9 @@ def misuse(case: str) -> tuple[str, str]:
 
 
 MISTAKES = {
-    "copies only": "2 copies and 1 shard would cut nothing",
-    "twice": "was given to fully_shard or apply_fsdp already",
-    "after fully_shard": "was given to fully_shard or apply_fsdp already",
+    "copies only": "2 copies and 1 shard would shard nothing",
+    "twice": "was passed to fully_shard or apply_fsdp already",
+    "after fully_shard": "was passed to fully_shard or apply_fsdp already",
     "wrapped": "is wrapped in DistributedDataParallel already",
     "precision": "precision='int8'",
     "other blocks": "apply_fsdp was called with different options: blocks is",

@@ -121,7 +121,7 @@ def test_an_absent_rank_is_named_on_every_rank() -> None:
     told = errors(try_ranks(program, 3, timeout_s=30))
     for rank in (0, 2):
         assert told[rank].startswith(
-            f"HandshakeError: [rank {rank}] after 1 s rank 1 of 3 has not arrived; here: rank 0 (pid "
+            f"HandshakeError: [rank {rank}] after 1 s rank 1 of 3 has not arrived; arrived: rank 0 (pid "
         )
     assert told[1] == ""
 
@@ -151,8 +151,8 @@ def test_different_world_sizes_are_named_on_every_rank() -> None:
     outcomes = try_ranks(join_as(change), 2, timeout_s=20)
     for outcome in outcomes:
         assert isinstance(outcome.error, HandshakeError)
-        assert "2 say rank 0 (pid" in str(outcome.error)
-        assert "3 say rank 1 (pid" in str(outcome.error)
+        assert "2 on rank 0 (pid" in str(outcome.error)
+        assert "3 on rank 1 (pid" in str(outcome.error)
 
 
 def test_another_script_or_torch_is_named_and_may_be_let_pass(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
         ({"init_method": "tcp://h"}, "lacks host or port"),
         ({"init_method": "file://tmp/x"}, "names the host 'tmp'"),
         ({"init_method": "file://"}, "has no path"),
-        ({"init_method": "http://h:1"}, "nobody can meet there"),
+        ({"init_method": "http://h:1"}, "this is not a rendezvous"),
         ({"init_method": "tcp://h:1?rank=a"}, "rank='a'"),
         ({"timeout_s": -1}, "timeout_s=-1"),
         ({"timeout_s": "10"}, "timeout_s='10'"),
@@ -239,10 +239,10 @@ def test_a_rank_without_a_world_is_told_what_lacks(monkeypatch: pytest.MonkeyPat
     """I14: half of the variables, or half of the arguments, is an error that names the other half."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="nor the environment tells the world_size"):
+    with pytest.raises(UsageError, match="nor the environment gives the world_size"):
         rankwise.init(rank=1)
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UsageError, match="RANK=0 is set, and WORLD_SIZE is not"):
+    with pytest.raises(UsageError, match="RANK=0 is set, but WORLD_SIZE is not"):
         rankwise.init()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT are not set"):
@@ -273,7 +273,7 @@ def test_joining_twice_says_where_the_first_time_was() -> None:
 
     for told in run_ranks(program, 2):
         assert "test_handshake.py:" in told[0]
-        assert "which rankwise.init() did not make" in told[1]
+        assert "which rankwise.init() did not create" in told[1]
 
 
 def test_asking_before_joining() -> None:
@@ -358,7 +358,7 @@ def test_a_file_whose_first_rank_died_is_not_joined(tmp_path: Path) -> None:
 
 
 def test_a_frozen_store_is_told_in_time() -> None:
-    """A store whose process is stopped answers nobody, and torch's time-outs don't help: ours does."""
+    """A store whose process is stopped answers nobody, and torch's timeouts don't help: ours does."""
     server = start("""
         import sys, time
         from torch.distributed import TCPStore
@@ -375,7 +375,7 @@ def test_a_frozen_store_is_told_in_time() -> None:
         server.kill()
         server.communicate()
     assert isinstance(outcomes[0].error, RendezvousError)
-    assert f"the store at 127.0.0.1:{port} was reached and did not answer" in str(outcomes[0].error)
+    assert f"the store at 127.0.0.1:{port} was reached, but did not answer" in str(outcomes[0].error)
 
 
 def join_frozen() -> None:

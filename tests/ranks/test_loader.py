@@ -296,7 +296,7 @@ def test_one_loop_at_a_time() -> None:
             first = iter(loader)
             next(first), next(first)
             next(iter(loader))
-            with pytest.raises(UsageError, match="this loop stands at sample 8 of epoch 0"):
+            with pytest.raises(UsageError, match="this loop is at sample 8 of epoch 0"):
                 next(first)
             return "told"
 
@@ -330,7 +330,7 @@ def test_a_group_of_torchs_own_is_enough_where_no_rank_must_tell_another() -> No
         seen = [int(i) for batch in rankwise.DataLoader(Numbers(), global_batch=4) for i in batch[0]]
         with pytest.raises(UsageError, match="drop_none=True with 2 ranks"):
             rankwise.DataLoader(Numbers(), global_batch=4, drop_none=True)
-        with pytest.raises(UsageError, match="evaluate: 2 ranks that rankwise has not brought together"):
+        with pytest.raises(UsageError, match="evaluate: 2 ranks that have not joined by rankwise"):
             rankwise.evaluate(torch.nn.Identity(), Numbers(), {"m": Mean(lambda x, _: x)}, batch_size=2)
         return seen
 

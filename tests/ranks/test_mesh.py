@@ -61,7 +61,7 @@ def look_around() -> dict[str, Any]:
             ctx.mesh(shard=8)
         with pytest.raises(rankwise.UsageError, match="no axis 'pipeline'"):
             mesh.of("pipeline")
-        with pytest.raises(rankwise.UsageError, match="cuts it by tensor"):
+        with pytest.raises(rankwise.UsageError, match="shards it by tensor"):
             rankwise.apply_ddp(torch.nn.Linear(2, 2))
         return {
             "place": tuple(mesh.position.values()),

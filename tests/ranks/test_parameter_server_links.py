@@ -73,7 +73,7 @@ def make_worker(store: dist.Store, model: nn.Module, *, returns: bool = False) -
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
-    """After a time-out the link is closed: whoever goes on with it gets an error, and never the answer to the question before."""
+    """After a timeout the link is closed: whoever goes on with it gets an error, and never the answer to the question before."""
     ours, theirs = socket.socketpair()
     link = Link(ours, peer="server 0", rank=1)
     peer = Link(theirs, peer="worker 1", rank=0)

@@ -212,7 +212,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no parameters": (lambda: cut_chain(nn.Sequential(nn.Linear(2, 2), nn.Tanh())), "stage 1 (1) has no parameters"),
     "cut": (lambda: cut_chain(cut=["9"]), "there is no block '9'"),
     "cut sizes": (lambda: cut_chain(cut=[1, 1]), "does not make 2 stages of 4 blocks"),
-    "backwards": (step_net, "'blocks.0' of stage 0 is called behind 'blocks.1' of stage 1\n  -> give apply_pipeline(..., example=batch)"),
+    "backwards": (step_net, "'blocks.0' of stage 0 is called after 'blocks.1' of stage 1\n  -> give apply_pipeline(..., example=batch)"),
     "wrong width": (lambda: step_with((torch.zeros(4, 5), Y)), "can't be followed without values"),
     "other sizes": (lambda: step_with((X, Y[:3])), "the tensors of a batch have 3 and 4 samples"),
     "other stage's": (lambda: step_with(lambda rank: (X + rank, Y)), "other values on rank 0 than on rank 1"),

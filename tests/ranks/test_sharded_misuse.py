@@ -86,7 +86,7 @@ def test_checkpointing_keeps_a_forward_of_the_instance() -> None:
 def test_copies_of_split_layers_that_nobody_averages_are_refused(axis: str) -> None:
     """Tensor parallelism on a mesh with a data axis, without FSDP: the copies would train apart; the parameters are named."""
     for said in run_ranks(split_without_averaging, 4, axis):
-        assert "nobody averages the gradients of '0.weight'" in said
+        assert "nothing averages the gradients of '0.weight'" in said
         assert "over the 2 shares of the batch" in said
         assert "apply_fsdp(model) on the whole model" in said
 
@@ -94,7 +94,7 @@ def test_copies_of_split_layers_that_nobody_averages_are_refused(axis: str) -> N
 def test_each_mistake_with_a_sharded_model_has_its_error() -> None:
     """A layer beside the sharded model, an optimizer of replaced parameters, and wrong arguments of clip_grad_norm_ are named."""
     for beside, stale, no_model, no_bound in run_ranks(misuse_fsdp, 2):
-        assert "nobody averages the gradients of '1.weight', '1.bias'" in beside
+        assert "nothing averages the gradients of '1.weight', '1.bias'" in beside
         assert "the optimizer holds 4 parameters that sharding or splitting the model has replaced" in stale
-        assert "takes the model, and got a generator" in no_model
+        assert "takes the model, but got a generator" in no_model
         assert "max_norm is 0.0" in no_bound

@@ -285,7 +285,7 @@ def test_a_store_that_is_gone_matters_only_with_a_notice() -> None:
         return str(caught.value)
 
     told = run_ranks(program, 1)[0]
-    assert "[rank 0] should_stop: there is a notice to stop, and the job's store is gone" in told
+    assert "[rank 0] should_stop: there is a notice to stop, but the job's store is gone" in told
 
 
 def test_without_should_stop_a_signal_ends_the_rank_as_ever() -> None:
@@ -389,7 +389,7 @@ def test_from_another_thread_others_are_heard() -> None:
 
     first, second = run_ranks(program, 2)
     assert first[0]
-    assert "[rank 0] only the main thread can take signals" in first[1]
+    assert "[rank 0] only the main thread can handle signals" in first[1]
     assert second[0]
 
 
@@ -416,7 +416,7 @@ def test_a_notice_may_be_given_by_name_or_number(given: str | int) -> None:
         (("SIGTREM",), "there is no signal 'SIGTREM'"),
         (("SIGTERM", 4711), "there is no signal 4711"),
         ((True,), "there is no signal True"),
-        ((signal.SIGKILL,), "no process can take SIGKILL"),
+        ((signal.SIGKILL,), "no process can handle SIGKILL"),
         ((), r"signals=\(\) names none"),
     ],
 )

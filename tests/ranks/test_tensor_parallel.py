@@ -109,12 +109,12 @@ REFUSALS: dict[str, tuple[nn.Module, Any, dict[str, Any], tuple[str, ...]]] = {
     "no ready plan": (Model(a=nn.Linear(4, 4)), None, {}, ("no ready plan for Model", "q_proj, k_proj, v_proj -> o_proj (Llama", "fc1 -> fc2")),
     "tied, one split": (tied(), {"lm_head": "colwise_gather"}, {}, ("'embed_tokens.weight' is whole", "'lm_head.weight' is split along dim 0")),
     "tied, two ways": (tied(), {"embed_tokens": "colwise_gather", "lm_head": "colwise_gather"}, {}, ("'embed_tokens.weight' is split along dim 1; 'lm_head.weight' is split along dim 0",)),
-    "norm of heads": (Model(attn=Model(q_proj=nn.Linear(WIDTH, WIDTH), k_proj=nn.Linear(WIDTH, WIDTH), v_proj=nn.Linear(WIDTH, WIDTH), q_norm=nn.LayerNorm(2))), {"attn.[qkv]_proj": "colwise"}, {}, ("'attn.q_norm.weight', shape (2,), stands beside split layers", "'replicate_sum'")),
+    "norm of heads": (Model(attn=Model(q_proj=nn.Linear(WIDTH, WIDTH), k_proj=nn.Linear(WIDTH, WIDTH), v_proj=nn.Linear(WIDTH, WIDTH), q_norm=nn.LayerNorm(2))), {"attn.[qkv]_proj": "colwise"}, {}, ("'attn.q_norm.weight', shape (2,), is beside split layers", "'replicate_sum'")),
     "more parameters": (Model(fc1=Scaled(4, 4)), {"fc1": "colwise"}, {}, ("'fc1' can't be split", "'weight', 'bias', 'scale'")),
     "no head": (mlp(), MLP, {"loss_parallel": True}, ("loss_parallel=True", "'colwise_gather'", "none")),
     "sequence alone": (mlp(norm=nn.LayerNorm(WIDTH)), {**MLP, "norm": "sequence"}, {}, ("'norm' the style 'sequence'", "sequence_parallel=True")),
     "no blocks": (mlp(), MLP, {"sequence_parallel": True}, ("needs blocks in a ModuleList or Sequential", "'fc1' is in none")),
-    "flat attention": (nn.Sequential(Attention(num_heads=4)), {"0.[qkv]_proj": "colwise", "0.o_proj": "rowwise"}, {"sequence_parallel": True}, ("'0.q_proj' stands in the block '0' itself",)),
+    "flat attention": (nn.Sequential(Attention(num_heads=4)), {"0.[qkv]_proj": "colwise", "0.o_proj": "rowwise"}, {"sequence_parallel": True}, ("'0.q_proj' is in the block '0' itself",)),
     "scale in a block": (nn.Sequential(Model(mlp=mlp(), conv=nn.Conv1d(WIDTH, WIDTH, 3))), {"0.mlp.fc1": "colwise", "0.mlp.fc2": "rowwise"}, {"sequence_parallel": True}, ("'0.conv' (Conv1d) has parameters", "a part of the sequence")),
     "norm inside": (nn.Sequential(Model(mlp=mlp(norm=nn.LayerNorm(WIDTH)))), {"0.mlp.fc1": "colwise", "0.mlp.fc2": "rowwise"}, {"sequence_parallel": True}, ("'0.mlp.norm' (LayerNorm)", "the whole sequence")),
 }  # fmt: skip
@@ -139,7 +139,7 @@ def test_what_cannot_be_split_is_refused() -> None:
 
 
 def test_the_case_of_one_rank_is_told_to_all() -> None:
-    """Ranks that hold different models or plans hear who holds what; nobody is left waiting."""
+    """Ranks that hold different models or plans hear who holds what; no process claims left waiting."""
 
     def body() -> list[str]:
         with rankwise.init(device="cpu") as ctx:
@@ -259,7 +259,7 @@ def test_dropout_needs_the_same_random_numbers() -> None:
     first, second = run_ranks(body, 2)
     assert first == second
     assert "dropout ('drop')" in first
-    assert "lay out the mesh first" in first
+    assert "create the mesh first" in first
 
 
 def test_all_start_from_the_first_rank_of_their_axis() -> None:

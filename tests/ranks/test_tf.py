@@ -297,7 +297,7 @@ def misuse(kind: str) -> Any:
     [
         ("outside", rankwise.UsageError, "2 of 2 parameters were not made under this strategy's scope"),
         ("mean", rankwise.UsageError, "MSELoss() averages over the samples of this replica"),
-        ("step", rankwise.UsageError, "nobody adds the gradients of the 2 replicas"),
+        ("step", rankwise.UsageError, "nothing adds the gradients of the 2 replicas"),
         ("reduce", rankwise.UsageError, "strategy.reduce() inside of a function"),
         ("other", rankwise.CollectiveError, "Linear.weight"),
         ("lazy", rankwise.UsageError, "LazyLinear.weight has no shape"),

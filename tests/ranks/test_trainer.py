@@ -524,8 +524,8 @@ def refuse(what: str) -> str:
     [
         ("torch loader", "rankwise.DataLoader(dataset, global_batch=8)"),
         ("foreign optimizer", "2 of them are not the model's"),
-        ("monitor", "monitor='loss', and there is nothing to evaluate"),
-        ("unknown monitor", "monitor='accuracy', and the evaluation has 'loss'"),
+        ("monitor", "monitor='loss', but there is nothing to evaluate"),
+        ("unknown monitor", "monitor='accuracy', but the evaluation has 'loss'"),
         ("plateau", "ReduceLROnPlateau waits for a metric"),
         ("plateau's mode", "in opposite ways"),
         ("another's schedule", "the learning rate of another optimizer"),

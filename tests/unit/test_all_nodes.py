@@ -185,7 +185,7 @@ def test_a_letter_that_cannot_be_read_is_told() -> None:
     stage.link.letters.append(Letter(node=1, num=1, at_s=stage.clock.now, text="something else"))
     stage.run(0.25)
     assert stage.ranks == [0]
-    assert "what node 1 tells of its ranks can't be read" in stage.said[0]
+    assert "the records of node 1's ranks can't be read" in stage.said[0]
 
 
 def test_what_was_told_before_we_slept_is_asked_again() -> None:

@@ -60,5 +60,5 @@ def test_nothing_known_is_said() -> None:
     assert not can_tell(found)
     assert (
         say(judge_scene(found)).splitlines()[0]
-        == "rankwise: without stacks it can't be told who waits for whom"
+        == "rankwise: without stacks it is not known which rank waits for which"
     )

@@ -62,7 +62,7 @@ def test_ls_shows_the_latest_first(folder: Path, capsys: pytest.CaptureFixture[s
     assert heads.split() == ["name", "size", "ranks", "saved", "at", "metrics", "state"]
     assert first.startswith("step-10 ")
     assert second.startswith("step-5 ")
-    assert second.endswith("loss=0.25  whole")
+    assert second.endswith("loss=0.25  complete")
 
 
 def test_ls_shows_damage_and_leftovers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,7 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "ls", folder, "--format", "json")
     latest, first, unfinished = json.loads(out)["checkpoints"]
     assert code == 0
-    assert (latest["step"], latest["state"], latest["problem"]) == (10, "whole", None)
+    assert (latest["step"], latest["state"], latest["problem"]) == (10, "complete", None)
     assert (first["metrics"], first["ranks"]) == ({"loss": 0.25}, 1)
     sizes = sum(path.stat().st_size for path in (folder / "step-5").iterdir() if path.name != "manifest.json")
     assert first["size_bytes"] == sizes
@@ -142,14 +142,14 @@ def test_verify_reads_every_byte(folder: Path, capsys: pytest.CaptureFixture[str
     """One changed bit among the tensors, which no size shows, is found, with file and tensor; ls can't know of it."""
     code, out, _ = call(capsys, "verify", folder)
     assert code == 0
-    assert [line.split()[1] for line in out.splitlines()] == ["whole", "whole"]
+    assert [line.split()[1] for line in out.splitlines()] == ["complete", "complete"]
     shard = tell_shard(folder / "step-5")
     flip(shard, shard.stat().st_size - 1)
     assert call(capsys, "ls", folder)[0] == 0
     code, out, _ = call(capsys, "verify", folder)
     whole, damaged, problem = out.splitlines()
     assert code == 1
-    assert whole.startswith(f"{folder / 'step-10'}  whole (")
+    assert whole.startswith(f"{folder / 'step-10'}  complete (")
     assert damaged == f"{folder / 'step-5'}  damaged"
     assert problem.startswith(f"  {shard}: ")
     assert " is damaged (bytes " in problem
@@ -210,7 +210,7 @@ def test_import_never_becomes_a_runs_latest(folder: Path, tmp_path: Path, capsys
     ("argv", "code", "said"),
     [
         (["ls", "{tmp}/none"], 1, "none holds no checkpoint"),
-        (["ls", "{tmp}/file"], 1, "can't look into {tmp}/file: Not a directory"),
+        (["ls", "{tmp}/file"], 1, "can't list {tmp}/file: Not a directory"),
         (["inspect", "{tmp}/none"], 1, "none is not there"),
         (["inspect", "{tmp}/file"], 1, "file is not a folder"),
         (["inspect", "{run}", "--step", "6"], 1, "holds no checkpoint of step 6; it has 10, 5"),

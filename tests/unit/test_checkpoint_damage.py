@@ -66,7 +66,7 @@ def check_fall_back(folder: Path, named: str, capfd: pytest.CaptureFixture[str])
     assert torch.equal(state["a"], make_state(1)["a"])
     assert state["n"] == 1
     told = capfd.readouterr().err
-    assert "warning: passed over" in told
+    assert "warning: skipped" in told
     assert named in told
     with pytest.raises(CheckpointError, match="step-2"):
         checkpoint.load(folder, make_state(0), step=2)
@@ -164,7 +164,7 @@ def test_with_all_damaged_it_raises(folder: Path) -> None:
     """If none is whole, beginning anew in silence would be wrong: the error names what is damaged."""
     for step in (1, 2):
         flip(folder / f"step-{step}" / MANIFEST, 30)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole") as caught:
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is complete") as caught:
         checkpoint.load(folder, make_state(0))
     assert "step-1" in str(caught.value)
     assert "step-2" in str(caught.value)

@@ -179,7 +179,7 @@ def test_a_rename_without_effect_is_noticed(tmp_path: Path) -> None:
     save(tmp_path, 1)
     saving.DISK = disk = FaultyDisk(0)
     disk.rename = lambda *_: None  # type: ignore[method-assign]
-    with pytest.raises(CheckpointError, match="step-2 is not there after its rename"):
+    with pytest.raises(CheckpointError, match="step-2 is missing after its rename"):
         save(tmp_path, 2)
     assert names(tmp_path) == ["step-1"]
 

@@ -41,7 +41,7 @@ def test_a_message_of_another_size_names_both_sides() -> None:
         "mismatch", "C5", "other_splits", (0, 1),
     )  # fmt: skip
     assert (
-        "rank 1 gives rank 0 a message of [120] float32 (480 bytes) at train.py:5, and rank 0 expects [100] float32"
+        "rank 1 sends rank 0 a message of [120] float32 (480 bytes) at train.py:5, but rank 0 expects [100] float32"
         in verdict.message
     )
     assert verdict.exit_code == 134

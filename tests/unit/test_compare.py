@@ -149,9 +149,9 @@ def test_a_tolerance_that_is_none_is_refused(tmp_path: Path, tolerance: float) -
 
 def test_runs_without_a_common_step_are_refused(tmp_path: Path) -> None:
     """Runs of different steps, or one that has told of none yet, can't be compared: the error has both ranges."""
-    with pytest.raises(UsageError, match=r"a/journal.jsonl tells of steps 1 to 100, and .*b/journal.jsonl tells of steps 201 to 300"):  # fmt: skip
+    with pytest.raises(UsageError, match=r"a/journal.jsonl has steps 1 to 100, and .*b/journal.jsonl has steps 201 to 300"):  # fmt: skip
         compare_runs(tmp_path, LOSSES, LOSSES, of_b={"start": 200})
-    with pytest.raises(UsageError, match="tells of no step yet"):
+    with pytest.raises(UsageError, match="has no step yet"):
         compare_runs(tmp_path / "other", LOSSES, [])
 
 

@@ -58,7 +58,7 @@ def test_text_of_runs_that_part(capsys: pytest.CaptureFixture[str], golden: Call
     write_parting_pair()
     code, out, err = call(capsys, "one", "two")
     assert (code, err) == (1, "")
-    assert out.splitlines()[0] == "the runs part at step 51, slowly"
+    assert out.splitlines()[0] == "the runs diverge at step 51, slowly"
     assert max(map(len, out.splitlines())) <= 80
     # The hour is that of the reader's time zone.
     golden("compare_parting", re.sub(r"begun \S+ \S+", "begun 2026-01-01 00:00", out.rstrip("\n")))
@@ -96,12 +96,12 @@ def test_losses_that_agree_do_not_hide_metrics(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("losses", "of_b", "said"),
     [
-        (make_losses(100, seed=5), {"digests": {"w": "2"}, "global_batch": 96}, "the runs part at step 1: the initial weights differ"),
-        (make_losses(100, seed=5), {"global_batch": 96}, "the runs part at step 1: the global batch is 48 in a, and 96 in b"),
-        ([*LOSSES[:11], *make_losses(100, seed=5)[11:]], {"lr": 0.2}, "the runs part at step 12: the learning rates differ from step 1 on"),
-        ([LOSSES[0] * (1 + 5e-5), *LOSSES[1:11], *make_losses(100, seed=5)[11:]], {}, "the runs part at step 12, and differ by more than rounding from step 1 on"),
-        ([LOSSES[0] * (1 + 5e-5), *LOSSES[1:11], *make_losses(100, seed=5)[11:]], {"digests": {"w": "2"}}, "the runs part at step 12: the initial weights differ"),
-        (make_losses(100, seed=5), {"lr": 0.2}, "the runs part at step 1, the first common one"),
+        (make_losses(100, seed=5), {"digests": {"w": "2"}, "global_batch": 96}, "the runs diverge at step 1: the initial weights differ"),
+        (make_losses(100, seed=5), {"global_batch": 96}, "the runs diverge at step 1: the global batch is 48 in a, and 96 in b"),
+        ([*LOSSES[:11], *make_losses(100, seed=5)[11:]], {"lr": 0.2}, "the runs diverge at step 12: the learning rates differ from step 1 on"),
+        ([LOSSES[0] * (1 + 5e-5), *LOSSES[1:11], *make_losses(100, seed=5)[11:]], {}, "the runs diverge at step 12, and differ by more than rounding from step 1 on"),
+        ([LOSSES[0] * (1 + 5e-5), *LOSSES[1:11], *make_losses(100, seed=5)[11:]], {"digests": {"w": "2"}}, "the runs diverge at step 12: the initial weights differ"),
+        (make_losses(100, seed=5), {"lr": 0.2}, "the runs diverge at step 1, the first common one"),
     ],
 )  # fmt: skip
 def test_the_headline_names_a_certain_cause(
@@ -123,7 +123,7 @@ def test_several_runs_are_held_against_the_first(capsys: pytest.CaptureFixture[s
     verdicts = [line for line in out.splitlines() if line.startswith("the runs")]
     assert (code, len(verdicts)) == (1, 2)
     assert "agree" in verdicts[0]
-    assert "part at step 1" in verdicts[1]
+    assert "diverge at step 1" in verdicts[1]
     assert call(capsys, "one", "two", "one")[0] == 0
 
 
@@ -137,7 +137,7 @@ def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
     code, out, _ = call(capsys, "one", "two", "--format", "json")
     (told,) = json.loads(out, parse_constant=refuse)
-    assert (code, told["agree"], told["verdict"]) == (1, False, "the runs part at step 41, suddenly")
+    assert (code, told["agree"], told["verdict"]) == (1, False, "the runs diverge at step 41, suddenly")
     comparison = told["comparison"]
     assert comparison["losses"]["parting"] == {"step": 41, "a": LOSSES[40], "b": "NaN", "difference": "Infinity"}  # fmt: skip
     assert comparison["norms"]["parted"][0]["name"] == "w"
@@ -183,7 +183,7 @@ def test_the_picture_shows_both_curves_and_the_parting(capsys: pytest.CaptureFix
     for text in (
         "a: one",
         "b: two",
-        "they part at step 51",
+        "they diverge at step 51",
         "tolerance 1e-04",
         "losses: relative difference",
         largest,

@@ -58,7 +58,7 @@ def test_a_resume_takes_back_what_was_told_of_later_steps(tmp_path: Path) -> Non
 
 
 def test_a_start_from_before_takes_later_starts_back(tmp_path: Path) -> None:
-    """A run that goes on after step 10, although it had gone on after 20 before, has not had that second start."""
+    """A run that continues after step 10, although it had gone on after 20 before, has not had that second start."""
     run = write_run(tmp_path / "run", make_losses(30), metrics={10: {"a": 1.0}, 20: {"a": 2.0}}, reason=None)
     write_run(run, make_losses(10), start=20, ranks=2, reason=None)
     assert [one.step for one in read_journal(run).evaluations] == [10, 20]
@@ -112,7 +112,7 @@ def test_what_is_no_journal_is_said_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"journal.jsonl is empty"):
         read_journal(tmp_path)
     path.write_text("hello\n")
-    with pytest.raises(UsageError, match="does not tell how the run began"):
+    with pytest.raises(UsageError, match="does not record how the run began"):
         read_journal(path)
     path.write_text('{"kind": "started", "time": 1.0, "step": 0, "world_size": 2}\n')
     with pytest.raises(UsageError, match=r"journal.jsonl:1: 'started' without epoch, global_batch, num_epochs, num_steps"):  # fmt: skip

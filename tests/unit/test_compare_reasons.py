@@ -108,7 +108,7 @@ def test_a_norm_that_parts_before_the_losses_is_pointed_at(tmp_path: Path) -> No
         said = explain_runs(tmp_path / str(step), slow, of_a=of_a, of_b=of_b)
         assert len(said) == num_reasons
         if step == 10:
-            assert "at step 10, before the losses part, the norm of w differs by 0.048" in said[1]
+            assert "at step 10, before the losses diverge, the norm of w differs by 0.048" in said[1]
 
 
 def test_a_rate_is_blamed_only_for_later_steps(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_resume_right_before_is_the_suspect(tmp_path: Path) -> None:
     write_run(run, OTHERS[60:], start=60)
     b = read_journal(run)
     (said,) = explain(compare(a, b), a, b)
-    assert said.fact == "b was started again after step 60, and they part at step 61"
+    assert said.fact == "b was started again after step 60, and they diverge at step 61"
     write_run(run, [*LOSSES[30:70], *OTHERS[70:]], start=30)
     b = read_journal(run)
     (said,) = explain(compare(a, b), a, b)

@@ -49,7 +49,7 @@ def test_a_wait_that_ends_by_an_exception_may_be_handled(facts: dict[str, Any], 
 
 
 def test_a_wait_for_who_has_not_ended_stays_as_it_is() -> None:
-    """Two collectives that do not correspond: only a time-out would end that, handler or not."""
+    """Two collectives that do not correspond: only a timeout would end that, handler or not."""
     sight = look(
         scene(
             rank(0, op(), op(is_over=False), at=in_call()),

@@ -209,7 +209,7 @@ def test_the_rank_is_told_by_the_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         assert [facts.rank for facts in foreign.read([tmp_path / name]).scene.ranks] == [rank]
     (tmp_path / "trace").write_bytes(data)
-    with pytest.raises(UsageError, match="does not tell its rank"):
+    with pytest.raises(UsageError, match="does not show its rank"):
         foreign.read([tmp_path / "trace"])
     (tmp_path / "rank_5").write_bytes(data)
     with pytest.raises(UsageError, match="second file of rank 5"):

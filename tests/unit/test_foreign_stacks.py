@@ -97,7 +97,7 @@ def test_recorders_and_stacks_together_tell_number_and_place(tmp_path: Path) -> 
     verdict = judge_scene(found.scene, found.notes, has_hung=True)
     assert (verdict.culprits, verdict.where) == ((1,), "absent.py:12")
     assert "barrier #2" in verdict.message
-    assert "not read, as they are no dumps: README.md" in verdict.notes
+    assert "not read, as they are not dumps: README.md" in verdict.notes
 
 
 def test_a_rank_still_in_init_has_made_no_group() -> None:

@@ -75,7 +75,7 @@ def test_mpirun_on_one_host(env: dict[str, str]) -> None:
 
 
 def test_mpirun_on_two_hosts_needs_an_address() -> None:
-    """With ranks elsewhere nothing tells where rank 0 is: the address stays open, unless MASTER_ADDR is passed on."""
+    """With ranks elsewhere nothing says where rank 0 is: the address stays open, unless MASTER_ADDR is passed on."""
     env = {**_OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert read(env).master_addr is None
     assert read({**env, "MASTER_ADDR": "h0"}).master_addr == "h0"
@@ -143,8 +143,8 @@ def test_nobody_told() -> None:
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({"RANK": "1"}, "RANK=1 is set, and WORLD_SIZE is not"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, and RANK is not"),
+        ({"RANK": "1"}, "RANK=1 is set, but WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a whole number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0"),

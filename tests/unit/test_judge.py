@@ -472,7 +472,7 @@ def test_a_wrapped_peer_error_is_still_one() -> None:
 
 
 def test_a_barrier_in_finally_does_not_excuse_its_rank() -> None:
-    """ValueError, then a time-out in `finally: barrier()`: the first of the two is the cause."""
+    """ValueError, then a timeout in `finally: barrier()`: the first of the two is the cause."""
     late = _chained(
         1, "ValueError: boom", "RuntimeError: Timed out waiting 4000ms for recv operation", _DURING, at=5.0
     )

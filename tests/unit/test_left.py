@@ -161,7 +161,7 @@ def test_an_end_without_a_note_is_an_end(tmp_path: Path) -> None:
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:
     """A folder without a rank's file is an error that says what is wanted."""
     assert not left.has_any([tmp_path])
-    with pytest.raises(UsageError, match="left nothing"):
+    with pytest.raises(UsageError, match="left no evidence"):
         read(tmp_path)
 
 

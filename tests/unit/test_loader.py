@@ -397,7 +397,7 @@ def test_a_state_of_the_other_kind_is_told_as_such(kind: Any) -> None:
     """Not as other data or another seed: both kinds are named."""
     other = Stream if kind is Numbers else Numbers
     words = {Numbers: "a data set that has an index", Stream: "a data set that can only be iterated"}
-    with pytest.raises(DataError, match=f"saved for {words[other]}, and here is {words[kind]}"):
+    with pytest.raises(DataError, match=f"saved for {words[other]}, but this is {words[kind]}"):
         load(kind()).load_state_dict(load(other()).state_dict())
 
 
@@ -405,8 +405,8 @@ def test_a_state_of_the_other_kind_is_told_as_such(kind: Any) -> None:
     ("change", "told"),
     [
         ({"streams": None}, "a NoneType as streams"),
-        ({"streams": []}, "0 streams, and 1 are wanted"),
-        ({"streams": [{}, {}]}, "2 streams, and 1 are wanted"),
+        ({"streams": []}, "0 streams, but 1 are expected"),
+        ({"streams": [{}, {}]}, "2 streams, but 1 are expected"),
         ({"streams": [7]}, "None elements read of a stream"),
         ({"streams": [{"num_read": "x", "state": None}]}, "'x' elements read of a stream"),
         ({"streams": [{"num_read": -1}]}, "-1 elements read of a stream"),
@@ -431,7 +431,7 @@ def test_a_state_of_streams_of_their_own_must_fit_the_workers() -> None:
     """As many streams as there are parts, and the turn is one of them."""
     loader = load(Stream(), split="dataset", num_workers=2, multiprocessing_context="fork")
     state = loader.state_dict()
-    with pytest.raises(DataError, match="1 streams, and 2 are wanted"):
+    with pytest.raises(DataError, match="1 streams, but 2 are expected"):
         loader.load_state_dict({**state, "streams": state["streams"][:1]})
     with pytest.raises(DataError, match="turn 2 of 2 streams"):
         loader.load_state_dict({**state, "turn": 2})

@@ -278,7 +278,7 @@ def test_a_foreign_table_is_put_aside(step: int, tmp_path: Path, capsys: pytest.
         play(CsvLines(path), started(step=step), report(step + 1, 0.1))
         assert [row[0] for row in read_rows(path)] == [str(step + 1)]
         assert (tmp_path / kept).read_bytes() == text.encode()
-        assert f"it is called {kept} now" in capsys.readouterr().err
+        assert f"it is now called {kept}" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_no_half_row(

@@ -78,7 +78,7 @@ def test_a_training_that_goes_on_says_so() -> None:
     logger = Progress(out, clock=FakeClock())
     play(logger, started(step=15, folder="run"), report(20, 0.5, 0.25), ended(20))
     head, _, end = out.getvalue().splitlines()
-    assert head.endswith("; goes on after step 15 of run")
+    assert head.endswith("; continues after step 15 of run")
     assert end == "rankwise: done after step 20; loss 0.375; 5 steps in 0:02, 2.50 steps/s"
 
 

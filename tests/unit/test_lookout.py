@@ -40,7 +40,7 @@ def test_a_fault_in_the_watch_is_told_and_switches_it_off(
     tower.take_end()
     tower.poll()
     assert (tower.has_hung, tower.next_in_s) == (False, float("inf"))
-    assert "the job goes on: ZeroDivisionError('a rule')" in said[0]
+    assert "the job continues: ZeroDivisionError('a rule')" in said[0]
     assert not tower.is_left_behind
 
 

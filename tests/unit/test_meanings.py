@@ -47,7 +47,7 @@ def test_a_lost_server_is_no_lost_rank(text: str) -> None:
     ],
 )
 def test_the_ranks_that_a_timeout_names(text: str, missing: tuple[int, ...]) -> None:
-    """A time-out's text names the ranks that never came, or none."""
+    """A timeout's text names the ranks that never came, or none."""
     assert find_missing(text) == missing
 
 

@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_told_with_its_shapes(
     [
         (Accuracy, r"give an instance: Accuracy\(\)"),
         (cross_entropy, r"Mean\(function\)"),
-        (7, "is a int, and no metric"),
+        (7, "is a int, not a metric"),
     ],
 )
 def test_what_is_no_metric_is_told(metric: Any, told: str) -> None:

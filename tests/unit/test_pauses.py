@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
         ("os.mkfifo('f'); open('f')", "waiting for a file or a pipe to open"),
         ("os.mkfifo('f'); os.read(os.open('f', os.O_RDWR), 1)", "waiting for data from the pipe {folder}/f"),
         ("sys.stdin.buffer.raw.read(1)", "waiting for data from a pipe"),
-        ("os.write(os.pipe()[1], bytes(1 << 20))", "waiting for room in a pipe"),
+        ("os.write(os.pipe()[1], bytes(1 << 20))", "waiting for space in a pipe"),
         ("fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)", "waiting for the lock of {folder}/lock"),
         ("s = socket.create_server(('127.0.0.1', 0)); s.accept()", "waiting for a client to connect"),
         ("a, b = socket.socketpair(); a.recv(1)", "waiting for data from a socket"),

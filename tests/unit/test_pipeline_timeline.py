@@ -81,7 +81,7 @@ def test_what_would_help_is_proposed() -> None:
     assert "falls from 20% to 11%" in uneven.proposals[1]
     even = profile((1.0, 1.0), (4, 4), 7)
     assert even.proposals == []
-    assert "the schedule 20%, uneven stages 0%, messages and all else 0%" in str(even)
+    assert "the schedule 20%, uneven stages 0%, messages and the rest 0%" in str(even)
     assert "layers.4 to layers.7" in str(even)
 
 

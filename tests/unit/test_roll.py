@@ -37,7 +37,7 @@ def test_absent_ranks_are_named_only_after_the_wait() -> None:
     here = [WORLD[0], WORLD[2]]
     assert judge(here, None) == []
     assert (
-        "after 60 s ranks 1, 3 of 4 have not arrived; here: rank 0 (pid 100 on h0), rank 2 (pid 102 on h0)"
+        "after 60 s ranks 1, 3 of 4 have not arrived; arrived: rank 0 (pid 100 on h0), rank 2 (pid 102 on h0)"
         in texts(here, 60.0)
     )
 
@@ -45,13 +45,13 @@ def test_absent_ranks_are_named_only_after_the_wait() -> None:
 def test_doubles_name_both_processes_and_who_is_nobody() -> None:
     """Two processes of one rank are both named, with the rank that nobody claims."""
     told = texts([WORLD[0], make(1), make(1, pid=7, host="h1"), make(2)])
-    assert "2 processes claim rank 1: pid 101 on h0 and pid 7 on h1; nobody is rank 3 so far" in told
+    assert "2 processes claim rank 1: pid 101 on h0 and pid 7 on h1; no process claims rank 3 so far" in told
 
 
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
-        ({"world_size": 3}, "the ranks disagree about the world size: 4 say rank 0 (pid 100 on h0), rank 1 (pid 101 on h0), rank 2 (pid 102 on h0); 3 say rank 3"),
+        ({"world_size": 3}, "the ranks disagree about the world size: 4 on rank 0 (pid 100 on h0), rank 1 (pid 101 on h0), rank 2 (pid 102 on h0); 3 on rank 3"),
         ({"rank": 4}, "rank 4 (pid 103 on h0): the ranks of a world of 4 are 0 to 3"),
         ({"torch": "2.8.0"}, "different versions of torch: 2.13.0: rank 0"),
         ({"backend": "nccl"}, "different backends: gloo: rank 0"),
@@ -66,7 +66,7 @@ def test_the_odd_one_is_named_with_both_values(odd: dict[str, Any], text: str) -
 def test_job_ids_are_evidence_and_no_cause() -> None:
     """Ids that differ, or lack, are no mistake; doubles of different jobs are told so."""
     assert judge([make(rank, job=str(rank) if rank else "") for rank in range(4)], None) == []
-    assert "(of the jobs j, k); nobody is ranks 2-3" in texts([make(0), make(1), make(1, job="k")])
+    assert "(of the jobs j, k); no process claims ranks 2-3" in texts([make(0), make(1), make(1, job="k")])
 
 
 def test_two_files_are_a_job_too() -> None:
@@ -118,7 +118,7 @@ def test_a_process_that_has_ended_is_seen() -> None:
     dead = {**own, "rank": 1, "pid": 2**22 + 1}
     assert judge([own, {**own, "rank": 1}], None) == []
     assert "rank 1 (pid 4194305" in texts([own, dead])
-    assert "came and went" in texts([own, dead])
+    assert "left before all had joined" in texts([own, dead])
 
 
 def test_the_verdict_tells_each_rank_its_place() -> None:

@@ -179,7 +179,7 @@ def test_without_a_last_digest_nothing_is_proved() -> None:
     ranks = [hold(ended(number), replica(shifted(number), last=None, **_BYPASSED)) for number in (0, 1)]
     verdict = judge(_case(*ranks, strict=True))
     assert (verdict.kind, verdict.exit_code) == ("ok", 0)
-    assert "have drifted apart" in verdict.notes[0]
+    assert "have diverged" in verdict.notes[0]
     assert not any("not one model" in note for note in verdict.notes)
 
 
@@ -246,7 +246,7 @@ def test_a_model_that_nobody_wrapped_is_told_at_the_end() -> None:
     """D7 once the job is over; not while it runs, nor if something as large as a parameter was sent, nor if the ranks began apart."""
     (sight,) = look(scene(_plain(0), _plain(1)))
     assert (sight.rule, sight.class_id, sight.is_proof) == ("never_wrapped", "D7", False)
-    assert "unless this is meant" in sight.message
+    assert "unless intended" in sight.message
     assert "RANKWISE_DIGESTS=0" in sight.fix
     verdict = judge(_case(_plain(0), _plain(1), strict=True))
     assert (verdict.kind, verdict.exit_code) == ("ok", 0)
@@ -282,7 +282,7 @@ def test_a_drift_explains_no_failure() -> None:
     loaded = shifted(1, since=0)
     verdict = judge(_case(hold(ended(0), replica(_EQUAL)), hold(ended(1, code=3), replica(loaded))))
     assert (verdict.kind, verdict.culprits, verdict.exit_code) == ("failure", (1,), 3)
-    assert any("have drifted apart" in note for note in verdict.notes)
+    assert any("have diverged" in note for note in verdict.notes)
 
 
 def test_a_scene_keeps_its_replicas() -> None:

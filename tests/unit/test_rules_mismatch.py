@@ -201,7 +201,7 @@ def test_new_groups_with_lists_of_each_rank_are_named() -> None:
     ]
     sight = _first(*ranks)
     assert (sight.rule, sight.class_id, sight.where) == ("other_members", "C10", "/job/train.py:6")
-    assert "ranks 0, 1 say [0, 1]" in sight.message
+    assert "ranks 0, 1 list [0, 1]" in sight.message
 
 
 _CLEANUP = """import torch

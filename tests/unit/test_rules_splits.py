@@ -62,8 +62,8 @@ def test_it_is_told_in_rows_who_gives_whom_how_much() -> None:
         for number in range(3)
     ]  # fmt: skip
     (sight,) = look(scene(*ranks))
-    assert "rank 1 gives rank 0 3 rows, and 2 are expected" in sight.message
-    assert "rank 1 gives rank 2 1 row, and 2 are expected" in sight.message
+    assert "rank 1 sends rank 0 3 rows, but 2 are expected" in sight.message
+    assert "rank 1 sends rank 2 1 row, but 2 are expected" in sight.message
     assert sight.where == "/job/train.py:7"
 
 
@@ -121,6 +121,6 @@ def test_a_rank_that_gloo_stops_over_its_own_share_is_told_by_the_lists() -> Non
     assert (verdict.kind, verdict.rule, verdict.class_id, verdict.culprits) == (
         "mismatch", "other_splits", "C5", (1,),
     )  # fmt: skip
-    assert "rank 1 gives itself 3 elements, and 2 are expected" in verdict.message
+    assert "rank 1 sends itself 3 elements, but 2 are expected" in verdict.message
     alone = judge(Case(ranks=ends[1:2], world_size=1))
     assert (alone.kind, alone.class_id) == ("mismatch", "C5")

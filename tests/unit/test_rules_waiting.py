@@ -256,7 +256,7 @@ def test_the_line_of_a_worker_that_is_waited_for_is_told() -> None:
     stuck, idle = workers("S", "S")
     children = (replace(stuck, where="/home/u/data.py:12"), idle)
     sight = _first(_waiting(0), rank(1, at=in_loader(), children=children))
-    assert "whose worker stands at data.py:12" in sight.message
+    assert "whose worker is at data.py:12" in sight.message
     assert "data.py:12" in sight.fix
     assert "more loader workers" not in sight.fix
 
@@ -272,7 +272,7 @@ def test_a_rank_that_never_came_to_init_is_named(has_ended: bool) -> None:
 
 
 def test_a_rank_that_still_imports_is_slow() -> None:
-    """Others are in init already; nobody is to blame yet."""
+    """Others are in init already; no process claims to blame yet."""
     sight = _first(
         rank(0, at=in_call("init_process_group"), has_joined=False),
         rank(1, at=elsewhere(1), has_joined=False, is_asleep=False),

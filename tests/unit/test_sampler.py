@@ -300,7 +300,7 @@ def test_the_state_is_small() -> None:
         ({"global_batch": "10"}, ["damaged"]),
         ({"consumed": 3.0}, ["3.0 of 50"]),
         ({"epoch": "1"}, ["epoch '1'"]),
-        ({"version": 2}, ["version 2", "1 is wanted"]),
+        ({"version": 2}, ["version 2", "1 is expected"]),
         ({"version": None}, ["version None"]),
     ],
 )
@@ -362,7 +362,7 @@ def test_a_data_set_tells_its_length_or_is_refused() -> None:
     assert make([5, 6, 7], global_batch=2).num_samples == 3
     assert make(0, global_batch=2).num_steps == 0
     assert list(make(0, global_batch=2)) == []
-    with pytest.raises(UsageError, match="generator does not tell how many"):
+    with pytest.raises(UsageError, match="generator does not report how many"):
         make((number for number in range(3)), global_batch=2)
     with pytest.raises(UsageError, match="-1"):
         make(-1, global_batch=2)

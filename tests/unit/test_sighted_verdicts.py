@@ -98,7 +98,7 @@ def test_wrong_pairing_seen_earlier_explains_the_hang() -> None:
     ids=["lost its peer", "Gloo aborted", "timed out"],
 )
 def test_a_failure_that_follows_from_a_mismatch_is_that_mismatch(ends: tuple[RankEnd, ...]) -> None:
-    """Losing a peer, Gloo's abort, and a time-out are consequences."""
+    """Losing a peer, Gloo's abort, and a timeout are consequences."""
     verdict = _judge(*ends, scene=_sizes())
     assert (verdict.kind, verdict.class_id, verdict.culprits, verdict.where) == (
         "mismatch",
@@ -218,7 +218,7 @@ def test_a_stopped_rank_is_told_beside_a_failure() -> None:
         ended(3, **own[3]),
     )
     verdict = _judge(_end(0), _end(1), _raised(2, _PEER), _end(3, 0, ended_s=7.0), scene=seen)
-    assert [note for note in verdict.notes if note.startswith("beside that: rank 1 is stopped")]
+    assert [note for note in verdict.notes if note.startswith("also: rank 1 is stopped")]
 
 
 def test_who_lost_the_peer_that_we_stopped_does_not_hide_the_hang() -> None:

@@ -21,7 +21,7 @@ from rankwise.train.pace import Pace
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "says neither epochs nor steps"),
+        ({}, "has neither epochs nor steps"),
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 2.5}, "epochs=2.5"),
         ({"epochs": True}, "epochs=True"),
@@ -35,7 +35,10 @@ from rankwise.train.pace import Pace
         ({"epochs": 1, "scheduler_every": "batch"}, "scheduler_every='batch'"),
         ({"epochs": 1, "min_delta": -1.0}, "min_delta=-1.0"),
         ({"epochs": 1, "monitor": "accuracy"}, "monitor='accuracy' without a mode"),
-        ({"epochs": 1, "monitor": "loss", "patience": 1, "evaluate_every": None}, "nothing is ever judged"),
+        (
+            {"epochs": 1, "monitor": "loss", "patience": 1, "evaluate_every": None},
+            "nothing is ever evaluated",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused(options: dict[str, Any], said: str) -> None:

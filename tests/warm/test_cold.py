@@ -326,7 +326,7 @@ def test_a_module_beside_the_script_is_the_one_that_it_gets(name: str, tmp_path:
     script = f"import gc, sys, {module}\nif 0: import torch\nsys.stdout.write(f'{{gc.get_freeze_count() > 1000}} {{hasattr({module}, \"MINE\")}}\\n')"
     write_script(tmp_path, script, "code/train.py")
     result = run_and_tell(["code/train.py"], tmp_path)
-    assert result.err == f"{LINE}{tmp_path / 'code' / name} has the name of a module that is loaded already\n"
+    assert result.err == f"{LINE}{tmp_path / 'code' / name} has the name of a module that is already loaded\n"
     assert result.out == "False True\n" * 2
 
 
@@ -484,7 +484,7 @@ def test_a_late_restart_has_the_scripts_own_modules_and_ends_as_fast(tmp_path: P
     write_script(tmp_path, script)
     result = run_rankwise(["--max-restarts", "1", "train.py"], tmp_path)
     assert (result.code, result.out) == (0, "True True "), result.err
-    assert f"{LINE}{tmp_path / 'secrets.py'} has the name of a module that is loaded already" in result.err
+    assert f"{LINE}{tmp_path / 'secrets.py'} has the name of a module that is already loaded" in result.err
     (tmp_path / "secrets.py").unlink()
     script = script.replace(", secrets", ", atexit").replace(
         "hasattr(secrets, 'MINE')", "gc.get_freeze_count() > 1000"

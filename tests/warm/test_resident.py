@@ -174,7 +174,7 @@ def test_a_module_beside_the_script_that_hides_one_of_torchs_makes_a_cold_start(
     result = residence.run(tmp_path / "hides")
     assert (result.code, result.out) == (0, "1\n"), result.err
     path = tmp_path / "hides" / "pickletools.py"
-    assert result.err == f"rankwise: cold start: {path} has the name of a module that is loaded already\n"
+    assert result.err == f"rankwise: cold start: {path} has the name of a module that is already loaded\n"
     assert residence.pids() == [server]
 
 
@@ -194,7 +194,7 @@ def test_another_environment_another_server_and_not_too_many(residence: Residenc
     assert unused not in seen[3]
     assert seen[0] < seen[3]  # used again, so the other one had to go
     wrong = residence.run(tmp_path, env={"RANKWISE_RESIDENT_MOST": "many", "OMP_NUM_THREADS": "4"})
-    assert (wrong.code, "RANKWISE_RESIDENT_MOST='many' is not a number from 1" in wrong.err) == (2, True)
+    assert (wrong.code, "RANKWISE_RESIDENT_MOST='many' is not a number above 0" in wrong.err) == (2, True)
 
 
 def test_another_namespace_another_server(residence: Residence, tmp_path: Path) -> None:

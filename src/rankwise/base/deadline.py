@@ -21,7 +21,7 @@ def call_within(
 ) -> Result:
     """Call a function that may block for ever in C++, and come back in time.
 
-    The time-outs of torch's TCPStore do not protect against a server that is stopped, nor do Gloo's while it connects
+    The timeouts of torch's TCPStore do not protect against a server that is stopped, nor do Gloo's while it connects
     its peers (torch 2.13). Such a call can't be ended from outside; but the thread that it blocks need not be ours.
 
     Args:

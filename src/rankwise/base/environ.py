@@ -54,7 +54,7 @@ def read_float(name: str, default: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnv:
-    """Who a rank is, as the variables of torchrun 2.13 tell it.
+    """A rank's identity, in the variables of torchrun 2.13.
 
     Attributes:
         rank: Global rank, 0..world_size-1.

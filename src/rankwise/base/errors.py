@@ -47,7 +47,7 @@ class UsageError(RankwiseError):
 
 
 class LaunchError(RankwiseError):
-    """The job could not be started, or the processes that keep it died."""
+    """The job could not be started, or the processes that run it died."""
 
 
 class RankFailedError(RankwiseError):
@@ -59,11 +59,11 @@ class RendezvousError(RankwiseError):
 
 
 class HandshakeError(RendezvousError):
-    """The ranks met, and disagree about who they are: absent, doubled, or of different worlds, versions, scripts."""
+    """The ranks joined, but disagree about who they are: absent, duplicate, or of different worlds, versions, scripts."""
 
 
 class CollectiveError(RankwiseError):
-    """The ranks did not call the same collective with things that fit, or one was called in a way that can't work."""
+    """The ranks did not call the same collective with matching arguments, or one was called in a way that can't work."""
 
 
 class CollectiveTimeoutError(CollectiveError):
@@ -75,7 +75,7 @@ class ModelError(RankwiseError):
 
 
 class DataError(RankwiseError):
-    """The data can't be dealt out to the ranks as asked, or a sample or batch can't be had."""
+    """The data can't be split over the ranks as requested, or a sample or batch is missing."""
 
 
 class CheckpointError(RankwiseError):

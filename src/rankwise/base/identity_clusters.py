@@ -32,12 +32,12 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         raise UsageError(f"TF_CONFIG can't be read: {type(error).__name__}: {error}", hint=how) from error
     first = {"ps": 0, "chief": len(servers), "master": len(servers), "worker": len(servers) + len(chiefs)}
     if kind not in first:
-        raise UsageError(f"TF_CONFIG says task type {kind!r}, which is no part of a process group",
+        raise UsageError(f"TF_CONFIG has task type {kind!r}, which is not part of a process group",
                          hint="only ps, chief and workers train together")  # fmt: skip
     rank = index + first[kind]
     if not index >= 0 or rank >= len(addresses) or (kind == "ps" and index >= len(servers)):
         raise UsageError(
-            f"TF_CONFIG says task {kind} {index}, and its cluster has {len(servers)} servers, and {len(addresses) - len(servers)} chiefs and workers",
+            f"TF_CONFIG names task {kind} {index}, but its cluster has {len(servers)} servers, and {len(addresses) - len(servers)} chiefs and workers",
             hint=how,
         )
     hosts = [address.rpartition(":")[0] or address for address in addresses]
@@ -124,7 +124,7 @@ def read_kubernetes(env: Mapping[str, str]) -> Identity | None:
     if world_size is None:
         if index == 0:
             return None
-        raise UsageError(f"JOB_COMPLETION_INDEX={index} says that this pod is one of several, and WORLD_SIZE is not set",
+        raise UsageError(f"JOB_COMPLETION_INDEX={index} shows that this pod is one of several, but WORLD_SIZE is not set",
                          rank=index, hint="set WORLD_SIZE to the job's completions in the pod's env")  # fmt: skip
     return Identity(rank=index, world_size=world_size, master_addr=it.addr(), master_port=it.port(), source="Kubernetes",
                     names=("JOB_COMPLETION_INDEX", "WORLD_SIZE"), told=it.told)  # fmt: skip

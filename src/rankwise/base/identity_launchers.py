@@ -29,12 +29,12 @@ def read_torch(env: Mapping[str, str]) -> Identity | None:
         if "JOB_COMPLETION_INDEX" in env or is_slurm_step(env):
             return None  # who knows the rank knows the world size too, or is asked for it
         raise UsageError(
-            f"WORLD_SIZE={world_size} is set, and RANK is not",
+            f"WORLD_SIZE={world_size} is set, but RANK is not",
             hint="start it with `rankwise run`, or give each process its RANK",
         )
     if world_size is None:
         raise UsageError(
-            f"RANK={rank} is set, and WORLD_SIZE is not",
+            f"RANK={rank} is set, but WORLD_SIZE is not",
             rank=rank,
             hint="start it with `rankwise run`, or set WORLD_SIZE to the number of processes",
         )

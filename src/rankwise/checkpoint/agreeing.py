@@ -145,7 +145,7 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
             before.warned.add(part)
             warn(
                 f"the part {part!r} of the state differs between ranks and is saved for each: it can't be loaded at another world size "
-                "(if it is meant: checkpoint.PerRank; if not: make it equal before)"
+                "(if intended: checkpoint.PerRank; if not: make it equal before)"
             )
     if differing:
         _part_boxes(before, flat, ranks)
@@ -199,7 +199,7 @@ def _check_metrics(metrics: Mapping[str, float]) -> None:
 def _check_judged(metrics: Mapping[str, float] | None, keep: Keep) -> None:
     if metrics is None or (metrics and keep.metric not in metrics):
         raise UsageError(
-            f"Keep(best={keep.best}) judges by the metric {keep.metric!r}, and there is {', '.join(metrics or ()) or 'none'}",
+            f"Keep(best={keep.best}) judges by the metric {keep.metric!r}, but there is {', '.join(metrics or ()) or 'none'}",
             hint=f"checkpoint.save(..., metrics={{{keep.metric!r}: value}}), or Keep(metric=...)",
         )
 
@@ -207,14 +207,14 @@ def _check_judged(metrics: Mapping[str, float] | None, keep: Keep) -> None:
 def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
     failed = [rank for rank, word in enumerate(words) if "error" in word]
     if failed:
-        raise CheckpointError(f"the state could not be taken apart: {words[failed[0]]['error']}", rank=failed[0], hint="the error on that rank says more")  # fmt: skip
+        raise CheckpointError(f"the state could not be taken apart: {words[failed[0]]['error']}", rank=failed[0], hint="the error on that rank has the details")  # fmt: skip
     for what, hint in (
         ("step", "count steps in the same way on all ranks"),
         (
             "folder",
             "a name with the time or a random number differs by rank: make it on rank 0 and broadcast it",
         ),
-        ("own parts", "the same parts on every rank: those of PerRank too"),
+        ("own parts", "pass the same parts on every rank: those of PerRank too"),
     ):
         if len({json.dumps(word[what]) for word in words}) > 1:
             other = next(rank for rank, word in enumerate(words) if word[what] != words[0][what])
@@ -222,7 +222,7 @@ def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
     parts = [set(word["parts"]) for word in words]
     for rank, own in enumerate(parts):
         if own != parts[0]:
-            raise UsageError(f"checkpoint.save: rank 0 and rank {rank} don't save the same parts: {sorted(own ^ parts[0])} only on one of them", rank=ranks.rank, hint="give every rank the same parts; what only one has can be None on the others")  # fmt: skip
+            raise UsageError(f"checkpoint.save: rank 0 and rank {rank} don't save the same parts: {sorted(own ^ parts[0])} only on one of them", rank=ranks.rank, hint="pass the same parts on every rank; what only one has can be None on the others")  # fmt: skip
 
 
 def _digest(value: Any) -> str:
@@ -292,7 +292,7 @@ def claim(folder: Path, ranks: Ranks) -> None:
             word = {"error": error.message, "hint": error.hint}
         except OSError:
             pass  # nobody can write there: the first save says so, if there is one
-    word = ranks.control.exchange(word, what="taking the folder of the training")[0]
+    word = ranks.control.exchange(word, what="locking the folder of the training")[0]
     if word:
         raise CheckpointError(word["error"], rank=0, hint=word["hint"])
 

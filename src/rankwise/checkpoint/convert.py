@@ -38,15 +38,15 @@ _MOST_SHOWN = 5
 def export_safetensors(path: str | Path, target: str | Path, *, part: str = "model", step: int | None = None) -> Path:  # fmt: skip
     """Write the tensors of a part as one safetensors file, whatever number of ranks had saved them.
 
-    Checksums are compared on the way, and the file appears when it is whole; one that was there is replaced. One tensor at
+    Checksums are compared on the way, and the file appears when it is complete; an existing one is replaced. One tensor at
     a time is in memory. Names are the part's own, as ``load_state_dict`` wants them: without the part's name, and without
-    what wrappers put in. What is no tensor is left out, with a warning.
+    what wrappers put in. What is not a tensor is left out, with a warning.
 
     Args:
         path: A checkpoint, or a folder of them.
         target: The file to write.
         part: The part's name.
-        step: The step; None: the latest that is whole.
+        step: The step; None: the latest complete one.
 
     Returns:
         The file.
@@ -67,7 +67,7 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
     named = _name_tensors(contents)
     _check_dtypes(index, named)
     if contents.others:
-        warn(f"left out of {target}, as they are no tensors: {_shorten(contents.others)}")
+        warn(f"left out of {target}, as they are not tensors: {_shorten(contents.others)}")
     items, at = [], 0
     # Large elements first, so that each tensor begins where one of its elements may.
     for name in sorted(named, key=lambda name: (-getattr(torch, index.tensors[named[name]].dtype).itemsize, name)):  # fmt: skip
@@ -85,7 +85,7 @@ def _find_part(path: Path, parts: Sequence[PartContents], name: str) -> PartCont
         there = sorted({part.name for part in parts if part.rank is None and part.tensors})
         raise CheckpointError(f"{path} has no part {name!r}; with tensors it has {', '.join(there) or 'none'}", hint="`rankwise checkpoint inspect` shows what it holds")  # fmt: skip
     if found[0].rank is not None:
-        raise CheckpointError(f"each rank has saved its own {name!r} in {path}, and one file can't hold them all", hint="checkpoint.read() gives them by rank")  # fmt: skip
+        raise CheckpointError(f"each rank has saved its own {name!r} in {path}, and one file can't hold them all", hint="checkpoint.read() returns them by rank")  # fmt: skip
     if not found[0].tensors:
         raise CheckpointError(f"part {name!r} of {path} holds no tensors", hint="`rankwise checkpoint inspect` shows what it holds")  # fmt: skip
     return found[0]
@@ -110,7 +110,7 @@ def _check_dtypes(index: Index, named: Mapping[str, str]) -> None:
     for name, found in named.items():
         dtype = index.tensors[found].dtype
         if dtype not in DTYPES:
-            raise CheckpointError(f"{name} is {dtype}, which safetensors has no word for", hint="convert it before it is saved, or take it from checkpoint.read()")  # fmt: skip
+            raise CheckpointError(f"{name} is {dtype}, which safetensors does not support", hint="convert it before it is saved, or take it from checkpoint.read()")  # fmt: skip
 
 
 def _stream(path: Path, index: Index, items: Sequence[Item], named: Mapping[str, str]) -> Iterator[bytes | memoryview]:  # fmt: skip
@@ -170,7 +170,7 @@ def import_weights(file: str | Path, model: torch.nn.Module, *, strict: bool = T
     }
     problems = _compare_names(module, own, weights, matched) + list(wrong_shapes.values())
     if strict and problems:
-        raise CheckpointError(f"{file} does not fit the model: {_shorten(problems, '; ')}", hint="build the model with the sizes that the file was saved with; strict=False takes what fits")  # fmt: skip
+        raise CheckpointError(f"{file} does not fit the model: {_shorten(problems, '; ')}", hint="build the model with the sizes that the file was saved with; strict=False loads what fits")  # fmt: skip
     fitting = {name: found for name, found in matched.items() if name not in wrong_shapes}
     if not fitting:
         raise CheckpointError(f"nothing in {file} fits the model: {_shorten(problems, '; ')}", hint="is it the file of another model?")  # fmt: skip
@@ -230,7 +230,7 @@ def import_file(file: str | Path, folder: str | Path, *, step: int = 0, key: str
     """
     there = list_checkpoints(folder)
     if there:
-        raise UsageError(f"{folder} has checkpoints already, the latest of step {there[0].step}: a job that resumes there would take the weights of {file} instead", hint="give a new folder")  # fmt: skip
+        raise UsageError(f"{folder} has checkpoints already, the latest of step {there[0].step}: a job that resumes there would load the weights of {file} instead", hint="pass a new folder")  # fmt: skip
     weights = read_weights(file, key=key)
     named = dict(zip(_clean_all(list(weights)), weights.values(), strict=True))
     return save(folder, {"model": named}, step=step, rng=False).wait()

@@ -22,9 +22,9 @@ _HINTS = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints: save(..., keep=Keep(last=2))",
     errno.EDQUOT: "the quota is used up: delete something, or keep fewer checkpoints: save(..., keep=Keep(last=2))",
     errno.EACCES: "this user may not write there",
-    errno.EROFS: "the file system is mounted read-only: after an error of the disk the kernel does that by itself",
+    errno.EROFS: "the file system is mounted read-only: after a disk error the kernel does that by itself",
     errno.EIO: "the disk or the server behind it reports an error: see `dmesg` on this host",
-    errno.ESTALE: "the file server has forgotten the file: mount it anew, or see whether another job deletes there",
+    errno.ESTALE: "the file server no longer knows the file: remount it, or see whether another job deletes files there",
 }
 
 

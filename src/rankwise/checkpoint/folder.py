@@ -76,25 +76,25 @@ def list_checkpoints(folder: str | Path) -> list[Checkpoint]:
     Only names, manifests and sizes are looked at; ``verify`` reads everything.
 
     Args:
-        folder: The folder that was given to ``save``; it need not be there.
+        folder: The folder that was passed to ``save``; it need not exist.
 
     Raises:
-        CheckpointError: The folder is there and can't be read.
+        CheckpointError: The folder exists, but can't be read.
     """
     found = [open_checkpoint(path) for path in _list_names(Path(folder)) if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda one: (one.manifest is not None, one.manifest.serial if one.manifest else one.step), reverse=True)  # fmt: skip
 
 
 def latest(folder: str | Path) -> Path | None:
-    """Return the latest checkpoint that is whole, by its manifest and the sizes of its files; None if there is none.
+    """Return the latest complete checkpoint, by its manifest and the sizes of its files; None if there is none.
 
-    This process alone looks. Ranks must not decide by it whether to resume: other hosts may see another. ``load`` agrees.
+    Only this process looks. Ranks must not decide by it whether to resume: other hosts may see another. ``load`` makes them agree.
 
     Args:
-        folder: The folder that was given to ``save``; it need not be there.
+        folder: The folder that was passed to ``save``; it need not exist.
 
     Raises:
-        CheckpointError: The folder is there and can't be read.
+        CheckpointError: The folder exists, but can't be read.
     """
     return next((one.path for one in list_checkpoints(folder) if one.problem is None), None)
 
@@ -122,7 +122,7 @@ def read_index(path: Path, manifest: Manifest) -> Index:
     data = _read(path / INDEX)
     told = next((file for file in manifest.files if file.name == INDEX), None)
     if told is None or zlib.crc32(data) != told.crc32:
-        raise CheckpointError(f"{path / INDEX} is not the one that the manifest beside it means", hint="files of two checkpoints were mixed, or the disk changed it: take an earlier one")  # fmt: skip
+        raise CheckpointError(f"{path / INDEX} is not the one that the manifest beside it refers to", hint="files of two checkpoints were mixed, or the disk changed it: use an earlier one")  # fmt: skip
     return parse_index(data, path / INDEX)
 
 
@@ -133,7 +133,7 @@ def verify(path: str | Path) -> list[str]:
         path: One checkpoint, or a folder of them.
 
     Returns:
-        What is wrong, a line each; empty if all is right.
+        What is wrong, a line each; empty if all is valid.
 
     Raises:
         CheckpointError: There is no checkpoint at all.
@@ -145,7 +145,7 @@ def verify(path: str | Path) -> list[str]:
         return _verify_one(open_checkpoint(path))
     found = list_checkpoints(path)
     if not found:
-        raise CheckpointError(f"{path} holds no checkpoint", hint="give the folder that was given to save()")
+        raise CheckpointError(f"{path} holds no checkpoint", hint="pass the folder that was passed to save()")
     return [problem for one in found for problem in _verify_one(one)]
 
 
@@ -222,7 +222,7 @@ def _list_names(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise tell(error, f"can't look into {folder}") from error
+        raise tell(error, f"can't list {folder}") from error
 
 
 # ------------------------------------------------------------------ writing
@@ -263,7 +263,7 @@ def refuse_newer(found: Iterable[Checkpoint]) -> None:
         if one.is_newer:
             raise CheckpointError(
                 str(one.problem),
-                hint=f"install the rankwise that wrote it, or a later one; to go on without it, move {one.path} away",
+                hint=f"install the rankwise that wrote it, or a later one; to continue without it, move {one.path} away",
             )
 
 
@@ -292,7 +292,7 @@ def commit(disk: Disk, temporary: Path, step: int) -> Path:
     except OSError as error:
         raise tell(error, f"can't rename {temporary} to a checkpoint of step {step}") from error
     if not (target / MANIFEST).exists():
-        raise CheckpointError(f"{target} is not there after its rename", hint="the file system does not do what it says: don't keep checkpoints on it")  # fmt: skip
+        raise CheckpointError(f"{target} is missing after its rename", hint="the file system does not do what it reports: don't keep checkpoints on it")  # fmt: skip
     with suppress(
         OSError
     ):  # committed is committed: readers see it, whether or not a loss of power now would take it back

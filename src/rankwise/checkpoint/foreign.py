@@ -55,7 +55,7 @@ def _find_file(folder: Path) -> Path:
     stems = ("model.safetensors", "pytorch_model.bin")
     there = [one for stem in stems for one in (folder / stem, folder / f"{stem}{_INDEX}") if one.exists()]
     if not there:
-        raise CheckpointError(f"{folder} is a folder, and has no {' or '.join(stems)}", hint="give a .pt, .pth or .safetensors file; checkpoints of rankwise are read by checkpoint.load()")  # fmt: skip
+        raise CheckpointError(f"{folder} is a folder, and has no {' or '.join(stems)}", hint="pass a .pt, .pth or .safetensors file; checkpoints of rankwise are read by checkpoint.load()")  # fmt: skip
     return there[0]
 
 
@@ -70,11 +70,11 @@ def _read_several(index: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name in sorted(set(file_of.values())):
         if Path(name).name != name:
-            raise CheckpointError(f"{index} names a file {name!r} elsewhere", hint="all files of a model lie beside its index")  # fmt: skip
+            raise CheckpointError(f"{index} names a file {name!r} elsewhere", hint="all files of a model must be beside its index")  # fmt: skip
         found |= read_weights(index.with_name(name))
     lacking = [f"{name} (of {file})" for name, file in file_of.items() if name not in found]
     if lacking:
-        raise CheckpointError(f"{index} names tensors that its files lack: {', '.join(lacking[:_MOST_SHOWN])}", hint="a download was cut short: take the folder anew")  # fmt: skip
+        raise CheckpointError(f"{index} names tensors that its files lack: {', '.join(lacking[:_MOST_SHOWN])}", hint="a download was cut short: download the folder again")  # fmt: skip
     return {name: found[name] for name in file_of}
 
 
@@ -89,7 +89,7 @@ def _read_torch(file: Path) -> Any:
         reason = _find_reason(error)
         if re.search(r"\b(global|class|function|instantiate|TorchScript)", reason, re.IGNORECASE):
             raise CheckpointError(
-                f"{file} holds more than tensors and plain values, and to load it would execute code in it: {reason}",
+                f"{file} holds more than tensors and plain values, and loading it would execute code in it: {reason}",
                 hint="where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')",
             ) from error
         raise CheckpointError(f"{file} can't be read by torch.load: {reason}", hint="it is cut off, damaged, or not a file of torch.save") from error  # fmt: skip
@@ -99,7 +99,7 @@ def _find_reason(error: Exception) -> str:
     """Take what matters out of torch's long text."""
     text = str(error)
     if isinstance(error, LookupError) or not text.strip():
-        return f"its bytes make no sense ({type(error).__name__})"
+        return f"its bytes are invalid ({type(error).__name__})"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = next((line for line in lines if "WeightsUnpickler error" in line), lines[0])
     return line.removeprefix("WeightsUnpickler error: ").partition(". ")[0]
@@ -122,7 +122,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
         entries = {name: entry for name, entry in json.loads(head).items() if name != "__metadata__"}
         return {name: _cut_out(data, entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"the head of {file} is damaged: {error!r}", hint="take another copy of it") from error  # fmt: skip
+        raise CheckpointError(f"the head of {file} is damaged: {error!r}", hint="get another copy of it") from error  # fmt: skip
 
 
 def _cut_out(data: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
@@ -161,8 +161,8 @@ def find_weights(content: Any, file: str, key: str | None = None) -> dict[str, t
     if len(chosen) == 1:
         return found[chosen[0]]
     if not found:
-        raise CheckpointError(f"{file} holds no weights: it is {_describe(found, content)}", hint="a file of torch.save(model.state_dict(), ...) is meant, or a dict that has such a thing in it")  # fmt: skip
-    raise CheckpointError(f"{file} holds several sets of weights: {_describe(found, content)}", hint=f"say which: key={chosen[0]!r}, or --key {chosen[0]}")  # fmt: skip
+        raise CheckpointError(f"{file} holds no weights: it is {_describe(found, content)}", hint="expected a file of torch.save(model.state_dict(), ...), or of a dict that contains one")  # fmt: skip
+    raise CheckpointError(f"{file} holds several sets of weights: {_describe(found, content)}", hint=f"pass one: key={chosen[0]!r}, or --key {chosen[0]}")  # fmt: skip
 
 
 def _search(content: Any, path: tuple[str, ...]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:

@@ -38,11 +38,11 @@ def load(
     pickle: bool = False,
     alone: bool = False,
 ) -> int | None:
-    """Load the latest checkpoint that is whole into a state, at any world size.
+    """Load the latest complete checkpoint into a state, at any world size.
 
     All ranks load the same one; a copy in the hosts' memory counts like one on the disk. Modules, optimizers and what else has ``load_state_dict`` are given their state,
-    tensors and DTensors are filled where they are, and plain values are put into ``state``. A damaged checkpoint is told
-    and passed over for the one before it, unless a step is asked for. Where some ranks don't see the folder, rank 0
+    tensors and DTensors are filled where they are, and plain values are put into ``state``. A damaged checkpoint is reported
+    and skipped for the one before it, unless a step is asked for. Where some ranks don't see the folder, rank 0
     reads and sends.
 
     Args:
@@ -51,8 +51,8 @@ def load(
         step: The step to load; None: the latest.
         strict: Whether parts and a module's names that are in one of state and checkpoint only are an error; else those stay as
             they are, with a warning.
-        rng: Whether the random generators go on where they were; at another world size they are seeded anew from there. None: if
-            an optimizer is among the parts, as training goes on then.
+        rng: Whether the random generators continue where they were; at another world size they are reseeded from there. None: if
+            an optimizer is among the parts, as training continues then.
         pickle: Whether pickled objects may be loaded. Whoever wrote them can have any code executed by that.
         alone: Whether this rank loads without the others: each rank of a job with parameter servers, which have no process group.
 
@@ -60,7 +60,7 @@ def load(
         The step, or None if there is no checkpoint yet.
 
     Raises:
-        CheckpointError: None is whole, the step is not there, or the state does not fit; the same on every rank.
+        CheckpointError: None is complete, the step does not exist, or the state does not fit; the same on every rank.
         CollectiveTimeoutError: Some rank did not call; names it.
 
     Collective: every rank, with the same parts; with ``alone`` this one only.
@@ -75,14 +75,14 @@ def load(
         views = ranks.control.exchange(look(folder, step), what="checkpoint.load")
         # A job that saves there meanwhile may have deleted what we were about to read: then there are newer ones.
         if views == before:
-            raise CheckpointError(f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}", rank=ranks.rank, hint="`rankwise checkpoint verify` reads every byte; take a backup. The state may be loaded in parts: don't go on with it")  # fmt: skip
+            raise CheckpointError(f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}", rank=ranks.rank, hint="`rankwise checkpoint verify` reads every byte; use a backup. The state may be partly loaded: don't continue with it")  # fmt: skip
         before, failed = views, []
         candidates = choose(folder, views, step)
         note_serial(folder, max((one.serial for view in views for one in view.candidates), default=0))
         if not candidates:
             return None
         if step is None and ranks.is_main:
-            warn_all("passed over a damaged checkpoint", views[0].problems)
+            warn_all("skipped a damaged checkpoint", views[0].problems)
         for chosen in candidates:
             opened = open_together(folder, ranks, views, chosen)
             if isinstance(opened, str):
@@ -93,7 +93,7 @@ def load(
                 return chosen.step
             failed.append(problem)
             if step is None and ranks.is_main:
-                warn(f"passed over step {chosen.step}: {problem}")
+                warn(f"skipped step {chosen.step}: {problem}")
 
 
 @final
@@ -170,7 +170,7 @@ class _Attempt:
             raise problem
         for rank, (word, is_theirs) in enumerate(words):
             if word is not None and not is_theirs:
-                raise CheckpointError(word, rank=rank, hint="the error on that rank says more; the state is loaded in parts: don't go on with it")  # fmt: skip
+                raise CheckpointError(word, rank=rank, hint="the error on that rank has the details; the state is partly loaded: don't continue with it")  # fmt: skip
         return next((word for word, _ in words if word), None)
 
     def _must_send(self, reads: Reads) -> bool:
@@ -197,7 +197,7 @@ class _Attempt:
             raise error
         rank = next((rank for rank, one in enumerate(words) if one), None)
         if rank is not None:
-            raise CheckpointError(words[rank], rank=rank, hint="the error on that rank says more")
+            raise CheckpointError(words[rank], rank=rank, hint="the error on that rank has the details")
 
 
 def warn_all(what: str, problems: Sequence[str]) -> None:

@@ -222,8 +222,8 @@ def parse(data: bytes, path: object) -> dict[str, Any]:
     found = f"{zlib.crc32(rest):08x}".encode()
     if not data.startswith(_TOP.encode()) or told != found:
         raise CheckpointError(
-            f"{path} is damaged: its checksum is {found.decode()}, it says {told.decode(errors='replace')!r}",
-            hint="the disk or a copy changed it: take an earlier checkpoint, or a backup",
+            f"{path} is damaged: its checksum is {found.decode()}, it records {told.decode(errors='replace')!r}",
+            hint="the disk or a copy changed it: use an earlier checkpoint, or a backup",
         )
     content = json.loads(data)
     if not isinstance(content, dict):

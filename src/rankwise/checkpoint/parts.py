@@ -33,7 +33,7 @@ class PerRank:
 
     Attributes:
         value: What could stand there without it: an object with ``state_dict()``, tensors, containers, numbers.
-        at_other_size: At another world size nobody knows whose part is whose: ``load`` refuses, or keeps what is there.
+        at_other_size: At another world size it is not known whose part is whose: ``load`` refuses, or keeps what is there.
     """
 
     value: Any
@@ -146,7 +146,7 @@ def _check_name(part: object) -> None:
     if not isinstance(part, str) or not part or "@" in part or "." in part:
         raise CheckpointError(
             f"a part of the state is named {part!r}",
-            hint="names are texts without '@' and '.': {'model': model}",
+            hint="names are strings without '@' and '.': {'model': model}",
         )
 
 

@@ -74,7 +74,7 @@ def find_ranks(ctx: RankContext | None = None) -> Ranks:
     """Find out who saves and loads together.
 
     Args:
-        ctx: Who the ranks are; None: the job that ``init()`` has joined, or torch's default group, or this process.
+        ctx: The job; None: the one that ``init()`` joined, or torch's default group, or this process.
 
     Collective: every rank, where torch's default group is met for the first time.
     """

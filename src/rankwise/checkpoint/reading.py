@@ -65,7 +65,7 @@ def receive_all(ranks: Ranks, opened: Opened, reads: Reads) -> None:
         ranks.control.broadcast(data, sender=sender, what=f"checkpoint.load ({name})")
         if not data[-1]:
             raise problem or CheckpointError(
-                f"rank {sender} could not read {name}", rank=sender, hint="its own error says more"
+                f"rank {sender} could not read {name}", rank=sender, hint="its own error has the details"
             )
         if key in reads.by_chunk and trouble is None:
             try:

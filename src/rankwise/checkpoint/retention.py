@@ -22,10 +22,10 @@ class Keep:
 
     Attributes:
         last: So many of the newest; None: the newest only if there is another rule, else all.
-        every: Those whose step is a multiple of this, for ever.
+        every: Those whose step is a multiple of this, forever.
         best: So many of the best by ``metric``.
         metric: The name in ``save(..., metrics={...})``.
-        mode: Whether a small or a great metric is good.
+        mode: Whether a smaller or a larger metric is better.
     """
 
     last: int | None = None
@@ -36,7 +36,7 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
-            raise UsageError(f"Keep(last={self.last})", hint="the newest always stays: 1 or more, or None")
+            raise UsageError(f"Keep(last={self.last})", hint="the newest is always kept: 1 or more, or None")
         if self.every is not None and self.every < 1:
             raise UsageError(f"Keep(every={self.every})", hint="a number of steps, 1 or more")
         if self.best < 0 or self.mode not in {"min", "max"}:

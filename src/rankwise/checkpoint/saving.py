@@ -51,7 +51,7 @@ class Saving:
 
     Attributes:
         step: The step that is saved.
-        stall_s: Seconds that training stood still.
+        stall_s: Seconds that training was blocked.
     """
 
     step: int
@@ -65,11 +65,11 @@ class Saving:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Path:
-        """Wait until the checkpoint is whole on the disk.
+        """Wait until the checkpoint is complete on the disk.
 
         Args:
             timeout_s: Seconds to wait; None: until it has ended, which has a bound of its own.
@@ -81,7 +81,7 @@ class Saving:
             CheckpointError: It could not be saved, or is not done in time.
         """
         if not self._done.wait(timeout_s):
-            raise CheckpointError(f"step {self.step} is not saved after {timeout_s:g} s", hint="wait longer, or look at the disk")  # fmt: skip
+            raise CheckpointError(f"step {self.step} is not saved after {timeout_s:g} s", hint="wait longer, or check the disk")  # fmt: skip
         self._is_told = True
         if self._error is not None:
             raise self._error
@@ -119,10 +119,10 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     pickle: bool = False,
     alone: bool = False,
 ) -> Saving:
-    """Save a state as ``folder/step-N``, which appears when it is whole and never before.
+    """Save a state as ``folder/step-N``, which appears when it is complete and never before.
 
     The state is a dict of parts: modules (wrapped or not), optimizers, whatever has ``state_dict()`` and
-    ``load_state_dict()``, tensors and DTensors, numbers, texts and containers of them. What all ranks have a copy of
+    ``load_state_dict()``, tensors and DTensors, numbers, strings and containers of them. What all ranks have a copy of
     is written once, the ranks sharing the work; shards are written by one of those that have them. A part whose plain
     values differ between ranks, and what stands in ``PerRank``, is kept for each rank.
 
@@ -130,9 +130,9 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         folder: Where checkpoints are; shared by all hosts, the same text on every rank.
         state: The parts by name.
         step: The step, 0 or more.
-        keep: Which older ones stay; None: all but those of the same step.
+        keep: Which older ones are kept; None: all but those of the same step.
         metrics: Numbers to judge it by, for ``keep``; rank 0's count. An empty dict: it is not judged, and never the best.
-        background: Whether to return once the values are in host memory; never are there two saves at once. What fails then is
+        background: Whether to return once the values are in host memory; there are never two saves at once. What fails then is
             raised by what you call next (``check``), at last by ``ctx.close()``; a script without ``init()`` that ends before
             gets a line on standard error.
         memory: Whether to save into the host's memory, and not to the disk: the first thing that ``load`` looks at when the
@@ -146,7 +146,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         The save; without ``background`` it has ended.
 
     Raises:
-        UsageError: The step or the folder differs between ranks, or is not sane.
+        UsageError: The step or the folder differs between ranks, or is invalid.
         CheckpointError: Something can't be saved, the disk refused, or an earlier save in the background had failed; the same on
             every rank.
         CollectiveTimeoutError: Some rank did not call; names it.
@@ -245,7 +245,7 @@ def _find_mesh(flat: Flat) -> dict[str, int]:
 
 
 def check() -> None:
-    """Raise what went wrong with a save in the background: at the same call on every rank.
+    """Raise the error of a save in the background: at the same call on every rank.
 
     Call it once a step; ``ctx.should_stop()`` does so too. It costs a microsecond and sends nothing. Without it the error
     comes at the next save.

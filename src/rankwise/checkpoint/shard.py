@@ -132,5 +132,5 @@ def read_chunk(path: Path, chunk: Chunk, into: memoryview, name: str) -> None:
     if found != chunk.crc32:
         raise CheckpointError(
             f"{path}: {name} is damaged (bytes {chunk.start} to {chunk.start + chunk.size}: checksum {found:08x}, not {chunk.crc32:08x})",
-            hint="the disk or a copy changed it: take an earlier checkpoint, or a backup",
+            hint="the disk or a copy changed it: use an earlier checkpoint, or a backup",
         )

@@ -131,7 +131,7 @@ def choose(folder: Path, views: Sequence[View], step: int | None) -> list[Candid
         if view.newer:
             raise CheckpointError(
                 view.newer[0], rank=rank,
-                hint="install the rankwise that wrote it, or a later one; to go on from an older checkpoint, name its step",
+                hint="install the rankwise that wrote it, or a later one; to continue from an older checkpoint, pass its step",
             )  # fmt: skip
     on_disk = [one for one in views[0].candidates if not one.in_memory]
     # Hosts seal their own manifests: it is one save by its serial.
@@ -143,9 +143,9 @@ def choose(folder: Path, views: Sequence[View], step: int | None) -> list[Candid
         return chosen
     for rank, view in enumerate(views):
         if view.candidates:
-            raise CheckpointError(f"rank 0 sees no checkpoint in {folder}, and rank {rank} sees {view.candidates[0].name}", rank=0, hint="give a folder that rank 0's host has, or copy the checkpoint there")  # fmt: skip
+            raise CheckpointError(f"rank 0 sees no checkpoint in {folder}, and rank {rank} sees {view.candidates[0].name}", rank=0, hint="pass a folder that rank 0's host has, or copy the checkpoint there")  # fmt: skip
     if views[0].problems:
-        raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(views[0].problems[:3])}", rank=0, hint="take a backup, or begin anew in another folder")  # fmt: skip
+        raise CheckpointError(f"no checkpoint in {folder} is complete: {'; '.join(views[0].problems[:3])}", rank=0, hint="use a backup, or start again in another folder")  # fmt: skip
     if step is not None:
         there = sorted({one.step for one in list_checkpoints(folder)}) if folder.is_dir() else []
         raise CheckpointError(f"{folder} has no checkpoint of step {step}; it has {there or 'none'}")
@@ -199,7 +199,7 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     found = [one for one in told if one is not None]
     index = _merge([one[1] for one in found], found[0][0].world_size)
     if isinstance(index, str):
-        return f"the copies of step {chosen.step} in memory are not whole any more: {index}"
+        return f"the copies of step {chosen.step} in memory are no longer complete: {index}"
     number_of = {(name, chunk.offsets): (name, place) for name, entry in index.tensors.items() for place, chunk in enumerate(entry.chunks)}  # fmt: skip
     here: dict[Key, tuple[Path, Chunk]] = {}
     if path is not None and isinstance(own, tuple):

@@ -118,11 +118,11 @@ def _find_tree(loading: Loading, name: str, held: Any) -> dict[str, Any] | None:
         return None
     if isinstance(held, PerRank):
         raise CheckpointError(
-            f"each of {loading.saved_size} ranks has saved its own {name!r}, and there are {loading.world_size} ranks now",
+            f"each of {loading.saved_size} ranks has saved its own {name!r}, but there are {loading.world_size} ranks now",
             hint="PerRank(..., at_other_size='keep') leaves it as it is",
         )
     raise CheckpointError(
-        f"{name!r} differed between the {loading.saved_size} ranks that saved it, and there are {loading.world_size} ranks now",
+        f"{name!r} differed between the {loading.saved_size} ranks that saved it, but there are {loading.world_size} ranks now",
         hint="make it equal on all ranks before it is saved, or wrap it in PerRank(..., at_other_size='keep')",
     )
 
@@ -133,7 +133,7 @@ def _find_tree(loading: Loading, name: str, held: Any) -> dict[str, Any] | None:
 def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mapping[str, Any]) -> Part:
     saved = next(iter(tree.values()))
     if not isinstance(saved, Mapping):
-        raise CheckpointError(f"{part!r} is a module here, and was saved as something else")
+        raise CheckpointError(f"{part!r} is a module here, but was saved as something else")
     own = module.state_dict()
     # Of a pipeline this rank has some stages; names are compared for all.
     whole: Sequence[str] = getattr(module, "whole_names", list(own))
@@ -285,7 +285,7 @@ def _compare_options(part: str, optimizer: torch.optim.Optimizer, saved: Sequenc
         if lacks and has:
             raise CheckpointError(
                 f"{part}: this optimizer is {type(optimizer).__name__}, with the options {', '.join(lacks)}; the checkpoint's is of another class, with "
-                f"{', '.join(has)}", hint="build the optimizer that was saved, or begin anew in another folder, with the model's weights only",
+                f"{', '.join(has)}", hint="build the optimizer that was saved, or start again in another folder, with the model's weights only",
             )  # fmt: skip
 
 

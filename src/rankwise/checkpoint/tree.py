@@ -121,7 +121,7 @@ class Encoder:
                 raise CheckpointError(f"{place} is a {type(value).__qualname__}, and can't even be pickled: {error}") from error  # fmt: skip
         raise CheckpointError(
             f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved as plain data",
-            hint="give it state_dict() and load_state_dict(), or turn it into numbers, texts, lists, dicts and tensors; save(..., pickle=True) pickles it",
+            hint="give it state_dict() and load_state_dict(), or turn it into numbers, strings, lists, dicts and tensors; save(..., pickle=True) pickles it",
         )
 
     def _keep(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
@@ -134,7 +134,7 @@ class Encoder:
         ):
             raise CheckpointError(
                 f"{place} is a tensor that has no plain bytes ({tensor.layout}, {tensor.device.type}{', quantized' if tensor.is_quantized else ''})",
-                hint="save what it is made of: of a sparse tensor the indices and the values",
+                hint="save its components: of a sparse tensor the indices and the values",
             )
         name, number = place, 2
         while name in self.tensors or name in self._absent:  # {"a.b": x, "a": {"b": y}}
@@ -170,7 +170,7 @@ def decode(value: Any, find_tensor: Callable[[str], torch.Tensor], *, can_pickle
         return _decode_numpy(held, find_tensor)
     if tag == "$pickle":
         if not can_pickle:
-            raise CheckpointError("it holds a pickled object, and to load one executes the code in it", hint="if you trust whoever wrote it: load(..., pickle=True)")  # fmt: skip
+            raise CheckpointError("it holds a pickled object, and loading one executes the code in it", hint="if you trust whoever wrote it: load(..., pickle=True)")  # fmt: skip
         return pickle.loads(base64.b64decode(held))  # noqa: S301 - asked for by the caller
     if tag in _PLAIN:
         return _PLAIN[tag](held)
@@ -232,7 +232,7 @@ def _decode_numpy(held: Any, find_tensor: Callable[[str], torch.Tensor]) -> Any:
 def _decode_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"it holds a dtype {name!r}, which this torch has not")
+        raise CheckpointError(f"it holds a dtype {name!r}, which this torch does not have")
     return dtype
 
 

@@ -251,15 +251,15 @@ def _read_part(order: Order, rank: int) -> dict[str, Any]:
             found = (order.temporary / name).stat().st_size if name else 0
             if found == size:
                 return part
-            problem = f"rank {rank} wrote {size} bytes into {name}, and {found} of them are seen here"
+            problem = f"rank {rank} wrote {size} bytes into {name}, and {found} of them are visible here"
         except FileNotFoundError as error:
             problem = (
-                f"rank {rank} wrote {error.filename}, and it is not seen on rank {order.ranks.rank}'s host"
+                f"rank {rank} wrote {error.filename}, but it is not visible on rank {order.ranks.rank}'s host"
             )
         except CheckpointError as error:
             problem = error.message  # a network file system may show a file before all that is in it
         if SYSTEM_CLOCK.monotonic() > end:
-            raise CheckpointError(problem, rank=order.ranks.rank, hint="all hosts must share the folder: give a path on a network file system")  # fmt: skip
+            raise CheckpointError(problem, rank=order.ranks.rank, hint="all hosts must share the folder: pass a path on a network file system")  # fmt: skip
         SYSTEM_CLOCK.sleep(wait_s)
         wait_s = min(1.0, 2 * wait_s)
 
@@ -362,7 +362,7 @@ def _tell_silence(order: Order, keys: Sequence[str]) -> CheckpointError:
     absent = [key.rpartition("/")[2] for key in keys]
     who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(absent)}"
     return CheckpointError(
-        f"step {order.manifest.step} is not known to be saved: for {order.ranks.timeout_s:.0f} s {who} did nothing, and had not told how it went",
+        f"step {order.manifest.step} is not known to be saved: for {order.ranks.timeout_s:.0f} s {who} did nothing, and had not reported a result",
         hint="look at that rank's host: its disk may hang",
     )
 
@@ -402,5 +402,5 @@ def _lost(order: Order, error: BaseException) -> CheckpointError:
         f"step {order.manifest.step} was not saved, or is not known to be: the job's store is gone ({error})".splitlines()[
             0
         ],
-        hint="the job is ending: whoever resumes it finds the latest whole checkpoint",
+        hint="the job is ending: a resume finds the latest complete checkpoint",
     )

@@ -88,7 +88,7 @@ def _split(values: Sequence[str]) -> list[str]:
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of processes is meant, 0 for as many as fit")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of processes, 0 for as many as fit")
     return min(int(text), os.cpu_count() or 1)
 
 

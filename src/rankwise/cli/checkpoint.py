@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rankwise.checkpoint.folder import Checkpoint
 
-_EXIT_CODES = "exit codes: 0 all is right; 1 something is damaged or absent; 2 the command is wrong"
+_EXIT_CODES = "exit codes: 0 all is valid; 1 something is damaged or missing; 2 the command is wrong"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,15 +55,15 @@ def _build_parser() -> argparse.ArgumentParser:
         return added
 
     ls = add("ls", _ls, "List the checkpoints of a folder, the latest first; damage is seen in manifests and sizes only.")  # fmt: skip
-    ls.add_argument("path", metavar="FOLDER", type=Path, help="the folder that was given to save()")
-    look = add("inspect", inspect, "Show what a checkpoint says of itself, its parts and its tensors.")
+    ls.add_argument("path", metavar="FOLDER", type=Path, help="the folder that was passed to save()")
+    look = add("inspect", inspect, "Show a checkpoint's metadata, its parts and its tensors.")
     look.add_argument("--part", help="only the tensors of this part")
     check = add("verify", _verify, "Read every byte and compare the checksums.")
     out = add("export", _export, "Write the tensors of a part as one safetensors file.")
     for one in (look, check, out):
         one.add_argument("path", metavar="PATH", type=Path, help="a checkpoint, or a folder of them")
     for one in (look, out):
-        one.add_argument("--step", type=int, help="which one of a folder (default: the latest that is whole)")
+        one.add_argument("--step", type=int, help="which one of a folder (default: the latest complete one)")
     for one in (ls, look, check):
         one.add_argument("--format", choices=("text", "json"), default="text")
     out.add_argument("target", metavar="OUT.safetensors", type=Path, help="the file to write")
@@ -71,7 +71,9 @@ def _build_parser() -> argparse.ArgumentParser:
     into = add("import", _import, "Make a checkpoint of the weights in a file of torch.save or safetensors.")
     into.add_argument("file", metavar="FILE", type=Path, help="a .pt, .pth or .safetensors file; nothing in it is executed")  # fmt: skip
     into.add_argument("folder", metavar="FOLDER", type=Path, help="a folder without checkpoints")
-    into.add_argument("--step", type=int, default=0, help="the step that training goes on from (default: 0)")
+    into.add_argument(
+        "--step", type=int, default=0, help="the step that training continues from (default: 0)"
+    )
     into.add_argument("--key", help="where in the file the weights are, if it holds several: ema, nets.generator")  # fmt: skip
     return parser
 
@@ -93,7 +95,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         for path in (list_unfinished(folder) if folder.is_dir() else [])
     ]
     if not rows:
-        raise CheckpointError(f"{folder} holds no checkpoint", hint="give the folder that was given to save()")  # fmt: skip
+        raise CheckpointError(f"{folder} holds no checkpoint", hint="pass the folder that was passed to save()")  # fmt: skip
     if arguments.format == "json":
         print(json.dumps({"folder": str(folder), "checkpoints": rows}, indent=1))
     else:
@@ -102,8 +104,8 @@ def _ls(arguments: argparse.Namespace) -> int:
         shown = [n for n in range(len(heads)) if heads[n] != "metrics" or any(row[n] for row in cells)]
         table = [[row[n] for n in shown] for row in [heads, *cells]]
         print(clean_text("\n".join(align(table, right={1, 2}))))
-    has_whole = any(row["state"] == "whole" for row in rows)
-    return 1 if not has_whole or any(row["state"] == "damaged" for row in rows) else 0
+    has_complete = any(row["state"] == "complete" for row in rows)
+    return 1 if not has_complete or any(row["state"] == "damaged" for row in rows) else 0
 
 
 def _read_step(path: Path) -> int | None:
@@ -123,7 +125,7 @@ def _describe(one: Checkpoint) -> dict[str, Any]:
     if one.manifest is not None:
         m = one.manifest
         said |= {"serial": m.serial, "size_bytes": m.size, "ranks": m.world_size, "saved_at": m.saved_at, "metrics": dict(m.metrics), "parts": list(m.parts)}  # fmt: skip
-    return said | {"state": "damaged" if one.problem else "whole", "problem": one.problem}
+    return said | {"state": "damaged" if one.problem else "complete", "problem": one.problem}
 
 
 def _format_row(row: dict[str, Any]) -> list[str]:
@@ -143,9 +145,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     results: list[dict[str, Any]] = []
     for one, size in sizes.items():
         problems = verify(one)
-        results.append({"path": str(one), "state": "damaged" if problems else "whole", "size_bytes": size, "problems": problems})  # fmt: skip
+        results.append({"path": str(one), "state": "damaged" if problems else "complete", "size_bytes": size, "problems": problems})  # fmt: skip
         if arguments.format == "text":
-            print(f"{one}  " + ("damaged" if problems else f"whole ({format_size(size)} read)"), flush=True)
+            print(
+                f"{one}  " + ("damaged" if problems else f"complete ({format_size(size)} read)"), flush=True
+            )
             print("".join(f"  {problem}\n" for problem in problems), end="", flush=True)
     if arguments.format == "json":
         print(json.dumps({"checkpoints": results}, indent=1))

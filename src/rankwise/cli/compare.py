@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-_EXIT_CODES = "exit codes: 0 they agree within the tolerance; 1 they part; 2 the command is wrong, or there is nothing to compare"
+_EXIT_CODES = "exit codes: 0 they agree within the tolerance; 1 they diverge; 2 the command is wrong, or there is nothing to compare"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = Parser("rankwise compare", description="Show where runs part: each against the first. Needs no torch, but for their checkpoints.", epilog=_EXIT_CODES)  # fmt: skip
+    parser = Parser("rankwise compare", description="Show where runs diverge: each against the first. Needs no torch, except for their checkpoints.", epilog=_EXIT_CODES)  # fmt: skip
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="a run's folder, or its journal.jsonl; two or more")  # fmt: skip
     parser.add_argument("--tolerance", type=float, help="largest relative difference that counts as agreement (default: 1e-9 for float64, 1e-4 for fp32, 1e-2 for bf16 and fp16)")  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw losses and differences; .svg, .png or .pdf")  # fmt: skip

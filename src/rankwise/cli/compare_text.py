@@ -68,7 +68,7 @@ def tell_verdict(comparison: Comparison, reasons: Sequence[Reason]) -> str:
     """Return the outcome as one line, with the cause where it is certain."""
     losses, within = comparison.losses, f"within {_short(comparison.tolerance)}"
     if losses.parting is not None:
-        return f"the runs part at step {losses.parting.step}{_tell_how(comparison, reasons)}"
+        return f"the runs diverge at step {losses.parting.step}{_tell_how(comparison, reasons)}"
     parted = [f"{one.name} at step {one.parting.step}" for one in comparison.metrics if one.parting]
     if comparison.norms is not None and comparison.norms.parting_step is not None:
         parted.append(f"norms at step {comparison.norms.parting_step}")
@@ -123,7 +123,7 @@ def _describe(run: Journal) -> Iterator[str]:
     yield from _wrap(", ".join(facts))
     yield from _wrap(f"steps {first.started.step + 1} to {run.last_step}{planned}, {ended}; begun {when:%Y-%m-%d %H:%M}")  # fmt: skip
     for one in run.starts[1:]:
-        yield f"went on after step {one.started.step} with {format_count(one.started.world_size, 'rank')}"
+        yield f"resumed after step {one.started.step} with {format_count(one.started.world_size, 'rank')}"
     if run.num_skipped:
         yield f"{format_count(run.num_skipped, 'line')} of its journal cut off by a kill, left out"
 
@@ -211,7 +211,7 @@ def _tell_parting(series: Series) -> Iterator[str]:
 
 
 def _tell_weights(weights: Weights) -> Iterator[str]:
-    when = "at the start" if weights.step == 0 else f"after step {weights.step}, where both went on"
+    when = "at the start" if weights.step == 0 else f"after step {weights.step}, where both resumed"
     if weights.are_equal:
         yield from _wrap(f"equal {when}, to the bit ({format_count(weights.num_common, 'parameter')})")
     if weights.differing:

@@ -81,7 +81,7 @@ def _show(args: argparse.Namespace, together: Together, *, is_teller: bool) -> N
     if not is_teller:
         first = together.hosts[0].name if together.hosts else "the first host"
         counts = count_verdicts(list_readings(together))
-        print(f"rankwise doctor: {counts}; the whole report stands on {first}", file=sys.stderr)
+        print(f"rankwise doctor: {counts}; the whole report is on {first}", file=sys.stderr)
         return
     now = datetime.now(tz=timezone.utc)
     try:

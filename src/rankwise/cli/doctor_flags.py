@@ -21,7 +21,7 @@ Check whether this host, or several together, can run a distributed job: softwar
 clocks, and every link between hosts. Each finding comes with the command that fixes it."""
 _SEVERAL = """\
 Several hosts: start the same command on each of them (under srun or mpirun without any of these flags), or let ssh do it with --hosts.
-They meet at the address and port at which the job would meet."""
+They use the rendezvous address and port of the job."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -102,7 +102,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         "--node-rank",
         type=int,
         metavar="R",
-        help="Number of this host, from 0; node 0 hosts the meeting.",
+        help="Number of this host, from 0; node 0 hosts the rendezvous.",
     )
     _add_both(
         hosts,
@@ -119,7 +119,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         action=Given,
         default="",
         metavar="HOST:PORT",
-        help="Both in one; the host with that address hosts the meeting.",
+        help="Both in one; the host with that address hosts the rendezvous.",
     )
     hosts.add_argument(
         "--hosts",
@@ -159,7 +159,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         action=Given,
         default="",
         metavar="WORD",
-        help="The same word on all hosts keeps strangers, and other meetings at this port, out (--hosts makes one). Other users of a host "
+        help="The same token on all hosts keeps out strangers, and other rendezvous at this port (--hosts makes one). Other users of a host "
         "can read it there.",
     )
     hosts.add_argument(
@@ -167,7 +167,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         action=Given,
         type=read_path,
         metavar="FILE",
-        help="A file whose first line is that word.",
+        help="A file whose first line is that token.",
     )
     hosts.add_argument("--token-from-input", action="store_true", help=argparse.SUPPRESS)
 
@@ -231,7 +231,7 @@ def _nodes(text: str) -> int:
     least, colon, most = text.partition(":")
     if colon and least.isdecimal() and most.isdecimal() and int(least) != int(most):
         raise argparse.ArgumentTypeError(
-            f"{text!r} leaves open how many hosts are to come: say how many there are now, as in --nnodes {most}"
+            f"{text!r} leaves open how many hosts to expect: pass how many there are now, as in --nnodes {most}"
         )
     return _count(least if colon and least == most else text)
 
@@ -289,13 +289,13 @@ def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     if not args.hosts and args.hostfile is None:
         return
     if args.hosts and args.hostfile is not None:
-        parser.error("--hosts and --hostfile say the same thing twice: give one of them")
+        parser.error("--hosts and --hostfile mean the same thing: pass one of them")
     flag = "--hosts" if args.hosts else "--hostfile"
     if args.nnodes is not None or args.node_rank is not None:
         parser.error(f"{flag} starts the nodes itself: leave out --nnodes and --node-rank")
     if args.rdzv_endpoint:
         parser.error(
-            f"{flag} lets them meet at the first host: leave out --rdzv-endpoint; --master-addr and --master-port say it otherwise"
+            f"{flag} uses the first host for the rendezvous: leave out --rdzv-endpoint; --master-addr and --master-port change it"
         )
     if sys.platform == "win32":
         parser.error(
@@ -305,9 +305,7 @@ def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
 
 def _check_meeting(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.rdzv_endpoint and (args.master_addr or args.master_port):
-        parser.error(
-            "--rdzv-endpoint and --master-addr/--master-port say the same thing twice: give one of them"
-        )
+        parser.error("--rdzv-endpoint and --master-addr/--master-port mean the same thing: pass one of them")
     if args.node_rank is not None and args.nnodes is None:
         parser.error("--node-rank without --nnodes: how many hosts are there?")
     if args.nnodes is None:
@@ -317,7 +315,7 @@ def _check_meeting(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
             f"--node-rank {args.node_rank} with --nnodes {args.nnodes}: nodes are numbered from 0 to {args.nnodes - 1}"
         )
     if args.nnodes > 1 and not (args.master_addr or args.rdzv_endpoint):
-        parser.error(f"--nnodes {args.nnodes}: say where they meet: --master-addr ADDRESS-OF-NODE-0")
+        parser.error(f"--nnodes {args.nnodes}: pass their rendezvous: --master-addr ADDRESS-OF-NODE-0")
 
 
 def _find_page_fault(path: Path) -> str:
@@ -344,7 +342,7 @@ def read_token(path: Path) -> str:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"--token-file {path} can't be read: {error}", hint="its first line is the word"
+            f"--token-file {path} can't be read: {error}", hint="its first line is the token"
         ) from error
     if not lines:
         raise UsageError(

@@ -69,7 +69,7 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
             )
         elif args.rdzv_endpoint and args.nnodes is None:
             say(
-                "rankwise: only this host is looked at: --rdzv-endpoint without --nnodes, which says how many meet there"
+                "rankwise: only this host is looked at: --rdzv-endpoint without --nnodes, which says how many hosts there are"
             )
         return look_alone(host, probes), True
     plan = limit(args, replace(plan, expected=args.expect or plan.expected), probes)

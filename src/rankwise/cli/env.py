@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """Show what the environment says; return the exit code: 1 if something in it can't be true."""
     parser = Parser(
         prog="rankwise env",
-        description="Tell which rank this process is by its variables, which variable told what, and what contradicts what. "
+        description="Show which rank this process is by its variables, which variable set what, and what contradicts what. "
         "Exit code 1: something can't be true. Secrets are not shown.",
     )
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Lines, or a JSON object.")
@@ -100,7 +100,7 @@ def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
         yield paint(head, "bold", color=color)
         yield from _write_values(told)
         if values["master_addr"].value is None and values["world_size"].value != 1:
-            yield f"  nothing tells where rank 0 is: {_PASS_ON.get(told.source, 'set MASTER_ADDR and MASTER_PORT, the same for all ranks')}"
+            yield f"  nothing says where rank 0 is: {_PASS_ON.get(told.source, 'set MASTER_ADDR and MASTER_PORT, the same for all ranks')}"
         if told.place is not None:
             yield ""
             yield f"{told.place.what}: a launcher may be started here as well"

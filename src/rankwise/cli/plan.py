@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 def _build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "rankwise plan",
-        description="Tell how much memory a training will need on each GPU, for each way to spread the model, and propose the cheapest that fits. "
+        description="Show how much memory a training will need on each GPU, for each way to spread the model, and propose the cheapest that fits. "
         "The script is imported, under a name other than __main__, and its model is built on the meta device: nothing is allocated.",
         epilog=_EXIT_CODES,
     )
@@ -82,7 +82,7 @@ def _read_input(text: str) -> tuple[list[int], str]:
     except ValueError:
         sizes = [0]
     if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: say 8,1024:int64")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: use 8,1024:int64")
     return sizes, dtype or "float32"
 
 

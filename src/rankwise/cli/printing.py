@@ -33,7 +33,7 @@ def put(told: str) -> None:
         _forget_output()
         raise LaunchError(
             f"the report can't be written to standard output: {error}",
-            hint="give it a file with room: > report.txt",
+            hint="write it to a file with space: > report.txt",
         ) from error
 
 

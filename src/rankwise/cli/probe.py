@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Show the page of one probe; return the exit code."""
     parser = Parser(
         prog="rankwise probe",
-        description="Explain a probe of `rankwise doctor`: what it looks at, why, and how to mend it.",
+        description="Explain a probe of `rankwise doctor`: what it looks at, why, and how to fix it.",
     )
     parser.add_argument(
         "probe", metavar="PROBE", help="Its id: hostname; `rankwise doctor --list` lists all."

@@ -22,7 +22,11 @@ def main(argv: Sequence[str]) -> int:
         "a run (RANKWISE_RESIDENT_IDLE, in seconds), when memory is short, and when what they have loaded changes on disk.",
     )
     parser.add_argument(
-        "what", nargs="?", choices=("list", "stop"), default="list", help="stop ends all of them; runs go on."
+        "what",
+        nargs="?",
+        choices=("list", "stop"),
+        default="list",
+        help="stop ends all of them; runs continue.",
     )
     if parser.parse_args(argv).what == "stop":
         pids = stop_servers()

@@ -56,10 +56,10 @@ def main_one(argv: Sequence[str]) -> int:
     name = " ".join(args.rule)
     if not name:
         if sys.stdin is None or sys.stdin.isatty():
-            parser.error("give a name or an error text, or a log on standard input: rankwise rule < LOG")
+            parser.error("pass a name or an error text, or a log on standard input: rankwise rule < LOG")
         text, left_out = read_log(sys.stdin.buffer)
         if not text.strip():
-            parser.error("standard input is empty: give a name, an error text or a log")
+            parser.error("standard input is empty: pass a name, an error text or a log")
         return _show_known(text, args.format, left_out=left_out)
     if rules := _find_chapter(name):
         _show_all(rules, args.format)
@@ -84,7 +84,7 @@ def _show_known(text: str, format: str, *, left_out: int = 0) -> int:  # noqa: A
     known, is_log = find_known(text), "\n" in text.strip()
     if not known:
         raise UsageError(
-            "no error text that is known is in this log" if is_log else "this is no error text that is known",
+            "no known error text is in this log" if is_log else "this is not a known error text",
             hint="`rankwise run` names the rank that failed first, whatever its error",
         )
     if format == "json":

@@ -20,7 +20,7 @@ _EXIT_CODES = "exit codes: 0 nothing is stuck; 1 something is; 2 it can't be see
 def main(argv: Sequence[str]) -> int:
     """Look at the ranks for a second, judge, show; return the exit code."""
     parser = Parser(
-        prog="rankwise why", description="Tell which rank of a running job keeps the others waiting. The ranks go on unharmed.",
+        prog="rankwise why", description="Show which rank of a running job keeps the others waiting. The ranks run on, undisturbed.",
         epilog=_EXIT_CODES,
     )  # fmt: skip
     parser.add_argument(

@@ -72,7 +72,7 @@ class Packing:
         if absent and not self.drops_none:
             raise DataError(
                 f"the data set returned None for {_name_samples(absent)}",
-                hint="DataLoader(..., drop_none=True) leaves such samples out and keeps the ranks in step; or repair the data set",
+                hint="DataLoader(..., drop_none=True) leaves such samples out and keeps the ranks in step; or fix the data set",
             )
         pairs = [(one, name) for one, name in zip(samples, names, strict=True) if one is not None]
         return [one for one, _ in pairs], [name for _, name in pairs]

@@ -15,7 +15,7 @@ _VERSION = 1
 #: Told in a state, so that one of the other kind of data set is known for what it is.
 KIND, STREAM_KIND = "indexed", "stream"
 _OTHER_SIZE = (
-    "end the epoch with the data set that it began with: between epochs it may grow or shrink. To begin anew with these weights, load "
+    "end the epoch with the data set that it began with: between epochs it may grow or shrink. To start again with these weights, load "
     "them alone, checkpoint.load(folder, {'model': model, 'optimizer': optimizer}), and save in another folder"
 )
 
@@ -65,7 +65,7 @@ class Cursor:
             global_samples: Its samples over all ranks.
 
         Raises:
-            UsageError: The epoch has not so many samples left.
+            UsageError: The epoch does not have so many samples left.
         """
         left = self._schedule.num_samples - self.consumed
         if not 0 < global_samples <= left:
@@ -185,14 +185,14 @@ def check_kind(state: Any, version: int, kind: str, rank: int) -> None:
     if not isinstance(state, dict) or state.get("version") != version:
         told = state.get("version") if isinstance(state, dict) else type(state).__name__
         raise DataError(
-            f"this is not a state of a sampler or loader that can be read here: version {told!r}, and {version} is wanted",
+            f"this is not a state of a sampler or loader that can be read here: version {told!r}, but {version} is expected",
             rank=rank,
             hint="load what state_dict() has returned, with the rankwise that saved it",
         )
     if state.get("kind") != kind:
         words = {KIND: "a data set that has an index", STREAM_KIND: "a data set that can only be iterated"}
         raise DataError(
-            f"the state was saved for {words.get(str(state.get('kind')), 'something unknown')}, and here is {words[kind]}",
+            f"the state was saved for {words.get(str(state.get('kind')), 'something unknown')}, but this is {words[kind]}",
             rank=rank,
-            hint="load it into a loader of the same data set, or begin an epoch anew with set_epoch",
+            hint="load it into a loader of the same data set, or start an epoch with set_epoch",
         )

@@ -21,23 +21,23 @@ _FIRST_BLOCK, _LAST_BLOCK = 1 << 10, 3 << 13
 
 @final
 class DistributedSampler(distributed.DistributedSampler):  # type: ignore[misc]
-    """Deals the samples of an epoch out to the ranks, as torch's class does, whose place it takes.
+    """Distributes the samples of an epoch over the ranks, in place of torch's class.
 
     Same arguments, same lengths, same padding: without ``drop_last`` the first samples of the epoch come again at its
     end until each rank has as many. Only the shuffled order is another one, computed index by index. For training that
-    may go on with another number of ranks, and without doubled samples, take ``GlobalBatchSampler``.
+    may continue with another number of ranks, and without duplicate samples, use ``GlobalBatchSampler``.
 
     Args:
         dataset: Anything with a length.
         num_replicas: Ranks that share the data; None: the job's.
         rank: Which of them this is; None: the job's.
-        shuffle: Shuffle anew in each epoch that ``set_epoch`` announces.
+        shuffle: Reshuffle in each epoch that ``set_epoch`` announces.
         seed: The order's seed, the same on all ranks.
         drop_last: Leave samples out instead of repeating some, so that all ranks have as many.
 
     Raises:
-        ValueError: The rank is none of the ranks (as torch's).
-        UsageError: The environment tells of several ranks, and no job was joined.
+        ValueError: The rank is out of range (as in torch).
+        UsageError: The environment names several ranks, but no job was joined.
     """
 
     def __init__(

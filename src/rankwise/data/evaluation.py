@@ -40,13 +40,13 @@ def evaluate(  # noqa: PLR0913 - most calls give four
 ) -> dict[str, float]:
     """Run a model over a data set on all ranks, and return metrics as if one process had seen every sample once.
 
-    The model is taken out of DistributedDataParallel and put into evaluation mode, without gradients; afterwards all is as before.
+    The model is taken out of DistributedDataParallel and put into evaluation mode, without gradients; afterwards everything is as before.
     A rank whose samples have run out skips its forward passes, unless the model's parameters are sharded over the ranks:
-    then its forwards are collectives, and it takes batches of none.
+    then its forwards are collectives, and it takes empty batches.
 
     Args:
         model: The same on all ranks.
-        dataset: As for ``DataLoader``. One that can only be iterated is read by every rank, and shared out.
+        dataset: As for ``DataLoader``. One that can only be iterated is read by every rank, and split.
         metrics: By name: those of ``rankwise.data.metrics``, one of your own, or of torchmetrics.
         batch_size: Samples of one forward pass of a rank.
         predict: Takes the model and a batch; returns outputs and targets for the metrics. None: a batch is a pair of
@@ -54,7 +54,7 @@ def evaluate(  # noqa: PLR0913 - most calls give four
         collate_fn: Makes a batch of a list of samples.
         num_workers: Processes that load, for each rank.
         device: Where batches go; None: where the model is.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined, or none.
+        ctx: The job; None: the one that ``init()`` joined, or none.
 
     Returns:
         A number for each metric, equal on all ranks; of a metric with several results, one for each ``"name/result"``.
@@ -116,15 +116,15 @@ def _make_loader(dataset: Any, batch_size: int, ctx: RankContext | None, **optio
     world_size = ctx.data_size if ctx is not None else find_world()[0]
     if ctx is None and world_size > 1:
         raise UsageError(
-            f"evaluate: {world_size} ranks that rankwise has not brought together can't add up their sums here",
-            hint="call `rankwise.init()` in the place of init_process_group()",
+            f"evaluate: {world_size} ranks that have not joined by rankwise can't add up their sums here",
+            hint="call `rankwise.init()` instead of init_process_group()",
         )
     if not is_stream(dataset):
         return DataLoader(dataset, global_batch=batch_size * world_size, shuffle=False, ctx=ctx, **options)
     asked = find_own_splitting(dataset, by_rank=True)
     if asked is not None:
         raise UsageError(
-            f"{type(dataset).__name__} asks for {asked} in its __iter__, as if to give each rank another part: then ranks can't share it out",
+            f"{type(dataset).__name__} asks for {asked} in its __iter__, as if to give each rank another part: then it can't be split over the ranks",
             hint="evaluate a data set that is the same on every rank",
         )
     return DataLoader(dataset, global_batch=batch_size * world_size, split="stride", ctx=ctx, **options)
@@ -165,7 +165,7 @@ def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
         raise UsageError(
-            f"evaluate: a batch is a {type(batch).__name__}{size}, and not a pair of inputs and targets",
+            f"evaluate: a batch is a {type(batch).__name__}{size}, not a pair of inputs and targets",
             hint="pass predict=lambda model, batch: (outputs, targets)",
         )
     inputs, targets = batch
@@ -175,7 +175,7 @@ def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 def _unpack(given: Any) -> tuple[Any, Any]:
     if not isinstance(given, (list, tuple)) or len(given) != 2:
         raise UsageError(
-            f"evaluate: predict returned a {type(given).__name__}, and not a pair of outputs and targets",
+            f"evaluate: predict returned a {type(given).__name__}, not a pair of outputs and targets",
             hint="return (outputs, targets)",
         )
     outputs, targets = given

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 class DataLoader:
     """Iterates over this rank's batches, on its device; ``steps()`` groups them into optimizer steps.
 
-    Step k of an epoch holds the same samples at any number of ranks, workers and micro-batches, and every sample comes
-    once. All ranks have the same number of batches: where a short last step has fewer samples than ranks, some get a
-    batch of none, with tensors of size 0, so that they take part in every collective.
+    Step k of an epoch holds the same samples at any number of ranks, workers and micro-batches, and every sample appears
+    once. All ranks have the same number of batches: where a short last step has fewer samples than ranks, some get an
+    empty batch, with tensors of size 0, so that they take part in every collective.
 
     With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each sample is
     read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as they
@@ -58,13 +58,13 @@ class DataLoader:
         dataset: With ``__getitem__`` and ``__len__``, or with ``__iter__``. Its ``set_epoch`` is called, if it has one.
         global_batch: Samples of one optimizer step over all ranks.
         micro_batch: Most samples of one forward pass of a rank; None: all that it has of a step.
-        shuffle: Shuffle anew in each epoch; None: yes, unless the data set can only be iterated.
+        shuffle: Reshuffle in each epoch; None: yes, unless the data set can only be iterated.
         seed: Seed of order and samples, the same on all ranks.
         drop_last: Leave out the last step of an epoch if it is not full.
-        drop_none: Leave out samples that are None. The ranks then tell each other at each step how many are left.
+        drop_none: Leave out samples that are None. The ranks then exchange at each step how many are left.
         weights: As for ``GlobalBatchSampler``, and so are the three that follow.
         num_samples: With weights: samples of an epoch.
-        replacement: With weights: whether a sample may come twice in an epoch.
+        replacement: With weights: whether a sample may appear twice in an epoch.
         lengths: Put samples of like length into the same step.
         num_workers: Processes that load; 0: the training process itself. On Linux, SIGTERM and SIGUSR1 from outside end none of them.
         collate_fn: Makes a batch of a list of samples.
@@ -77,7 +77,7 @@ class DataLoader:
         timeout_s: Seconds to wait for a batch from a worker; 0: without end.
         sample_seeds: Seed each sample.
         split: Who reads what of a data set that can only be iterated: "stride", "shard", "dataset".
-        ctx: Who the ranks are; None: the job that ``init()`` has joined, or none.
+        ctx: The job; None: the one that ``init()`` joined, or none.
 
     Attributes:
         sampler: Which sample is where, and the cursor; None for a data set that can only be iterated.
@@ -87,9 +87,9 @@ class DataLoader:
         seed: Seed of order and samples.
 
     Raises:
-        UsageError: Arguments that can't be meant so; says what to do.
+        UsageError: Invalid arguments; says what to do.
         DataError: While iterating: a sample or batch is None, or ranks don't read the same stream.
-        CollectiveError: While iterating: the ranks hold different data, seeds or places; says who holds what.
+        CollectiveError: While iterating: the ranks hold different data, seeds or positions; says who holds what.
 
     Collective: every rank iterates, the same number of batches: each pass begins with a small exchange.
     """
@@ -167,7 +167,7 @@ class DataLoader:
     def _check_reach(self, what: str, *, is_needed: bool) -> None:
         if is_needed and self._peers.world_size > 1 and not self._peers.are_reached:
             raise UsageError(
-                f"{what} with {self._peers.world_size} ranks: they must tell each other how many samples they have",
+                f"{what} with {self._peers.world_size} ranks: they must exchange how many samples they have",
                 rank=self._peers.rank,
                 hint="call `rankwise.init()` before you make the loader",
             )
@@ -200,11 +200,11 @@ class DataLoader:
     def steps(self) -> Iterator[Step]:
         """Begin a pass and yield its optimizer steps, each with its micro-batches.
 
-        A pass that is read to its end is followed by the next epoch's. One that was left early is not over: the next goes on
-        behind its last step, as after a resume, so that nothing is lost and nothing comes twice; ``next(iter(loader))`` gives
-        another batch each time. A look at the first batch counts too. ``set_epoch`` and ``epochs`` begin an epoch from its start.
+        A pass that is read to its end is followed by the next epoch's. One that was left early is not over: the next continues after its last step, as after a
+        resume, so that nothing is lost or repeated; ``next(iter(loader))`` gives
+        another batch each time. Reading only the first batch counts too. ``set_epoch`` and ``epochs`` begin an epoch from its start.
 
-        After a state of an epoch's end was loaded, the first pass has no steps: what stands behind the loop is done.
+        After a state of an epoch's end was loaded, the first pass has no steps: what follows the loop runs.
 
         Returns:
             An iterator over the steps of this rank.
@@ -222,7 +222,7 @@ class DataLoader:
         number = self._passes.count_batches()
         if number is None:
             raise TypeError(
-                f"a {type(self.dataset).__name__} can only be iterated, and nobody knows how many batches it gives"
+                f"a {type(self.dataset).__name__} can only be iterated, and its number of batches is not known"
             )
         return number
 
@@ -236,7 +236,7 @@ class DataLoader:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are left, from the current one on: ``for epoch in loader.epochs(10)``.
 
-        Each begins from its start, only that of a loaded state where the state was; it is over when the loop's body is through.
+        Each begins from its start, only that of a loaded state where the state was; it is over when the loop's body has finished.
 
         Args:
             num_epochs: How many the whole training has.
@@ -254,7 +254,7 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the first time after ``load_state_dict``, the loaded epoch begins where the state was.
 
-        Nobody needs to call it: passes follow each other by themselves.
+        Calling it is optional: passes follow each other.
 
         Args:
             epoch: Which epoch, from 0.
@@ -264,7 +264,7 @@ class DataLoader:
     # ---------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the batch that the loop has got last; what workers have read ahead does not count.
+        """Return the position after the last batch that the loop got; what workers have read ahead does not count.
 
         A step of several micro-batches counts with its last one. The state is the same on all ranks; with
         ``split="shard"`` or ``"dataset"`` each rank has its own.
@@ -272,7 +272,7 @@ class DataLoader:
         return self._passes.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a saved place, with any number of ranks and workers.
+        """Continue at a saved position, with any number of ranks and workers.
 
         With ``split="shard"`` or ``"dataset"``: with the same numbers, each rank with its own state.
 

@@ -138,7 +138,7 @@ class MapPasses:
         sampler = self._sampler
         if (sampler.epoch, sampler.consumed) != (epoch, plan.start):
             raise UsageError(
-                f"this loop stands at sample {plan.start} of epoch {epoch}, and the loader has been moved to sample {sampler.consumed} of epoch {sampler.epoch}",
+                f"this loop is at sample {plan.start} of epoch {epoch}, and the loader has been moved to sample {sampler.consumed} of epoch {sampler.epoch}",
                 rank=self._peers.rank,
                 hint="one loop at a time: leave it before set_epoch(), load_state_dict() or another loop over this loader",
             )

@@ -129,7 +129,7 @@ class MapReader:
                 return sample
         raise DataError(
             f"all of the {len(tried)} samples from {first} on are None, and an empty batch must look like some sample",
-            hint="look why the data set drops everything there",
+            hint="find out why the data set drops everything there",
         )
 
 

@@ -39,7 +39,7 @@ Result = float | dict[str, float]
 
 @runtime_checkable
 class Metric(Protocol):
-    """What ``evaluate`` asks of a metric; write your own with these four."""
+    """What ``evaluate`` needs of a metric; write your own with these four."""
 
     @property
     def num_sums(self) -> int:
@@ -125,7 +125,7 @@ class Sum:
 @final
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """The least or the greatest of what a function gives for each sample.
+    """The smallest or the largest of what a function gives for each sample.
 
     Attributes:
         function: Takes outputs and targets; returns shape (B,).
@@ -175,7 +175,7 @@ class Accuracy:
         if not 1 <= self.top_k <= scores_NC.shape[1]:
             raise UsageError(
                 f"Accuracy: top_k={self.top_k} of {scores_NC.shape[1]} classes",
-                hint="take 1 up to the number of classes",
+                hint="use 1 up to the number of classes",
             )
         counts_N = _find_counting(targets_N, self.ignore_index)
         # argmax breaks ties as everybody's `outputs.argmax(-1)` does, which topk does not promise.
@@ -255,7 +255,7 @@ class MeanSquaredError:
 @final
 @dataclass(frozen=True, slots=True)
 class ConfusionMatrix:
-    """Counts which class is taken for which, and gives accuracy, precision, recall and F1 from it.
+    """Counts predictions by true class, and computes accuracy, precision, recall and F1 from it.
 
     Outputs and targets are as for ``Accuracy``. The averages are over classes, each weighing the same ("macro");
     classes that are neither in the targets nor ever guessed are left out, and a share of nothing is 0, as in scikit-learn.

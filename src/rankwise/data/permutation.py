@@ -61,7 +61,7 @@ def permute(positions: Tensor, size: int, key: int) -> Tensor:
         return pick(_build_table(size, key), flat).view(positions.shape)
     if size > MAX_SIZE:
         raise UsageError(
-            f"{size} samples can't be shuffled, {MAX_SIZE} can", hint="check the data set's len()"
+            f"{size} samples can't be shuffled, at most {MAX_SIZE} can", hint="check the data set's len()"
         )
     num_bits, round_keys = (size - 1).bit_length(), _derive_round_keys(key)
     found = encipher(flat, num_bits, round_keys)

@@ -48,9 +48,9 @@ class Place:
         if before is not None and not before._is_read and len(before.positions):
             self._before, self._is_read = before, False
             raise UsageError(
-                "a micro-batch was taken from its step before the model has seen the one that comes before: whose samples are at hand now?",
+                "a micro-batch was taken from its step before the model has seen the previous one: which samples are current?",
                 rank=find_rank(),
-                hint="take the micro-batches of a step one by one, or all by step.fetch(), which list(step) is not; or say it:"
+                hint="take the micro-batches of a step one by one, or all by step.fetch(), which list(step) is not; or pass it:"
                 " `with rankwise.train.placed(...)`",
             )
 
@@ -115,9 +115,9 @@ def current_place() -> Place:
     place = _shown
     if place is None:
         raise UsageError(
-            "no micro-batch of a rankwise.DataLoader is at hand: nobody knows where these samples stand in the epoch",
+            "no micro-batch of a rankwise.DataLoader is current: the place of these samples in the epoch is not known",
             rank=find_rank(),
-            hint="iterate over a rankwise.DataLoader, or say it: `with rankwise.train.placed(positions, epoch=epoch)`;"
+            hint="iterate over a rankwise.DataLoader, or pass it: `with rankwise.train.placed(positions, epoch=epoch)`;"
             " call model.eval() to evaluate",
         )
     place.check_turn()
@@ -131,7 +131,7 @@ def find_place() -> Place | None:
 
 @contextmanager
 def placed(positions: Sequence[int], *, epoch: int = 0) -> Iterator[Place]:
-    """Say where the samples of a batch stand, in a loop without ``rankwise.DataLoader``; forward and backward belong inside.
+    """Set where the samples of a batch are, in a loop without ``rankwise.DataLoader``; forward and backward belong inside.
 
     Args:
         positions: For each sample of this rank's batch, in its order: a number that no other sample of the epoch has on any rank, 0 or

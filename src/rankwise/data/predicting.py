@@ -38,23 +38,23 @@ def predict(
 
     Args:
         model: The same on all ranks.
-        dataset: As for ``DataLoader``. One that can only be iterated is read by every rank, and shared out.
+        dataset: As for ``DataLoader``. One that can only be iterated is read by every rank, and split.
         batch_size: Samples of one forward pass of a rank.
         forward: Takes the model and a batch; returns a tensor, or a container of tensors, whose first dim counts the batch's samples.
             None: the model takes the batch; of a pair of inputs and targets the inputs.
         collate_fn: Makes a batch of a list of samples.
         num_workers: Processes that load, for each rank.
         device: Where batches go; None: where the model is.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined, or none.
+        ctx: The job; None: the one that ``init()`` joined, or none.
 
     Returns:
         On rank 0 what ``forward`` returns, for all samples in the data set's order, on the CPU; elsewhere None.
 
     Raises:
-        UsageError: The outputs are no tensors of as many rows as the batch has samples; or there is no sample at all.
+        UsageError: The outputs are not tensors of as many rows as the batch has samples; or there is no sample at all.
         CollectiveError: The ranks predict different data.
 
-    Collective: every rank, with the same data set. The outputs travel once, at the end.
+    Collective: every rank, with the same data set. The outputs are sent once, at the end.
     """
     bare, loader, ctx = open_pass(
         model, dataset, batch_size, ctx, collate_fn=collate_fn, num_workers=num_workers, device=device

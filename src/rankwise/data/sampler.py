@@ -38,23 +38,23 @@ _FIRST_BLOCK, _LAST_BLOCK = 1 << 10, 3 << 13
 class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     """Yields the indices of this rank's batches; step k holds the same samples at any number of ranks.
 
-    Every sample comes once an epoch (with weights: as drawn), also when neither the number of ranks nor the global batch
+    Every sample appears once an epoch (with weights: as drawn), also when neither the number of ranks nor the global batch
     divides the number of samples. Every rank yields the same number of lists; where a step has fewer samples than ranks,
     some of these are empty. Each pass is an epoch, and the next one follows by itself; ``set_epoch`` may be called too.
 
-    A pass that was left early is not over: the next one goes on behind its last step, as after a resume, so that nothing is
-    lost and nothing comes twice. After the last step of an epoch the next one begins. ``set_epoch`` begins an epoch from its start.
+    A pass that was left early is not over: the next one continues after its last step, as after a
+    resume, so that nothing is lost or repeated. After the last step of an epoch the next one begins. ``set_epoch`` begins an epoch from its start.
 
     Args:
         dataset: The data set, or the number of its samples.
         global_batch: Samples of one optimizer step over all ranks.
         micro_batch: Most samples of one forward pass of a rank; None: all that it has of a step.
-        shuffle: Shuffle anew in each epoch.
+        shuffle: Reshuffle in each epoch.
         seed: The order's seed, the same on all ranks.
         drop_last: Leave out the last step of an epoch if it is not full.
         weights: Draw by chance, each sample in proportion to its weight; it replaces ``shuffle``.
         num_samples: With weights: samples of an epoch; None: as many as the data set has.
-        replacement: With weights: whether a sample may come twice in an epoch.
+        replacement: With weights: whether a sample may appear twice in an epoch.
         lengths: Put samples of like length into the same step; each rank gets its part of the short and the long ones.
         num_replicas: Ranks that share the data; None: the job's.
         rank: Which of them this is; None: the job's.
@@ -65,7 +65,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         seed: The order's seed.
 
     Raises:
-        UsageError: The arguments can't be meant so, or the environment tells of several ranks and no job was joined.
+        UsageError: Invalid arguments, or the environment names several ranks, but no job was joined.
     """
 
     def __init__(  # noqa: PLR0913 - each is a fact of its own, and most users give two
@@ -107,7 +107,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             raise UsageError(
                 f"drop_last with {self.num_samples} samples and a global batch of {self.global_batch}: no step is left",
                 rank=self.rank,
-                hint="take a smaller global batch, or drop_last=False",
+                hint="use a smaller global batch, or drop_last=False",
             )
         self.schedule = Schedule(
             num_samples=self.num_samples,
@@ -140,7 +140,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         return self.schedule.count_steps(consumed)
 
     def plan(self, step: int, *, consumed: int = 0) -> StepPlan:
-        """Say what a step holds, without computing which samples these are.
+        """Return what a step holds, without computing which samples these are.
 
         Args:
             step: Which step, counted from ``consumed``.
@@ -221,7 +221,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             epoch: Which epoch, from 0.
 
         Raises:
-            UsageError: It is no number of an epoch.
+            UsageError: It is not a number of an epoch.
         """
         self._cursor.set_epoch(check_number("epoch", epoch, least=0))
 
@@ -235,7 +235,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     def track(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Begin a pass over a torch DataLoader whose ``batch_sampler`` this is, and count what comes out of it.
 
-        Its workers draw ahead: without this the cursor would count what they have been told to load.
+        Its workers draw ahead: without this the cursor would count what they load ahead.
 
         Args:
             loader: The DataLoader.
@@ -286,7 +286,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         return run()
 
     def _miscounted(self, what: str, plan: StepPlan | None) -> DataError:
-        where = "after its last step" if plan is None else f"before step {plan.index} was whole"
+        where = "after its last step" if plan is None else f"before step {plan.index} was complete"
         return DataError(
             f"the loader {what} {where}: an epoch has {len(self)} batches of this rank",
             rank=self.rank,
@@ -308,12 +308,12 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             global_samples: Its samples over all ranks.
 
         Raises:
-            UsageError: The epoch has not so many samples left.
+            UsageError: The epoch does not have so many samples left.
         """
         self._cursor.advance(global_samples)
 
     def end_pass(self) -> None:
-        """Go to the start of the next epoch: the loop has asked for more than there was."""
+        """Go to the start of the next epoch: the loop has reached its end."""
         self._cursor.end_pass()
 
     # --------------------------------------------------------------------------- state
@@ -326,7 +326,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a saved cursor was, with any number of ranks, workers and micro-batches.
+        """Continue where a saved cursor was, with any number of ranks, workers and micro-batches.
 
         Another global batch is fine too: steps then begin at the first sample that is not consumed. Only an order by
         length depends on it.
@@ -355,7 +355,7 @@ def count_samples(dataset: Sized | int) -> int:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
         raise UsageError(
-            f"a {type(dataset).__name__} does not tell how many samples it has: {error}",
+            f"a {type(dataset).__name__} does not report how many samples it has: {error}",
             hint="give it __len__, or give the number itself; an iterable data set has no sampler",
         ) from None
 

@@ -58,7 +58,7 @@ def choose_split(dataset: Any, split: str | None, *, num_workers: int) -> Split:
     if is_one_shot(dataset) and (num_workers > 0 or split not in {None, "stride"}):
         raise UsageError(
             f"a {name} can be read once, by one process, and there are {num_workers} workers (split={split!r})",
-            hint="give a data set whose __iter__ begins anew each time, or num_workers=0",
+            hint="pass a data set whose __iter__ starts again each time, or num_workers=0",
         )
     can_shard = callable(getattr(dataset, "shard", None))
     if split is None:
@@ -76,7 +76,7 @@ def choose_split(dataset: Any, split: str | None, *, num_workers: int) -> Split:
             else "'dataset': it gives each worker a part"
         )
         raise UsageError(
-            f"{name} {does}: who reads what must be said",
+            f"{name} {does}: specify who reads what",
             hint=f"split={own}; or split='stride': every worker reads all of it and keeps its share, in the same order at any number of ranks",
         )
     if split not in get_args(Split):
@@ -142,7 +142,7 @@ def check_map_options(*, split: str | None) -> None:
     if split is not None:
         raise UsageError(
             f"split={split!r} with a data set that has an index",
-            hint="leave it out: its samples are dealt out by their index",
+            hint="leave it out: its samples are distributed by their index",
         )
 
 

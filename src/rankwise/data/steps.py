@@ -47,8 +47,8 @@ class Step:
         index: Which step of the epoch, from 0.
         num_samples: Samples of it on this rank; may be 0.
         global_samples: Samples of it over all ranks.
-        scale: What a sum-reduced loss must be multiplied with, so that DDP's average over the ranks is the mean over all
-            samples: ``loss_scale(num_samples)`` without asking the ranks.
+        scale: What a sum-reduced loss must be multiplied by, so that DDP's average over the ranks is the mean over all
+            samples: ``loss_scale(num_samples)`` without communication.
         as_many_on_every_rank: Whether ``len()`` is the same on all ranks: always.
     """
 
@@ -77,10 +77,10 @@ class Step:
         return self._micro_batches
 
     def fetch(self) -> MicroBatches:
-        """Take all micro-batches of the step at once: for who must look at them before the first forward, to count tokens, say.
+        """Take all micro-batches of the step at once: for code that needs them before the first forward, such as to count tokens.
 
         Returns:
-            The micro-batches, to be iterated as often as needed; each becomes the one at hand when it comes.
+            The micro-batches, to be iterated as often as needed; each becomes the current one when it is yielded.
         """
         return MicroBatches([(batch, find_place()) for batch in self._micro_batches])
 
@@ -88,7 +88,7 @@ class Step:
         return f"Step(index={self.index}, num_samples={self.num_samples}, global_samples={self.global_samples}, micro_batches={len(self)})"
 
     def drain(self) -> None:
-        """Take what the loop has left: the next step comes behind it."""
+        """Take what the loop has left: the next step follows it."""
         for _ in self._micro_batches:
             pass
         hide()

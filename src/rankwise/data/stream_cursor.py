@@ -188,7 +188,7 @@ class StreamCursor:
         wanted = 1 if self._dealing.split == "stride" else self._dealing.num_shards
         if not isinstance(streams, (list, tuple)) or len(streams) != wanted:
             told = len(streams) if isinstance(streams, (list, tuple)) else f"a {type(streams).__name__} as"
-            raise self._damaged(f"{told} streams, and {wanted} are wanted")
+            raise self._damaged(f"{told} streams, but {wanted} are expected")
         openings = []
         for one in streams:
             num_read = one.get("num_read") if isinstance(one, dict) else None

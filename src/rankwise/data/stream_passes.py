@@ -60,7 +60,7 @@ class StreamPasses:
         return self._cursor.epoch
 
     def count_batches(self) -> int | None:
-        """Return how many micro-batches a whole epoch has; None if nobody knows."""
+        """Return how many micro-batches a whole epoch has; None if not known."""
         dealing = self._dealing
         if dealing.split != "stride" or not hasattr(self._dataset, "__len__"):
             return None
@@ -85,7 +85,7 @@ class StreamPasses:
         if self._number > 1 and is_one_shot(self._dataset):
             raise self._peers.error(
                 "the data set is a one-shot iterator, and has been read",
-                "give a data set whose __iter__ begins anew each time",
+                "pass a data set whose __iter__ starts again each time",
             )
         # With streams of their own, ranks have the same steps and other numbers of samples.
         own = {"num_steps": cursor.num_steps}
@@ -210,7 +210,7 @@ class StreamPasses:
             for left, batch, place in zip(reversed(range(len(batches))), batches, places, strict=True):
                 if (self._number, cursor.epoch, cursor.num_steps) != (number, epoch, done):
                     raise UsageError(
-                        f"this loop stands at step {done} of epoch {epoch}, and the loader has been moved to step {cursor.num_steps} of epoch {cursor.epoch}",
+                        f"this loop is at step {done} of epoch {epoch}, and the loader has been moved to step {cursor.num_steps} of epoch {cursor.epoch}",
                         rank=self._peers.rank,
                         hint="one loop at a time: leave it before set_epoch(), load_state_dict() or another loop over this loader",
                     )

@@ -104,7 +104,7 @@ class Tally:
                 if total == 0:
                     raise DataError(
                         "evaluate: the data set has no sample, and a mean over none is no number",
-                        hint="look at the path or the filter that the data set was made with",
+                        hint="check the path or the filter of the data set",
                     )
             results |= {name: self._own[name].conclude(value.cpu()) for name, value in sums.items()}
         for name, metric in self._foreign.items():
@@ -128,8 +128,8 @@ def _tell_unfit(name: str, metric: Any) -> UsageError:
     elif callable(metric):
         hint = "wrap a function of outputs and targets that gives a value for each sample: Mean(function)"
     else:
-        hint = "give one of rankwise.data.metrics or torchmetrics, or an object with their four attributes"
-    return UsageError(f"metrics[{name!r}] is a {type(metric).__name__}, and no metric", hint=hint)
+        hint = "pass one of rankwise.data.metrics or torchmetrics, or an object with their four attributes"
+    return UsageError(f"metrics[{name!r}] is a {type(metric).__name__}, not a metric", hint=hint)
 
 
 def _borrow(metric: Any, device: torch.device, ctx: RankContext | None) -> Any:

@@ -30,7 +30,7 @@ def find_world(num_replicas: int | None = None, rank: int | None = None) -> tupl
             joined = (1, 0)
             if num_replicas not in {None, 1} or rank not in {None, 0}:
                 raise UsageError(
-                    f"num_replicas={num_replicas} and rank={rank}, and there is no job that tells the other",
+                    f"num_replicas={num_replicas} and rank={rank}, but there is no job that gives the other",
                     hint="give both, or call `rankwise.init()` first",
                 )
             if num_replicas is None and rank is None:

@@ -49,7 +49,7 @@ def main() -> int:
     except SystemExit as leave:
         if leave.code not in {None, 0}:
             raise
-        error = RuntimeError("sys.exit(0) was called before the function had returned")
+        error = RuntimeError("sys.exit(0) was called before the function returned")
         _leave_error(error, leave, folder, name)
         return 1
     except BaseException as raised:  # noqa: BLE001 - raised again, in the caller
@@ -116,7 +116,9 @@ def make_pickler_class() -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, spread):
-                raise TypeError("a DTensor lies on several ranks: send x.full_tensor(), or x.to_local()")
+                raise TypeError(
+                    "a DTensor is spread over several ranks: return x.full_tensor() or x.to_local()"
+                )
             if torch is None or not isinstance(obj, torch.Tensor) or obj.device.type in {"cpu", "meta"}:
                 return super().reducer_override(obj)
             if isinstance(obj, torch.nn.Parameter):
@@ -158,7 +160,9 @@ def _write(path: Path, dump: Any) -> None:
         part.unlink(missing_ok=True)
         if error.errno not in _NO_ROOM:
             raise
-        told = f"{error.strerror}: no room for what the function returned; set TMPDIR to a folder that has it"
+        told = (
+            f"{error.strerror}: no space for what the function returned; set TMPDIR to a folder that has some"
+        )
         raise OSError(error.errno, told, str(path.parent)) from None
     part.replace(path)
 

@@ -149,12 +149,12 @@ class Desk:
     def _exchange(self) -> Any:
         exchange = self._met().exchange
         if exchange is None:
-            raise RuntimeError("nothing is told to other nodes")
+            raise RuntimeError("nothing is exchanged with other nodes")
         return exchange
 
     def _met(self) -> Any:
         if self._meeting is None:
-            raise RuntimeError("no meeting is open")
+            raise RuntimeError("no rendezvous is open")
         return self._meeting
 
 

@@ -21,8 +21,8 @@ _NEWEST = 256
 _THREAD_LOCAL = 1
 #: How many collectives torch keeps, by the variable's new name and its old one.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_NO_RECORDER = "this torch has no flight recorder: collectives that C++ issues, as DDP's, are not seen"
-_OFF = "torch's flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives that C++ issues, as DDP's, are not seen"
+_NO_RECORDER = "this torch has no flight recorder: collectives issued from C++, such as DDP's, are not seen"
+_OFF = "torch's flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives issued from C++, such as DDP's, are not seen"
 #: torch's C++ names of types, where they are not Python's.
 TYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "char": "int8",
           "byte": "uint8", "complexfloat": "complex64", "complexdouble": "complex128"}  # fmt: skip

@@ -38,10 +38,14 @@ _BROKEN = (
     pickle.UnpicklingError, ValueError, TypeError, EOFError, AttributeError, LookupError, ImportError, MemoryError, OverflowError,
 )  # fmt: skip
 _MARKS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
-_NO_STACK = "a flight recorder tells what a rank has issued, not where it stands: its line is that of its last collective"
-_NO_FRAMES = "the JSON form of a flight recorder has no lines of code"
-_NO_MEMBERS = "of some groups the members are not told, as Gloo's: their collectives are not compared"
-_NO_MESSAGES = "the first messages between ranks are no longer there: they are not counted, and not compared"
+_NO_STACK = (
+    "a flight recorder shows what a rank has issued, not where it is: its line is that of its last collective"
+)
+_NO_FRAMES = "the JSON form of a flight recorder has no source lines"
+_NO_MEMBERS = (
+    "the members of some groups, such as Gloo's, are not recorded: their collectives are not compared"
+)
+_NO_MESSAGES = "the first messages between ranks were overwritten: they are neither counted nor compared"
 
 
 @final
@@ -49,7 +53,7 @@ class _Unpickler(pickle.Unpickler):
     """Reads plain values only."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise ValueError(f"it names {module}.{name}, which no flight recorder does: refused, and not run")
+        raise ValueError(f"it names {module}.{name}, which no flight recorder does: refused, not executed")
 
 
 @final
@@ -187,7 +191,7 @@ def parse(data: bytes) -> FlightDump:
         dump.to_evidence(world_size=dump.world_size or 1, mixed=(), dumped_s=dump.last_s or 0.0)
         dump.guess_stack()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ValueError(f"its entries are not as torch writes them: {error!r}") from None
+        raise ValueError(f"its entries are not in torch's format: {error!r}") from None
     return dump
 
 
@@ -196,7 +200,7 @@ def _unpickle(data: bytes) -> Any:
     for opcode, argument, _ in pickletools.genops(data):
         # The reader makes room for as many marks as the highest number says, and would take all memory for it.
         if opcode.name in _MARKS and isinstance(argument, int) and argument > len(data):
-            raise ValueError("it has a mark that no pickle of its size needs: refused")
+            raise ValueError("it has a memo index that no pickle of its size needs: refused")
     return _Unpickler(io.BytesIO(data)).load()
 
 
@@ -233,7 +237,7 @@ def _to_op(
 def _is_over(entry: Plain) -> bool:
     if entry.get("state") == "completed" or entry.get("time_discovered_completed_ns"):
         return True
-    # NCCL's entries retire also when their time-out has passed; Gloo's have no state, and retire when they are done.
+    # NCCL's entries retire also when their timeout has passed; Gloo's have no state, and retire when they are done.
     return bool(entry.get("retired")) and _backend_of(entry) != "nccl"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".json", ".txt", ".log", ".pkl", ".pickle")
 _PICKLE = b"\x80"
-_STACKS_ONLY = "a stack tells where a rank stood at one moment, not which collective, nor for how long"
+_STACKS_ONLY = "a stack shows where a rank was at one moment, not in which collective, nor for how long"
 _MOST_NAMED = 5
 _MOST_BYTES = 1 << 30
 
@@ -70,7 +70,7 @@ def read(paths: Sequence[Path]) -> Foreign:
         paths: Files, and folders of files; each file's name has its rank in it: ``nccl_trace_rank_3``, ``rank3.txt``.
 
     Raises:
-        UsageError: One of them can't be read, or is no dump, or does not tell its rank; or there is none.
+        UsageError: One of them can't be read, or is no dump, or does not show its rank; or there is none.
     """
     ranks: dict[int, _Rank] = {}
     left_out: list[str] = []
@@ -84,18 +84,18 @@ def read(paths: Sequence[Path]) -> Foreign:
     if not ranks:
         raise UsageError(
             "there are no dumps to read",
-            hint="give a folder of flight recorders or of py-spy dumps, one file for each rank",
+            hint="pass a folder of flight recorders or of py-spy dumps, one file per rank",
         )
-    notes = [f"not read, as they are no dumps: {_name_some(left_out)}"] if left_out else []
+    notes = [f"not read, as they are not dumps: {_name_some(left_out)}"] if left_out else []
     told = [size for one in ranks.values() if one.flight and (size := one.flight.world_size)]
     try:
         world_size = check_world_size(max([*told, max(ranks) + 1]))
     except ValueError as error:
-        raise UsageError(f"these are no dumps of one job: {error}") from error
+        raise UsageError(f"these are not dumps of one job: {error}") from error
     if absent := [rank for rank in range(world_size) if rank not in ranks]:
         notes.append(
-            f"no file of rank{'s' if len(absent) > 1 else ''} {_name_some(map(str, absent))}: who has left none may have died, or "
-            "hung elsewhere, and is the first to look for"
+            f"no file of rank{'s' if len(absent) > 1 else ''} {_name_some(map(str, absent))}: a rank without one may have died, "
+            "or hung elsewhere; look for it first"
         )
     scene = _to_scene(ranks, world_size)
     missing = dict.fromkeys(
@@ -112,7 +112,7 @@ def _add(ranks: dict[int, _Rank], file: Path, kind: str | None) -> None:
     if (kind == "flight" and one.flight) or (kind == "spy" and one.spy):
         raise UsageError(
             f"{file} is a second file of rank {number}",
-            hint="name the files of one moment only, one of a kind for each rank",
+            hint="pass the files of one moment only, one of each kind per rank",
         )
     try:
         data = read_regular(file, _MOST_BYTES)
@@ -160,7 +160,7 @@ def _find_rank(file: Path) -> int:
         name = name.rpartition(".")[0]
     found = re.findall(r"rank[_.-]?(\d+)", name, re.IGNORECASE) or re.findall(r"\d+", name)
     if not found:
-        raise UsageError(f"{file} does not tell its rank", hint="put it into the name, as in rank3.txt")
+        raise UsageError(f"{file} does not show its rank", hint="put it into the name, as in rank3.txt")
     return int(found[-1])
 
 

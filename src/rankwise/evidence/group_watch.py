@@ -256,7 +256,7 @@ class _Stay:
         return all(os.environ.get(name) == str(value) for name, value in mine.items())
 
     def _note_problem(self, problem: dict[str, str]) -> None:
-        """Write it into the notes, for the verdict on a job that ends in lost peers and time-outs."""
+        """Write it into the notes, for the verdict on a job that ends in lost peers and timeouts."""
         local_ranks = [int(one) for one in problem.get("local_ranks", "").split()]
         self._note("problem", text=problem["text"], fix=problem["hint"], local_ranks=local_ranks)
 

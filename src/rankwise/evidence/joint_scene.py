@@ -147,7 +147,7 @@ def open_letter(text: str) -> dict[str, Any]:
         letter = json.loads(inflate(base64.b64decode(text, validate=True), _MOST_BYTES))
         letter["scene"]["now_s"] = float(letter["scene"]["now_s"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"no letter of another node: {error!r}") from error
+        raise ValueError(f"not a message from another node: {error!r}") from error
     return dict(letter)
 
 

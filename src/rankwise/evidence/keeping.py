@@ -274,7 +274,7 @@ class Keeping:
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if path == self._path and [status.st_dev, status.st_ino] != list(self._head["ring_id"]):
-                raise OSError("the script has closed the file of its records")
+                raise OSError("the script has closed the file of the recorder")
             return file.read(size) or b""
 
 

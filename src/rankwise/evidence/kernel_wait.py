@@ -24,7 +24,10 @@ _NUMBERS: dict[str, dict[int, str]] = {
         207: "read", 212: "read", 206: "write", 211: "write", 202: "accept", 242: "accept", 203: "connect", 56: "open",
     },
 }  # fmt: skip
-_STREAMS = {"read": ("reading from", "waiting for data from"), "write": ("writing to", "waiting for room in")}
+_STREAMS = {
+    "read": ("reading from", "waiting for data from"),
+    "write": ("writing to", "waiting for space in"),
+}
 _TOLD = {
     "open": "waiting for a file or a pipe to open",
     "accept": "waiting for a client to connect",

@@ -89,7 +89,7 @@ def read(paths: Sequence[Path], clock: Clock) -> Left:
     found = [file for path in paths for file in map(read_head, list_files(path)) if file is not None]
     if not found:
         raise UsageError(
-            f"ranks have left nothing in {paths[0]}", hint="it is the folder that rank 0 has named"
+            f"ranks have left no evidence in {paths[0]}", hint="pass the folder that rank 0 named"
         )
     files, notes = _choose(found)
     looks = left_alive.look({file.rank: file.head for file in files.values()}, clock)
@@ -134,11 +134,11 @@ def _choose(found: list[LeftFile]) -> tuple[dict[int, LeftFile], list[str]]:
     notes = []
     others = {str(file.head["run"]) for file in found} - {str(newest.head["run"])}
     if others:
-        notes.append(f"this is the newest run, {newest.head['run']}; {len(others)} more beside it: name the folder of the one that is meant")  # fmt: skip
+        notes.append(f"this is the newest run, {newest.head['run']}; {len(others)} more beside it: pass the folder of the one you mean")  # fmt: skip
     same = [file for file in found if file.head["run"] == newest.head["run"]]
     last = max(int(file.head["attempt"]) for file in same)
     if last:
-        notes.append(f"this is attempt {last + 1}; those before it are beside it")
+        notes.append(f"this is attempt {last + 1}; earlier ones are beside it")
     size = newest.head["world_size"]  # of another size it was a run before this one, of the same name
     same = [file for file in same if int(file.head["attempt"]) == last and file.head["world_size"] == size]
     began_s = max(float(file.head["began_time_s"]) for file in same)
@@ -169,7 +169,7 @@ def _to_scene(files: Mapping[int, LeftFile], world_size: int) -> tuple[Scene, li
     for rank, file in sorted(files.items()):
         is_silent = file.how == "unknown" and file.head.get("state") != "stopped" and now_s - ends[rank] > float(file.head["every_s"]) + SILENT_S  # fmt: skip
         if is_silent:
-            notes.append(f"rank {rank} on {file.head['host']} has written nothing for {now_s - ends[rank]:.0f} s, and others have: it was frozen or killed, or its host or its disk is gone")  # fmt: skip
+            notes.append(f"rank {rank} on {file.head['host']} has written nothing for {now_s - ends[rank]:.0f} s, but others have: it was frozen or killed, or its host or its disk is gone")  # fmt: skip
         one = _to_facts(file, now_s=now_s - file.offset_s + base_s, end_s=find_end(file), is_silent=is_silent)
         facts.append(_shift(one, file.offset_s - base_s))
     return Scene(

@@ -45,7 +45,7 @@ _BETWEEN_S = 1.2
 #: Less of a core is no sign of life.
 _IDLE_SHARE = 0.05
 _AT_ONCE = 8
-_STACKS_ONLY = "a stack tells where a rank stands, not which collective of how many it is in"
+_STACKS_ONLY = "a stack shows where a rank is, not which of its collectives it is in"
 
 
 @final
@@ -86,7 +86,7 @@ def find_ranks(pid: int) -> tuple[LivingRank, ...]:
     if read_process(pid) is None:
         raise UsageError(
             f"there is no process {pid} here",
-            hint="`rankwise why` needs a host with /proc, and runs where the ranks run",
+            hint="`rankwise why` needs /proc, on the host of the ranks",
         )
     parents = _list_parents()
     below = [pid, *_list_below(pid, parents)]
@@ -104,7 +104,7 @@ def find_ranks(pid: int) -> tuple[LivingRank, ...]:
         )
     raise UsageError(
         f"process {pid} is not a rank, and none of the {len(below) - 1} processes below it is one",
-        hint="ranks are known by RANK, SLURM_PROCID or the like in their environment; give the PID of torchrun, or of a rank",
+        hint="ranks are recognized by RANK, SLURM_PROCID or the like in their environment; pass the PID of torchrun, or of a rank",
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: The flight recorder tells times by another clock.
 _CLOCKS_S = 0.05
-_FULL = "the table of texts is full: of some collectives the line is not known"
+_FULL = "the table of texts is full: the lines of some collectives are not known"
 #: What the flight recorder calls otherwise than torch.distributed.
 NAMES = {
     "allreduce": "all_reduce",

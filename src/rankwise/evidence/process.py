@@ -144,7 +144,7 @@ def takes_signals(pid: int) -> bool:
         return False
     number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
     if number == calls.futex:
-        return len(arguments) > 3 and arguments[3] == 0  # without a time-out
+        return len(arguments) > 3 and arguments[3] == 0  # without a timeout
     if number == calls.sleep:
         return len(arguments) > 1 and arguments[1] == _UNTIL
     return number in calls.others

@@ -80,9 +80,9 @@ def parse(data: bytes) -> SpyDump:
     try:
         pid, threads = _parse_json(text) if text.lstrip()[:1] == "[" else _parse_text(text)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"it is not as py-spy writes it: {error!r}") from None
+        raise ValueError(f"it is not in py-spy's format: {error!r}") from None
     if not threads:
-        raise ValueError("it has no thread of Python")
+        raise ValueError("it has no Python thread")
     # Python below 3.11 names threads only where py-spy can read their names: the main thread is listed last.
     main = next((thread for thread in threads if thread.name == "MainThread"), threads[-1])
     return SpyDump(pid=pid, threads=(main, *(thread for thread in threads if thread is not main)))
@@ -108,7 +108,7 @@ def take(pid: int) -> SpyDump | str:
     words = done.stderr.decode("utf-8", "replace").strip()
     if re.search(r"permission|not permitted", words, re.IGNORECASE):
         return _REFUSED
-    return f"py-spy could not read process {pid}: {words.splitlines()[0] if words else 'it said nothing'}"
+    return f"py-spy could not read process {pid}: {words.splitlines()[0] if words else 'it printed nothing'}"
 
 
 def have_joined(stacks: dict[int, Stack | None]) -> set[int]:

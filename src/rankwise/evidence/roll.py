@@ -237,7 +237,7 @@ def judge(records: list[Record], waited_s: float | None) -> list[Problem]:
     """
     sizes = _group(records, "world_size")
     if len(sizes) > 1:
-        shown = "; ".join(f"{size} say {_name_all(members)}" for size, members in sizes.items())
+        shown = "; ".join(f"{size} on {_name_all(members)}" for size, members in sizes.items())
         return [_error("world sizes", f"the ranks disagree about the world size: {shown}",
                        "start all ranks of a job with the same WORLD_SIZE (--nnodes times --nproc-per-node)")]  # fmt: skip
     world_size = int(records[0]["world_size"])
@@ -254,7 +254,7 @@ def judge(records: list[Record], waited_s: float | None) -> list[Problem]:
 def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
     problems, rest = [], []
     absent = sorted(set(range(world_size)) - {record["rank"] for record in records})
-    nobody = f"; nobody is {name_ranks(absent)} so far" if absent else ""
+    nobody = f"; no process claims {name_ranks(absent)} so far" if absent else ""
     for rank, members in _group(records, "rank").items():
         if len(members) < 2:
             continue
@@ -265,21 +265,21 @@ def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
                 f"{_place(member)} with LOCAL_RANK {member['given']}" for member in members[:_MOST_NAMED]
             )
             told = _error("clash", f"{what}: {where}{nobody}",
-                          "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher has given each process its own RANK")  # fmt: skip
+                          "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher gives each process its own RANK")  # fmt: skip
             problems.append(told | {"local_ranks": " ".join(member["given"] for member in members)})
         else:
             where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
             rest.append(_error("clash", f"{what}: {where}{_tell_jobs(members)}{nobody}",
-                               "give each process its own RANK (torchrun, rankwise: its own --node-rank), and end what is left of an earlier job"))  # fmt: skip
+                               "give each process its own RANK (torchrun, rankwise: its own --node-rank), and terminate what is left of an earlier job"))  # fmt: skip
     # Processes of one launch are no leftovers: those that claim a place twice have come and gone because of that.
     gone = [record for record in records if is_gone(record)]
     if gone:
-        problems.append(_error("gone", f"{_name_all(gone)}: came and went before all were there",
+        problems.append(_error("gone", f"{_name_all(gone)}: left before all had joined",
                                "look at its output; if it is of an earlier run, take another MASTER_PORT or a new file"))  # fmt: skip
     wrong = [record for record in records if not 0 <= record["rank"] < world_size]
     if wrong:
         problems.append(_error("out of range", f"{_name_all(wrong)}: the ranks of a world of {world_size} are 0 to {world_size - 1}",
-                               "give each process a RANK of its own below WORLD_SIZE; on several nodes, count on from node to node"))  # fmt: skip
+                               "give each process a RANK of its own below WORLD_SIZE; on several nodes, continue the numbers from node to node"))  # fmt: skip
     return problems + rest
 
 
@@ -301,8 +301,8 @@ def _find_absent(records: list[Record], world_size: int, waited_s: float) -> lis
     if not absent:
         return []
     verb = "has" if len(absent) == 1 else "have"
-    return [_error("absent", f"after {round(waited_s, 1):g} s {name_ranks(absent)} of {world_size} {verb} not arrived; here: {_name_all(records)}",
-                   f"start {'it' if len(absent) == 1 else 'them'}, or look why {'it' if len(absent) == 1 else 'they'} ended or went elsewhere "
+    return [_error("absent", f"after {round(waited_s, 1):g} s {name_ranks(absent)} of {world_size} {verb} not arrived; arrived: {_name_all(records)}",
+                   f"start {'it' if len(absent) == 1 else 'them'}, or find out why {'it' if len(absent) == 1 else 'they'} ended or went elsewhere "
                    "before init; WORLD_SIZE must be the number of processes")]  # fmt: skip
 
 
@@ -312,7 +312,7 @@ def _find_shared_devices(records: list[Record]) -> list[Problem]:
     for record in records:
         if record["device"] and "nccl" in record["backend"]:
             users.setdefault(f"{record['boot'] or record['host']}/{record['device']}", []).append(record)
-    fix = "pick the device by LOCAL_RANK, and start no more ranks on a host than it shows GPUs"
+    fix = "pick the device by LOCAL_RANK, and start no more ranks on a host than it has visible GPUs"
     return [_error("device", f"{_name_all(members)} use the same GPU {members[0]['device']}", fix)
             for members in users.values() if len(members) > 1]  # fmt: skip
 
@@ -346,8 +346,8 @@ def _find_loopback_hosts(records: list[Record]) -> list[Problem]:
     if len(hosts) < 2 or not lost:
         return []
     shown = ", ".join(dict.fromkeys(f"{record['host']} is {record['loopback']}" for record in lost))
-    return [_error("address", f"{len(hosts)} hosts, and under their own names some are found at loopback addresses, where Gloo listens: {shown}",
-                   "set GLOO_SOCKET_IFNAME to the interface that the hosts share (`ip -br addr` lists them), or mend /etc/hosts")]  # fmt: skip
+    return [_error("address", f"{len(hosts)} hosts, some of which resolve their own names to loopback addresses, where Gloo listens: {shown}",
+                   "set GLOO_SOCKET_IFNAME to the interface that the hosts share (`ip -br addr` lists them), or fix /etc/hosts")]  # fmt: skip
 
 
 def _error(kind: str, text: str, hint: str) -> Problem:

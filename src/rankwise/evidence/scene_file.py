@@ -37,7 +37,7 @@ def from_json(body: Plain) -> Scene:
         ValueError: It is no scene, or one of a later version.
     """
     if body.get("version") != VERSION:
-        raise ValueError(f"version {body.get('version')!r} of a scene, and this reader knows {VERSION}")
+        raise ValueError(f"version {body.get('version')!r} of a scene, but this reader knows {VERSION}")
     try:
         return fill(
             Scene,

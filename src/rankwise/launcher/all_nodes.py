@@ -105,7 +105,7 @@ class AllNodes:
             other.told = read_letter(told, later_s=other.later_s)
         except ValueError as error:
             other.told = None
-            self._say(f"rankwise: what node {letter.node} tells of its ranks can't be read: {error}")
+            self._say(f"rankwise: the records of node {letter.node}'s ranks can't be read: {error}")
 
     def _hear_others(self) -> None:
         """See whether another node's ranks wait; then ours tell too what they do."""

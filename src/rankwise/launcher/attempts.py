@@ -163,20 +163,20 @@ def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict
     """Say why all ranks start again without a failure: a node joins, or nodes were lost and enough are left; empty if they don't."""
     case = outcome.case
     if outcome.regroup:
-        return "another node joins, all ranks start again"
+        return "another node joins: all ranks are restarted"
     if job.spec.meeting.backend == "static" or case.interrupted is not None or verdict.culprits:
         return ""
     if case.given_up:
         return f"{verdict.message}; its ranks are terminated, and it asks to join again"
     if not case.lost_nodes:
-        return "another node joins, all ranks start again" if _does_one_join(job, part, verdict) else ""
+        return "another node joins: all ranks are restarted" if _does_one_join(job, part, verdict) else ""
     left, standby = part.num_nodes - len(case.lost_nodes), job.rendezvous.nodes_standing_by()
     if left + standby < job.spec.min_nodes:
         return ""
-    nodes = "the node that is left" if left == 1 else f"the {left} nodes that are left"
+    nodes = "the remaining node" if left == 1 else f"the {left} remaining nodes"
     if left < job.spec.min_nodes:
         nodes += f" and {min(standby, len(case.lost_nodes))} that stood by"
-    return f"{verdict.message}; all ranks start again on {nodes}"
+    return f"{verdict.message}; all ranks restart on {nodes}"
 
 
 def _is_through(verdict: Verdict) -> bool:

@@ -140,7 +140,7 @@ def _check_late_flags(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding
         yield Finding(
             id="L3",
             severity="error",
-            what=f"{word} stands after the script, so it would go to {spec.program.script} and not to the launcher",
+            what=f"{word} comes after the script, so it would go to {spec.program.script} and not to the launcher",
             fix=f"put it before {spec.program.script}; if the script does take it: rankwise run [flags] -- "
             f"{spec.program.script} …",
         )
@@ -188,13 +188,13 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 id="L10",
                 severity="error",
-                what=f"--nnodes {spec.min_nodes}:{spec.max_nodes} is a range, and the static rendezvous knows one number",
+                what=f"--nnodes {spec.min_nodes}:{spec.max_nodes} is a range, but the static rendezvous takes one number",
                 fix="give one number, or --rdzv-backend c10d --rdzv-endpoint HOST:PORT",
             )
         if not 0 <= spec.node_rank < spec.max_nodes:
             yield Finding(id="I11", severity="error",
                           what=f"--node-rank {spec.node_rank} with --nnodes {spec.max_nodes}: nodes are numbered from 0",
-                          fix=f"0 to {spec.max_nodes - 1}, another on each node")  # fmt: skip
+                          fix=f"0 to {spec.max_nodes - 1}, a different one on each node")  # fmt: skip
         # All of a host's addresses: node 0 can listen there, and the others would look for it on themselves.
         addr = spec.master_addr or ""
         if is_loopback(addr) or (is_unspecified(addr) and spec.node_rank != 0):
@@ -202,13 +202,13 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 id="I4",
                 severity="warning" if given else "error",
-                what=f"{spec.max_nodes} nodes would meet at {spec.master_addr}, and that is another host on each of them",
+                what=f"{spec.max_nodes} nodes would rendezvous at {spec.master_addr}, which is a different host on each of them",
                 fix="--master-addr ADDRESS-OF-NODE-0"
                 + ("" if given else "; if all nodes are on this host: --master-addr 127.0.0.1"),
             )
     elif not meeting.endpoint and meeting.backend == "c10d":
         yield Finding(id="I21", severity="error", what="--rdzv-backend c10d without --rdzv-endpoint on several nodes",
-                      fix="--rdzv-endpoint HOST:PORT, with the name by which one of the nodes knows itself")  # fmt: skip
+                      fix="--rdzv-endpoint HOST:PORT, where HOST is what one of the nodes calls itself")  # fmt: skip
 
 
 def _check_ignored(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:

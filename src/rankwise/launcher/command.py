@@ -72,7 +72,7 @@ def _refuse_local_rank(argv: Sequence[str]) -> None:
     for word in argv:
         if word.partition("=")[0] in {"--local_rank", "--local-rank"}:
             raise UsageError(
-                f"{word}: the launcher tells each rank its own LOCAL_RANK, by the environment",
+                f"{word}: the launcher passes each rank its LOCAL_RANK in the environment",
                 hint="leave it out",
             )
 
@@ -81,13 +81,13 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     nodes = _parse_nnodes(args.nnodes)
     if args.standalone and nodes[0] > 1:
         raise UsageError(
-            f"--standalone means one node, and --nnodes {args.nnodes} asks for {nodes[0]} or more",
+            f"--standalone means one node, but --nnodes {args.nnodes} asks for {nodes[0]} or more",
             hint="drop --standalone and give --master-addr or --rdzv-endpoint, or drop --nnodes",
         )
     if args.standalone:
         nodes = (1, 1)
     if args.max_restarts < 0:
-        raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more is meant")
+        raise UsageError(f"--max-restarts {args.max_restarts}: expected 0 or more")
     if args.logs_specs not in {None, "default"}:
         raise UsageError(
             f"--logs-specs {args.logs_specs}: plug-ins of torchrun's agent can't be used here",
@@ -150,7 +150,7 @@ def _apply_role_counts(args: argparse.Namespace, nodes: tuple[int, int]) -> str:
         return nproc
     if not re.fullmatch(r"\w+=[1-9]\d*(,\w+=[1-9]\d*)*", args.role_counts):
         raise UsageError(
-            f"--role-counts {args.role_counts!r}: ROLE=NUMBER is meant",
+            f"--role-counts {args.role_counts!r}: expected ROLE=NUMBER",
             hint="as in ps=2,worker=6, without spaces",
         )
     counts = read_counts(args.role_counts)
@@ -219,7 +219,7 @@ def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str 
     else:
         addr = port = None
     if port is not None and not 0 <= port < 65536:
-        raise UsageError(f"port {port}: 0 to 65535 is meant")
+        raise UsageError(f"port {port}: expected 0 to 65535")
     meeting = Meeting(
         backend=args.rdzv_backend, endpoint=endpoint, run_id=run_id, conf=conf, local_addr=args.local_addr
     )
@@ -254,7 +254,7 @@ def _parse_std(flag: str, value: str) -> dict[int | None, Std]:
     if re.fullmatch(r"[0-3]", value):
         return {None: Std(int(value))}
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", value):
-        raise UsageError(f"{flag} {value!r}: 0, 1, 2 or 3 is meant, or local rank and number as in 0:1,1:2")
+        raise UsageError(f"{flag} {value!r}: expected 0, 1, 2 or 3, or local rank and number as in 0:1,1:2")
     pairs = [item.split(":") for item in value.split(",")]
     return {int(rank): Std(int(std)) for rank, std in pairs}
 
@@ -263,7 +263,7 @@ def _parse_nnodes(value: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)(?::(\d+))?", value)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 0 < low <= high:
-        raise UsageError(f"--nnodes {value!r}: a number is meant, or MIN:MAX as in 1:4")
+        raise UsageError(f"--nnodes {value!r}: expected a number, or MIN:MAX as in 1:4")
     return low, high
 
 
@@ -272,7 +272,7 @@ def _parse_conf(text: str) -> dict[str, str]:
     for pair in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = pair.partition("=")
         if not (key and equals and value):
-            raise UsageError(f"--rdzv-conf {text!r}: KEY=VALUE,KEY=VALUE is meant")
+            raise UsageError(f"--rdzv-conf {text!r}: expected KEY=VALUE,KEY=VALUE")
         conf[key.strip()] = value.strip()
     return conf
 

@@ -39,7 +39,7 @@ class EntryCheck:
         if not may_check(spec):
             return
         if spec.strict and not is_on("RANKWISE_CHECK", default=True):
-            console.say("rankwise: note: RANKWISE_CHECK=0 is passed over, as --strict asks for the check; --no-check leaves it out")  # fmt: skip
+            console.say("rankwise: note: RANKWISE_CHECK=0 is ignored, as --strict asks for the check; --no-check skips it")  # fmt: skip
         home = str(Path(rankwise.__file__).parents[1])
         color, columns = terminal.has_colour(2), terminal.width(2)
         words = ["-I", "-c", _CODE, home, self._script, str(int(color)), str(columns or 0)]
@@ -67,8 +67,8 @@ class EntryCheck:
             self._thread.join(_LATE_S)
         if self._num_errors:
             raise LaunchError(
-                f"the check has found errors in {self._script}, and --strict starts no such script",
-                hint="mend them, silence them by `# noqa`, or use --no-check",
+                f"the check found errors in {self._script}, so --strict does not start it",
+                hint="fix them, silence them with `# noqa`, or use --no-check",
             )
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class EntryCheck:
         if child.returncode > 0 and text:
             self._num_errors = child.returncode
             self._console.say(
-                f"rankwise: errors in {self._script} (`--no-check` leaves this out):\n\n{text.rstrip()}\n"
+                f"rankwise: errors in {self._script} (`--no-check` skips this):\n\n{text.rstrip()}\n"
             )
 
 

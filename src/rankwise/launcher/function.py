@@ -74,7 +74,7 @@ def launch(
     Each rank finds the variables of torchrun, so that ``rankwise.init()`` and ``torch.distributed.init_process_group()``
     join it. Lambdas, closures, a script's own functions and what was typed in are sent as they are, with the globals that
     they use; a script needs no ``if __name__ == "__main__"``. Functions of importable modules are imported again in each
-    rank: a global that was set there while this process ran is not sent. The ranks are no forks of this process, so CUDA
+    rank: a global that was set there while this process ran is not sent. The ranks are not forks of this process, so CUDA
     may be in use here. The processes that start them stay for some minutes: the next call finds torch loaded. For keyword
     arguments, ``functools.partial``. From another thread, ``rankwise.launcher.function.shutdown()`` stops a call.
 
@@ -84,11 +84,11 @@ def launch(
         nprocs: How many ranks; or ``"gpu"``, ``"cpu"``, ``"auto"`` for what this host has.
         timeout_s: Seconds until the job is stopped, the ranks' start among them; None for never.
         max_restarts: How often all ranks are started again after a failure.
-        env: Variables for the ranks, beside this process's own; None takes one out. Who a rank is can't be set.
+        env: Variables for the ranks, beside this process's own; None unsets one. Those of ranks can't be set.
         pass_rank: Call ``fn(rank, *args)``, as torch.multiprocessing.spawn does.
         preload: Modules to import once, before the ranks are forked.
         cold: Start each rank as a fresh Python, and import torch in each.
-        **unknown: None is known; a wrong keyword is told with the right one.
+        **unknown: None is known; an error names the right keyword.
 
     Returns:
         What each rank returned, by rank. Tensors come back on the CPU.
@@ -226,7 +226,7 @@ def _make_folder(payload: Payload) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
         raise LaunchError(
             f"{len(payload.data)} bytes for the ranks can't be written to {folder or 'a temporary folder'}: {error.strerror}",
-            hint="make room there, or set TMPDIR to another folder before Python starts",
+            hint="free some space there, or set TMPDIR to another folder before Python starts",
         ) from error
     return folder
 
@@ -240,7 +240,7 @@ def _check_keywords(unknown: Mapping[str, object], fn: object) -> None:
     )
     if name == "args":
         given = ", ".join(map(repr, value)) if isinstance(value, (list, tuple)) else "…"
-        hint = f"the arguments stand after the function: launch({name_function(fn)}, {given}, nprocs=4)"
+        hint = f"the arguments go after the function: launch({name_function(fn)}, {given}, nprocs=4)"
     raise UsageError(f"launch has no keyword {name!r}", hint=hint)
 
 
@@ -269,7 +269,7 @@ def _check_count(nprocs: object) -> str:
         if count > 0 and not isinstance(nprocs, bool):
             return str(count)
     raise UsageError(
-        f"nprocs is {nprocs!r}: neither a number from 1 nor one of {', '.join(_COUNTED)}",
+        f"nprocs is {nprocs!r}: neither a number above 0 nor one of {', '.join(_COUNTED)}",
         hint="rankwise.launch(fn, nprocs=4)",
     )
 
@@ -281,7 +281,7 @@ def _check_limits(timeout_s: object, max_restarts: object, preload: object) -> N
             limit = math.nan if isinstance(timeout_s, (str, bool)) else float(timeout_s)  # type: ignore[arg-type]
         if not limit > 0:
             raise UsageError(
-                f"timeout_s is {timeout_s!r}: no number above 0",
+                f"timeout_s is {timeout_s!r}: not a number above 0",
                 hint="leave it out to wait as long as it takes",
             )
     try:
@@ -289,11 +289,13 @@ def _check_limits(timeout_s: object, max_restarts: object, preload: object) -> N
     except TypeError:
         restarts = -1
     if restarts < 0:
-        raise UsageError(f"max_restarts is {max_restarts!r}: no whole number from 0", hint="max_restarts=3")
+        raise UsageError(
+            f"max_restarts is {max_restarts!r}: not a whole number from 0", hint="max_restarts=3"
+        )
     is_list = isinstance(preload, (list, tuple, set, frozenset))
     if not is_list or not all(isinstance(name, str) for name in cast("list[object]", preload)):
         hint = f"preload=[{preload!r}]" if isinstance(preload, str) else 'preload=["transformers"]'
-        raise UsageError(f"preload is {preload!r}: no list of modules' names", hint=hint)
+        raise UsageError(f"preload is {preload!r}: not a list of module names", hint=hint)
 
 
 def _check_env(changes: Mapping[str, object]) -> None:
@@ -303,14 +305,14 @@ def _check_env(changes: Mapping[str, object]) -> None:
                 f"env has {name!r}, which can't be the name of a variable", hint='env={"NAME": "value"}'
             )
         if value is not None and (not isinstance(value, str) or "\0" in value):
-            what = "has a NUL in it" if isinstance(value, str) else f"is of type {type(value).__name__}"
+            what = "contains a NUL" if isinstance(value, str) else f"is of type {type(value).__name__}"
             raise UsageError(
                 f"env: the value of {name} {what}: {value!r}",
-                hint="give a str, or None to take the variable out",
+                hint="pass a str, or None to unset the variable",
             )
         if value is not None and _is_ours(name):
             raise UsageError(
-                f"env sets {name}, which the launcher itself gives each rank",
+                f"env sets {name}, which the launcher itself sets for each rank",
                 hint="leave it out; pass a value of your own as an argument, or under another name",
             )
 
@@ -348,9 +350,9 @@ def _check_arguments(fn: Callable[..., object], args: tuple[object, ...], *, pas
         with contextlib.suppress(TypeError):
             signature.bind(*(() if pass_rank else (0,)), *args)
             hint = (
-                "take pass_rank=True out: the function has no place for the rank"
+                "remove pass_rank=True: the function has no parameter for the rank"
                 if pass_rank
-                else "pass_rank=True gives the rank first, as torch.multiprocessing.spawn does"
+                else "pass_rank=True passes the rank first, as torch.multiprocessing.spawn does"
             )
         given = f"{'the rank and ' if pass_rank else ''}{len(args)} argument{'' if len(args) == 1 else 's'}"
         raise UsageError(

@@ -63,7 +63,7 @@ def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | N
     if verdict["kind"] == "ok" or has_returned:
         if silent := [rank for rank, path in enumerate(paths) if not path.exists()]:
             raise RankFailedError(
-                f"{name_ranks(silent)} left with exit code 0 before {name} had returned",
+                f"{name_ranks(silent)} exited with code 0 before {name} returned",
                 rank=silent[0],
                 hint="look for os._exit(0), or an os.exec… of another program: neither lets a function return",
             )

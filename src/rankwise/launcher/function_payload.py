@@ -72,7 +72,7 @@ def make_payload(function: object, args: tuple[object, ...], *, pass_rank: bool 
         folder = str(Path.cwd())
     except OSError as error:
         raise UsageError(
-            f"the folder that this process stands in is gone: {error}", hint="os.chdir to one that is there"
+            f"the current folder of this process is gone: {error}", hint="os.chdir to one that exists"
         ) from error
     place = {
         "folder": folder, "path": list(sys.path), "argv": list(sys.argv), "lines": _find_typed_lines(inner),

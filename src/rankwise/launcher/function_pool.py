@@ -348,7 +348,7 @@ class Pool:
         how = f"ended with exit code {code}" if code >= 0 else f"was killed by {name_signal(-code)}"
         raise LaunchError(
             f"the launcher's own process {how}, and the ranks with it",
-            hint="if it says why, that stands above on standard error; the next launch starts another one",
+            hint="if it printed why, that is above on standard error; the next launch starts another one",
         )
 
 

@@ -143,7 +143,7 @@ class Helper:
     def _died(self, op: str) -> LaunchError:
         code = self._process.wait()
         return LaunchError(f"the helper process ended ({code}) while it was asked to {op}",
-                           hint="its own error stands above")  # fmt: skip
+                           hint="its own error is above")  # fmt: skip
 
     def _read(self) -> None:
         stream = self._process.stdout

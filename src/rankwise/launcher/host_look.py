@@ -83,7 +83,7 @@ class HostLook:
         said = " ".join((verdict.message, verdict.reason, *ailments))
         now = tell(look_after(self._host(is_running=True), class_id=verdict.class_id, told=said))
         notes = tuple(
-            f"beside it: {one}" for one in dict.fromkeys((*ailments, *now)) if not _is_told(one, verdict)
+            f"also: {one}" for one in dict.fromkeys((*ailments, *now)) if not _is_told(one, verdict)
         )
         return replace(verdict, notes=(*verdict.notes, *notes))
 

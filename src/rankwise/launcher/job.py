@@ -79,7 +79,7 @@ def make_folder(logs: Logs, run_id: str) -> Path:
     except OSError as error:
         raise UsageError(
             f"can't make a folder for logs in {logs.folder or 'a temporary folder'}: {error.strerror}",
-            hint="give another one with --log-dir, or make room",
+            hint="pass another one with --log-dir, or free some space",
         ) from error
 
 

@@ -195,8 +195,8 @@ class KeptWorkers:
                 return
             if self._clock.monotonic() > end:
                 raise LaunchError(
-                    f"the keeper (pid {self._pid}) has taken no order for {_ORDER_S:.0f} s",
-                    hint="is it stopped? `ps -o pid,stat,wchan -p PID` says what it does",
+                    f"the keeper (pid {self._pid}) has accepted no request for {_ORDER_S:.0f} s",
+                    hint="is it stopped? `ps -o pid,stat,wchan -p PID` shows its state",
                 )
             self._receive()
             wait_ready([self._sock.fileno()], _FULL_LOOK_S, to_write=True)

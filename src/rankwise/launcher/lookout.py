@@ -306,7 +306,7 @@ class Lookout:
             return action()
         except Exception as error:  # noqa: BLE001 - whatever a rule may stumble over
             self._is_on = False
-            self._say(f"rankwise: the watch for hangs has failed and is off; the job goes on: {error!r}")
+            self._say(f"rankwise: the watch for hangs has failed and is off; the job continues: {error!r}")
             return None
 
 

@@ -36,6 +36,6 @@ class OwnChildren:
             if len(members) > 1:
                 self._said.add(facts.rank)
                 self._say(
-                    f"rankwise: rank {facts.rank} has started {len(members)} processes with a process group of their own: nobody watches these "
+                    f"rankwise: rank {facts.rank} has started {len(members)} processes with a process group of their own: these are not watched "
                     f"for hangs\n  -> let `rankwise run --nproc-per-node {len(members)}` start them, or ask `rankwise why` what they do"
                 )

@@ -86,7 +86,7 @@ def _seconds_or_never(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value!r}: a number of seconds above 0 is meant, or off")
+        raise argparse.ArgumentTypeError(f"{value!r}: expected a number of seconds above 0, or off")
     return seconds
 
 
@@ -304,7 +304,7 @@ class _Adder:
         try:
             default = bool(int(self._env.get(variable, "0")))
         except ValueError:
-            raise UsageError(f"{variable}={self._env[variable]!r}: 0 or 1 is meant") from None
+            raise UsageError(f"{variable}={self._env[variable]!r}: expected 0 or 1") from None
         group.add_argument(*_spellings(name, short), action="store_true", default=default, help=text)
 
 

@@ -277,7 +277,7 @@ class _Request:
             self._meanwhile()
             answer = _wait_answer(sock, _ANSWER_S, self._signals)
         except OSError as error:
-            answer = {"refused": f"it does not take the run: {error.strerror}"}
+            answer = {"refused": f"it does not accept the run: {error.strerror}"}
         finally:
             theirs.close()
             os.close(text)
@@ -461,7 +461,7 @@ def _make_room(folder: int) -> None:
     text = get(_MOST, str(_USUAL_MOST)).strip()
     if not text.isdecimal() or not int(text):
         raise UsageError(
-            f"{_MOST}={text!r} is not a number from 1", hint=f"set {_MOST} to a number, or unset it"
+            f"{_MOST}={text!r} is not a number above 0", hint=f"set {_MOST} to a number, or unset it"
         )
     for name in _list_sockets(folder)[int(text) - 1 :]:
         if (sock := _connect(folder, name)) is not None:

@@ -153,7 +153,7 @@ class WarmLink:
         """Tell what takes too long; empty as long as nothing does."""
         passed = now_s - self._started_s
         if not self._has_hook and passed > _HELLO_S:
-            return f"Python did not get to our hook within {_HELLO_S:.0f} s"
+            return f"Python did not reach our hook within {_HELLO_S:.0f} s"
         if not self._is_ready and passed > _READY_S:
             return f"torch was not imported within {_READY_S:.0f} s"
         killed = [

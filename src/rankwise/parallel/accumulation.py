@@ -37,16 +37,16 @@ def accumulate(
 ) -> Iterator[Micro]:
     """Yield micro-batches; the backward of the last one averages the gradients of all, the others send nothing.
 
-    Forward and backward of each micro-batch belong into the loop's body, and the optimizer's step behind it. Ranks
-    may have different numbers of micro-batches, unless BatchNorm is synced or parameters are sharded. A rank without samples takes one
-    micro-batch of none (``inputs[:0]``), so that it has a backward too.
+    Forward and backward of each micro-batch belong in the loop's body, and the optimizer's step after it. Ranks
+    may have different numbers of micro-batches, unless BatchNorm is synced or parameters are sharded. A rank without samples passes one
+    empty micro-batch (``inputs[:0]``), so that it has a backward too.
 
     With ``find_unused_parameters=True``, a parameter that no rank uses in its last micro-batch is not averaged (pytorch#69031).
 
     Args:
         model: The spread model: what an ``apply_*`` has returned, or torch's own DistributedDataParallel or ``fully_shard``.
         micro_batches: The micro-batches of one step, at least one.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Yields:
         Each micro-batch.
@@ -69,7 +69,7 @@ def accumulate(
 
 
 def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:
-    """Return what a sum-reduced loss must be multiplied with, so that DDP's average is the mean over all samples.
+    """Return what a sum-reduced loss must be multiplied by, so that DDP's average is the mean over all samples.
 
     That is the number of ranks by the number of samples of all ranks. It is exact for any split of the samples over
     ranks and micro-batches, where a mean-reduced loss is not. A mean-reduced loss must be multiplied by the samples of
@@ -77,18 +77,18 @@ def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:
 
     Args:
         num_samples: Samples of this rank, in all micro-batches of the step; may be 0. With weights, their sum.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Returns:
         The factor, equal on all ranks.
 
     Raises:
-        UsageError: A negative number or none at all, on some rank; or no samples on any; the same error on all ranks.
+        UsageError: A negative number or not a number, on some rank; or no samples on any; the same error on all ranks.
 
         CollectiveError: The ranks call different things.
         CollectiveTimeoutError: Some rank did not call; names it.
 
-    Collective: every rank, once for each step: one small exchange over the side channel, for which no GPU is waited.
+    Collective: every rank, once for each step: one small exchange over the side channel, which waits for no GPU.
     """
     group = group_of(ctx or current())
     # What is wrong is told like a number: an error here alone would leave the others waiting.

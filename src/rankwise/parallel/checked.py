@@ -169,7 +169,7 @@ def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
         for names, what in (
             (melted, "unfrozen: the gradients would never be averaged"),
             (frozen, "frozen: the averaging would wait for the gradients"),
-            (new, "put into the model: the gradients would never be averaged"),
+            (new, "added to the model: the gradients would never be averaged"),
         )
         if names
     ]
@@ -202,10 +202,7 @@ def _name_unused(error: RuntimeError, ddp: CheckedDDP) -> ModelError | None:
             " all to the loss"
         )
     else:
-        hint = (
-            "remove or freeze what is never used; add outputs that are left out to the loss; or, if a branch is taken only at"
-            " times, apply_ddp(..., find_unused_parameters=True)"
-        )
+        hint = "remove or freeze what is never used; add outputs that are left out to the loss; or, if a branch is taken only sometimes, apply_ddp(..., find_unused_parameters=True)"
     return ModelError(
         f"{_quote(names)} not used in the last loss: without a gradient the ranks' average never ended",
         rank=ddp.watch.rank,

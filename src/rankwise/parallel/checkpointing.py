@@ -36,13 +36,13 @@ def apply_checkpointing(
     blocks: Blocks = "auto",
     context_fn: Callable[[], Any] | None = None,
 ) -> nn.Module:
-    """Keep only the inputs of a model's blocks, and compute what is inside again in backward: less memory for a third more time.
+    """Keep only the inputs of a model's blocks, and recompute what is inside in backward: less memory for a third more time.
 
     The model's structure and names stay as they are. Call it after ``apply_tensor_parallel`` and before ``apply_fsdp`` or ``apply_ddp``.
 
     Args:
         model: Changed in place.
-        mode: "full": every block. A number n: every n-th. "selective": in every block what is dear to compute, products of matrices
+        mode: "full": every block. A number n: every n-th. "selective": in every block what is expensive to compute, products of matrices
             and attention, is kept.
         blocks: Which parts; as for ``apply_fsdp``.
         context_fn: As for ``torch.utils.checkpoint.checkpoint``; not with "selective".
@@ -51,7 +51,7 @@ def apply_checkpointing(
         The model.
 
     Raises:
-        UsageError: A mode that nobody knows, or the model has no such blocks.
+        UsageError: An unknown mode, or the model has no such blocks.
     """
     is_number = isinstance(mode, int) and not isinstance(mode, bool) and mode > 0
     if not is_number and mode not in ("full", "selective"):
@@ -65,7 +65,7 @@ def apply_checkpointing(
     found = find_blocks(model, blocks)
     if not found:
         raise UsageError(
-            f"nothing in this {type(model).__name__} is repeated, so that no block was found",
+            f"nothing in this {type(model).__name__} is repeated, so no block was found",
             hint="name the parts: blocks=['encoder', 'decoder'], or a class",
         )
     every = mode if isinstance(mode, int) else 1

@@ -27,21 +27,21 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, ctx: RankContext | Non
     Args:
         model: What an ``apply_*`` has returned, or any other.
         max_norm: The bound; ``math.inf`` only measures.
-        ctx: The job; None: that which ``init()`` has joined, if one is needed.
+        ctx: The job; None: the one that ``init()`` joined, if one is needed.
 
     Returns:
         The norm before, a scalar, the same on every rank.
 
     Raises:
-        UsageError: ``max_norm`` is no positive number, or ``model`` is no module.
+        UsageError: ``max_norm`` is not a positive number, or ``model`` is not a module.
 
     Collective: every rank, if the model's parameters are sharded.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"clip_grad_norm_ takes the model, and got a {type(model).__name__}",
+            f"clip_grad_norm_ takes the model, but got a {type(model).__name__}",
             rank=None if ctx is None else ctx.rank,
-            hint="clip_grad_norm_(model, 1.0): how the model is spread says how its norm is found",
+            hint="clip_grad_norm_(model, 1.0): how the model is spread determines how its norm is computed",
         )
     if not max_norm > 0:
         raise UsageError(

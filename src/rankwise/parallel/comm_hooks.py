@@ -24,7 +24,7 @@ class PowerSGD:
     """Send a low-rank approximation of each gradient, and add what was lost to the next one.
 
     Attributes:
-        rank: Rank of the approximation: 1 to 4, up to 32 for language models. Small is less to send and less exact.
+        rank: Rank of the approximation: 1 to 4, up to 32 for language models. A smaller one sends less and is less exact.
         plain_steps: Steps at the start that send whole gradients, at least 2; a tenth of the training is a good
             start, as early gradients suffer most.
         min_compression: A tensor is compressed only if that makes it this many times smaller.
@@ -55,7 +55,7 @@ def check_comm_hook(hook: object) -> None:
             )
     elif hook is not None and hook not in ("fp16", "bf16", "powersgd"):
         raise UsageError(
-            f"comm_hook={hook!r} is unknown", hint="take 'fp16', 'bf16', 'powersgd', PowerSGD(...) or None"
+            f"comm_hook={hook!r} is unknown", hint="use 'fp16', 'bf16', 'powersgd', PowerSGD(...) or None"
         )
 
 

@@ -24,7 +24,7 @@ def check_coverage(model: nn.Module, ctx: RankContext | None) -> None:
 
     Args:
         model: Sharded, or with split layers; looked at once.
-        ctx: The job; None: that which ``init()`` has joined; outside of one nothing is known.
+        ctx: The job; None: the one that ``init()`` joined; outside of one nothing is known.
 
     Raises:
         UsageError: Names the parameters.
@@ -41,8 +41,8 @@ def check_coverage(model: nn.Module, ctx: RankContext | None) -> None:
     if alone:
         more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
         raise UsageError(
-            f"nobody averages the gradients of {', '.join(map(repr, alone[:3]))}{more} over the {ctx.data_size} shares of the batch: "
-            "ranks with different samples would train them apart",
+            f"nothing averages the gradients of {', '.join(map(repr, alone[:3]))}{more} over the {ctx.data_size} shares of the batch: "
+            "ranks with different samples would make them diverge",
             rank=ctx.rank,
             hint="apply_fsdp(model) on the whole model, after apply_tensor_parallel and after its last layer was added; "
             "ranks that should have the same samples need the mesh: init(mesh={'tensor': ...})",

@@ -58,7 +58,7 @@ def balance(
     if num_units < parts * least:
         raise UsageError(
             f"{num_units} units can't be cut into {parts} parts",
-            hint="ask for as many parts as there are units at most",
+            hint="ask for at most as many parts as there are units",
         )
     price, held = _sum_ranges(rows), None
     if limits is not None:
@@ -127,7 +127,7 @@ def _make_rows(values: Rows, parts: int, what: str) -> list[list[float]]:
         rows = [list(values)] * parts  # type: ignore[arg-type]
     bad = next((one for row in rows for one in row if not isfinite(one) or one < 0), None)
     if bad is not None:
-        raise UsageError(f"{what} holds {bad}, and must hold finite numbers from 0 on")
+        raise UsageError(f"{what} holds {bad}, but must hold finite numbers, 0 or more")
     return rows
 
 

@@ -37,13 +37,13 @@ _averaged: dict[int, ref[torch.Tensor]] = {}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What seldom needs a change.
+    """Options that rarely need a change.
 
     Attributes:
         gradient_as_bucket_view: Let gradients be views into the buckets that are sent: saves memory and a copy.
         bucket_cap_mb: Size of a bucket in MiB; None: torch's 25. Smaller starts to send earlier, larger sends faster.
-        broadcast_buffers: Give all ranks the buffers of rank 0 at each forward. Without, BatchNorm that is not synced
-            keeps other statistics on each rank. At the wrap, buffers are rank 0's in any case.
+        broadcast_buffers: Give all ranks the buffers of rank 0 at each forward. Without it, BatchNorm that
+            is not synced keeps different statistics on each rank. At the wrap, buffers are rank 0's in any case.
     """
 
     gradient_as_bucket_view: bool = True
@@ -68,13 +68,13 @@ def apply_ddp(
 
     Args:
         model: On the CPU or on the rank's device; changed in place.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; on the CPU too.
         static_graph: Promise that every step uses the same parameters in the same way; allows reentrant checkpoints.
         find_unused_parameters: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
         comm_hook: Send gradients in "fp16" or "bf16", or by "powersgd" (or ``PowerSGD(rank=..., ...)``).
         tuning: Buckets and buffers.
-        wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
+        wait_s: Seconds to wait for the slowest rank to arrive; None: 60, or the job's timeout if that is less.
 
     Returns:
         The wrapped model: ``ddp(inputs)`` and then ``backward()`` on every rank. It is torch's own class, with checks.
@@ -83,7 +83,7 @@ def apply_ddp(
         ModelError: The model differs between ranks, is wrapped already, frozen, not initialised, or of layers that
             can't work here; names them. The same error on every rank.
         UsageError: Options that can't work.
-        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveTimeoutError: A rank did not arrive; names it.
 
     Collective: every rank, for the same models in the same order.
     """
@@ -142,9 +142,9 @@ def _check_mesh(ctx: RankContext) -> None:
     cut = [axis for axis, size in degrees.items() if size > 1 and axis not in DATA_AXES]
     if cut:
         raise UsageError(
-            f"apply_ddp gives each rank the whole model, and the mesh of {show_degrees(degrees)} cuts it by {' and '.join(cut)}",
+            f"apply_ddp gives each rank the whole model, but the mesh of {show_degrees(degrees)} shards it by {' and '.join(cut)}",
             rank=ctx.rank,
-            hint="apply_fsdp(model) spreads it over replicate and shard, after apply_tensor_parallel(model) over tensor; or lay out no mesh",
+            hint="apply_fsdp(model) spreads it over replicate and shard, after apply_tensor_parallel(model) over tensor; or create no mesh",
         )
 
 
@@ -153,7 +153,7 @@ def _find_placement_complaint(model: nn.Module) -> str | None:
         return None
     kinds = sorted({one.device.type for one in model.parameters()})
     if len(kinds) > 1:
-        return f"the model was placed on devices of type {' and '.join(kinds)}, and DistributedDataParallel takes one type: place it on GPUs only"
+        return f"the model was placed on devices of type {' and '.join(kinds)}, but DistributedDataParallel takes one type: place it on GPUs only"
     return None
 
 

@@ -25,7 +25,7 @@ def find_strategy(model: nn.Module, ctx: RankContext | None = None) -> Strategy 
 
     Args:
         model: Any.
-        ctx: The job; None: that which ``init()`` has joined, if one is needed.
+        ctx: The job; None: the one that ``init()`` joined, if one is needed.
 
     Raises:
         UsageError: Some parameters of a sharded model are in nobody's care.
@@ -49,7 +49,7 @@ def strategy_of(model: nn.Module, ctx: RankContext | None = None) -> Strategy:
 
     Args:
         model: What an ``apply_*`` has returned, or torch's own functions.
-        ctx: The job; None: that which ``init()`` has joined, if one is needed.
+        ctx: The job; None: the one that ``init()`` joined, if one is needed.
 
     Raises:
         UsageError: It is not spread.

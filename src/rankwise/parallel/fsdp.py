@@ -59,7 +59,7 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
 
     Without a mesh, over all ranks. With ``init(mesh={"replicate": 2, "shard": 4})``, over the shard axis, and the replicate axis holds copies (HSDP).
     All ranks start from the first one's weights. Build the optimizer afterwards, from ``model.parameters()``: they are new ones. The model's class
-    gets FSDP2's methods, and its names stay. Before it come ``apply_tensor_parallel`` and ``apply_checkpointing``.
+    gets FSDP2's methods, and its names stay. Call ``apply_tensor_parallel`` and ``apply_checkpointing`` before it.
 
     A model on the meta device (``with torch.device("meta"): model = Net()``) gets its values block by block, the same at any number of ranks.
 
@@ -78,8 +78,8 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         init_weights: For modules on the meta device: a function that initialises one module; None: its ``reset_parameters()``; False: a
             checkpoint will be loaded.
         seed: For that: each module is seeded by it and its name.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
-        wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
+        ctx: The job; None: the one that ``init()`` joined.
+        wait_s: Seconds to wait for the slowest rank to arrive; None: 60, or the job's timeout if that is less.
 
     Returns:
         The model.
@@ -87,7 +87,7 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
     Raises:
         ModelError: The model differs between ranks, is spread already, or can't be initialised; names what. The same error on every rank.
         UsageError: Options that can't work, or a mesh without a shard axis.
-        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveTimeoutError: A rank did not arrive; names it.
 
     Collective: every rank. From now on each forward in training and evaluation is one, too.
     """
@@ -168,7 +168,7 @@ def _find_mesh(ctx: RankContext) -> DeviceMesh:
     degrees = mesh.degrees
     if degrees["replicate"] > 1 and degrees["shard"] == degrees["tensor"] == degrees["pipeline"] == 1:
         raise UsageError(
-            f"apply_fsdp on a mesh of {degrees['replicate']} copies and 1 shard would cut nothing",
+            f"apply_fsdp on a mesh of {degrees['replicate']} copies and 1 shard would shard nothing",
             rank=ctx.rank,
             hint="init(mesh={'shard': -1}), or with copies {'replicate': 2, 'shard': -1}; or apply_ddp(model)",
         )
@@ -204,7 +204,7 @@ def _read_precision(precision: str | MixedPrecisionPolicy, ctx: RankContext) -> 
 def _find_complaint(model: nn.Module, reshard_after_forward: bool | int | None) -> str | None:  # noqa: FBT001 - apply_fsdp's own
     sharded = [name for name, one in model.named_modules() if isinstance(one, FSDPModule)]
     if sharded:
-        return f"{sharded[0] or 'the model'!r} was given to fully_shard or apply_fsdp already"
+        return f"{sharded[0] or 'the model'!r} was passed to fully_shard or apply_fsdp already"
     hooked = [name for name, one in model.named_parameters() if one._backward_hooks]
     if hooked:
         return f"{hooked[0]!r} has a hook on its gradient, and apply_fsdp puts another parameter in its place: register hooks afterwards; a layer of the plan with 'replicate_sum' can't be sharded as well"
@@ -212,7 +212,7 @@ def _find_complaint(model: nn.Module, reshard_after_forward: bool | int | None) 
         return f"reshard_after_forward={reshard_after_forward!r}: the stages of a pipeline stay gathered from a step's first micro-batch to its last; leave it out"
     held = [id(one) for stage in getattr(model, "stage_modules", []) for one in stage.parameters()]
     if len(set(held)) < len(held):
-        return "two stages of a rank share parameters, and each would gather them: take a schedule with one stage on each rank, or an interleaved one"
+        return "two stages of a rank share parameters, and each would gather them: use a schedule with one stage on each rank, or an interleaved one"
     return find_complaint(model, takes_meta=True, call="apply_fsdp")
 
 
@@ -259,6 +259,6 @@ def _warn_of_batchnorm(model: nn.Module, ctx: RankContext) -> None:
     ]
     if names and ctx.is_main and ctx.data_size > 1:
         sys.stderr.write(
-            f"rankwise: warning: {names[0]!r} and {len(names) - 1} more BatchNorm layers keep other statistics on each rank, and a checkpoint rank 0's\n"
+            f"rankwise: warning: {names[0]!r} and {len(names) - 1} more BatchNorm layers keep different statistics on each rank, and a checkpoint rank 0's\n"
             "  -> apply_fsdp(..., sync_batchnorm=True) takes them over all ranks\n"
         )

@@ -118,7 +118,7 @@ class Materialiser:
         if left:
             full = ", ".join(repr(f"{name}.{own}".removeprefix(".")) for own in left)
             raise ModelError(
-                f"{full} of a {type(module).__name__} was built on the meta device, and its initialisation has left values out",
+                f"{full} of a {type(module).__name__} was built on the meta device, and its initialisation left values unset",
                 hint="a buffer that __init__ computes is lost there: compute it in reset_parameters() too, or in init_weights; or build this model on the CPU",
             )
 

@@ -25,7 +25,7 @@ def deal(strategy: Strategy, micro_batches: Iterable[Micro], ctx: RankContext | 
     Args:
         strategy: How the model is spread.
         micro_batches: At least one.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Yields:
         Each micro-batch.
@@ -64,12 +64,12 @@ def deal(strategy: Strategy, micro_batches: Iterable[Micro], ctx: RankContext | 
         raise UsageError(
             "accumulate() got no micro-batch, and the other ranks would wait for this one",
             rank=rank,
-            hint="a rank without samples takes one micro-batch of none: [(inputs[:0], targets[:0])]",
+            hint="a rank without samples passes one empty micro-batch: [(inputs[:0], targets[:0])]",
         )
     raise UsageError(
         f"accumulate() got {number} micro-batches of a container whose len() is {length}",
         rank=rank,
-        hint="pass an iterator, whose length nobody asks for",
+        hint="pass an iterator, whose length is not checked",
     )
 
 
@@ -96,5 +96,5 @@ def _compare_numbers(strategy: Strategy, number: int, ctx: RankContext) -> None:
         raise CollectiveError(
             f"with {strategy.why_equal} every rank must run the same number of micro-batches: {held}",
             rank=ctx.rank,
-            hint="give the ranks that have fewer some without samples: (inputs[:0], targets[:0])",
+            hint="pass empty ones on the ranks that have fewer: (inputs[:0], targets[:0])",
         )

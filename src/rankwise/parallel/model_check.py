@@ -57,7 +57,7 @@ def check_same_model(
 
     Raises:
         ModelError: The models or settings differ, or some rank has a complaint; the same error on all ranks.
-        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveTimeoutError: A rank did not arrive; names it.
         CollectiveError: A rank called something else.
 
     Collective: every rank of the job.
@@ -264,21 +264,21 @@ def check_replicas(
     buffers: bool = False,
     timeout_s: float | None = None,
 ) -> None:
-    """See that ranks hold the same weights, to the bit, where they must; for once an epoch, or after loading a checkpoint.
+    """Check that ranks hold the same weights, to the bit, where they must; once an epoch, or after loading a checkpoint.
 
     DDP shares the weights of rank 0 once, when it wraps. What is loaded afterwards on one rank only, trained through
-    ``ddp.module``, or unfrozen after the wrap drifts apart without a word. Of a sharded model, ranks are compared that hold the same shard.
+    ``ddp.module``, or unfrozen after the wrap silently diverges. Of a sharded model, ranks are compared that hold the same shard.
 
     Args:
         model: The model, wrapped or not.
-        ctx: The job; None: that which ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
         buffers: Whether buffers must be equal too. Those of a BatchNorm that is not synced are not, by design.
         timeout_s: Seconds to wait for the slowest rank; None: as long as collectives may take.
 
     Raises:
-        ModelError: They differ; names the parameters and who holds the same. The same error on all ranks.
+        ModelError: They differ; names the parameters and which ranks agree. The same error on all ranks.
         CollectiveError: A rank called something else.
-        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveTimeoutError: A rank did not arrive; names it.
 
     Collective: every rank of the job.
     """
@@ -306,7 +306,7 @@ def check_replicas(
     if len(names_of) > 1 and not has_stages:
         raise ModelError(
             "the ranks hold different parameters",
-            hint="spread the model with apply_ddp or its like: it names them",
+            hint="spread the model with apply_ddp or similar: it names them",
         )
     everything = dict.fromkeys(name for held in of_rank.values() for name in held)
     names = [

@@ -72,7 +72,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     """Make the first ranks servers of the model's parameters, and the others workers.
 
     Parameters that are trained are spread over the servers: whole tensors by size, and those above ``split_bytes`` as ranges. The
-    values are the servers' from then on; frozen parameters and buffers (BatchNorm's, say) stay each worker's own, so build the model
+    values are the servers' from then on; frozen parameters and buffers (such as BatchNorm's) stay each worker's own, so build the model
     from one seed on all ranks.
 
     Args:
@@ -83,25 +83,25 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
             ``"stale"``: the same averages, but a worker computes with parameters that are up to ``staleness`` updates old, and waits
             no earlier. ``"async"``: each gradient is an update, at once.
         staleness: That bound, with ``mode="stale"``.
-        backup_workers: With ``mode="sync"``: do not wait for so many of the slowest workers; what they send late is dropped and counted.
+        backup_workers: With ``mode="sync"``: do not wait for this many of the slowest workers; what they send late is dropped and counted.
             Each server chooses by what has reached it.
         clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if ``mode="async"``.
-        compression: ``"bf16"`` or ``"topk:0.01"``: send gradients so, what is left out is added to the next; None: whole.
+        compression: ``"bf16"`` or ``"topk:0.01"``: compress gradients; what is left out is added to the next; None: whole.
         table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse gradients, as SparseAdam,
             Adagrad or SGD; None: as ``optimizer``.
         scheduler: Makes a learning-rate schedule of a server's optimizer; one step for each update.
         split_bytes: See above; None: never, for update rules that look at whole tensors (Adafactor, LAMB, Muon).
-        coordinator: Whether the first rank that is no server schedules functions on the others: ``ps.schedule``, ``ps.join``, ``ps.fetch``;
-            they do them in ``ps.work()``. Only with ``mode="async"``.
-        resume: A plain optimizer of this model, whose states the servers go on with: of a checkpoint that was loaded into both.
+        coordinator: Whether the first rank that is not a server schedules functions on the others: ``ps.schedule``, ``ps.join``, ``ps.fetch``;
+            they run them in ``ps.work()``. Only with ``mode="async"``.
+        resume: A plain optimizer of this model, whose states the servers continue with: of a checkpoint that was loaded into both.
         num_updates: How many updates were made before: where versions and the schedule begin.
         recovery_folder: Where servers copy what they hold, after each ``save_every`` updates, on a file system that all of them share. When
-            one dies, it is started again from its last copy, or, in a job without roles, the first that lives takes over; the updates since
+            one dies, it is restarted from its last copy, or, in a job without roles, the first live server takes over; the updates since
             are lost, except the last of each worker, which is sent again: with ``save_every=1`` none are. A start of the whole job begins
-            with the model's values, not with copies: those of the run before are renamed to ``shard-N.previous.pt``. Two jobs at once
+            with the model's values, not with copies: those of the previous run are renamed to ``shard-N.previous.pt``. Two jobs at once
             need a folder each. None: where ranks are started again alone, in the host's memory; elsewhere the death of a server ends
             the training.
-        replicate: Whether each server sends what it holds to the next one instead, after each ``save_every`` updates, and is gone on from there
+        replicate: Whether each server sends what it holds to the next one instead, after each ``save_every`` updates, from which the job continues
             when it dies: where hosts share no file system, and their memory's (``/dev/shm``) is small.
         save_every: See above.
         timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
@@ -110,13 +110,13 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         This rank's side of it.
 
     Raises:
-        UsageError: The arguments make no sense together, or there are too few ranks.
+        UsageError: The arguments contradict each other, or there are too few ranks.
         ModelError: The model has nothing to train.
         RendezvousError: A worker does not reach a server; names it.
-        CollectiveError: A worker's model is another than the servers'.
+        CollectiveError: A worker's model differs from the servers'.
         CheckpointError: A server can't write its first copy.
 
-    Collective: every rank must call this, with the same arguments; afterwards nobody waits for all.
+    Collective: every rank must call this, with the same arguments; afterwards no rank waits for all.
     """
     ctx = current()
     num_servers = count_servers(ctx, servers)
@@ -139,7 +139,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     if replicate and (num_servers < 2 or recovery_folder is not None):
         raise UsageError(
             f"replicate=True with {num_servers} servers and recovery_folder={recovery_folder!r}", rank=ctx.rank,
-            hint="another server holds the replicas, so there must be two; and it is in place of copies in a folder",
+            hint="another server holds the replicas, so there must be two; and it replaces copies in a folder",
         )  # fmt: skip
     if recovery_folder is not None:
         recovery_folder = f"{recovery_folder}/{name}"
@@ -167,7 +167,7 @@ def _check(
                          hint='scheduled functions reach workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
     if not rules.timeout_s > 0:
         raise UsageError(
-            f"timeout_s={rules.timeout_s} is no number of seconds above 0",
+            f"timeout_s={rules.timeout_s} is not a number of seconds above 0",
             rank=ctx.rank,
             hint="None: that of init()",
         )
@@ -177,7 +177,7 @@ def _check(
                          rank=ctx.rank, hint='mode="async" clips on the workers; or leave out clip_norm')  # fmt: skip
     if save_every < 1:
         raise UsageError(
-            f"save_every={save_every} is no number of updates",
+            f"save_every={save_every} is not a number of updates",
             rank=ctx.rank,
             hint="1 or more: a copy after each so many",
         )
@@ -214,7 +214,7 @@ class ParameterServer:
         """Serve the parameters until all workers have ended, or are gone.
 
         SIGTERM and SIGUSR1 are notices from now on: the workers' ``should_stop()`` returns True, and this returns when they have ended.
-        Then the server writes what it holds to ``recovery_folder``, if there is one, and the next start of the job goes on from it.
+        Then the server writes what it holds to ``recovery_folder``, if there is one, and the next start of the job continues from it.
 
         Returns:
             ``shards``: for each its ``version``, how many gradients were ``applied`` and ``dropped``, the histogram of their
@@ -256,7 +256,7 @@ class ParameterServer:
 
         Raises:
             UsageError: This rank is a server, or has not pulled.
-            CollectiveTimeoutError: A server takes nothing; names it.
+            CollectiveTimeoutError: A server accepts nothing; names it.
             CollectiveError: A server is gone.
         """
         self._as_worker("push").push(weight)
@@ -283,7 +283,7 @@ class ParameterServer:
 
     @property
     def num_lost(self) -> int:
-        """How many gradients of this worker servers took with them when they died; what went to several is counted for each."""
+        """How many gradients of this worker were lost with servers that died; what went to several is counted for each."""
         return self._as_worker("num_lost").num_lost
 
     # --------------------------------------------------------- coordinating
@@ -308,10 +308,10 @@ class ParameterServer:
         return self._as_coordinator("schedule").schedule(function, args)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until all that was scheduled is done.
+        """Wait until all scheduled functions are done.
 
         Args:
-            timeout_s: Seconds to wait; None: as long as functions come to their end within the ``timeout_s`` of ``parameter_server``.
+            timeout_s: Seconds to wait; None: as long as functions end within the ``timeout_s`` of ``parameter_server``.
 
         Raises:
             RankFailedError: A function raised; has its traceback.
@@ -339,19 +339,19 @@ class ParameterServer:
         return PerWorker(make)
 
     def work(self) -> int:
-        """Do what the coordinator schedules, until it leaves.
+        """Run what the coordinator schedules, until it leaves.
 
         Returns:
             How many functions were called.
 
         Raises:
-            UsageError: There is no coordinator, or this rank is no worker.
+            UsageError: There is no coordinator, or this rank is not a worker.
             CollectiveError: The coordinator is gone.
         """
         first = self._ctx.world_size - self.num_workers
         if self.worker_index is None or first == self.num_servers:
             raise UsageError(
-                "work() on a rank that nobody schedules functions on",
+                "work() on a rank that no coordinator schedules functions on",
                 rank=self._ctx.rank,
                 hint="parameter_server(..., coordinator=True), and call it on workers",
             )
@@ -379,7 +379,7 @@ class ParameterServer:
     def close(self) -> None:
         """Tell the servers that this worker has ended, and workers that there is nothing more to do; leaving the job does it too.
 
-        While an exception is under way (``finally: ps.close()``), the worker has not ended: for the servers it is lost then, and
+        While an exception propagates (``finally: ps.close()``), the worker has not ended: for the servers it is lost then, and
         may be started again.
         """
         if self._coordinator is not None:

@@ -95,7 +95,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         return self.ties.spread_optimizer(self, optimizer)
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
-        """Hear in which dtype FSDP lets the stages compute.
+        """Set the dtype in which FSDP lets the stages compute.
 
         Args:
             dtype: Of the gathered parameters; None: their own.
@@ -144,7 +144,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         Args:
             batch: This rank's share, the same on all stages: nested tensors, whose dim 0 are the samples. Any number of them.
             loss: Takes the model and a batch; returns the mean loss over its samples, or ``(sum, count)``. None: the one that ``apply_pipeline`` was given.
-            is_last: False: gradients are added up, and the next step goes on with them.
+            is_last: False: gradients are added up, and the next step continues with them.
 
         Returns:
             The loss, a scalar without a gradient: the mean over the samples, or counts, of all ranks; the same on each.
@@ -162,7 +162,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
 
     @contextmanager
     def profile(self) -> Iterator[PipelineProfile]:
-        """Measure what the stages take in the steps of a ``with`` block, by ``step`` or a Trainer; let a few steps go before.
+        """Measure what the stages take in the steps of a ``with`` block, by ``step`` or a Trainer; run a few steps before it.
 
         Returns:
             Filled at the block's end, the same on all ranks: ``print(profile)`` shows each stage's forward, backward and waiting, the bubble
@@ -201,13 +201,13 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     Any ``nn.Sequential``, list of modules, or model whose forward calls blocks one after the other: what it computes around them goes to the
     first and last stage. All ranks start from rank 0's weights. Weights that stages share (embedding and head) stay equal.
 
-    Without a mesh, over all ranks; with ``init(mesh={"pipeline": 2, "replicate": 2})`` each pipeline has a share of the data. Before it comes
-    ``apply_tensor_parallel``; behind it ``apply_checkpointing`` and ``apply_fsdp``. Build the optimizer last.
+    Without a mesh, over all ranks; with ``init(mesh={"pipeline": 2, "replicate": 2})`` each pipeline has a share of the data. Call ``apply_tensor_parallel`` before it,
+    ``apply_checkpointing`` and ``apply_fsdp`` after it. Build the optimizer last.
 
     Args:
-        model: The whole, the same on every rank, on any device; or on the meta device. Changed in place: it keeps this rank's stages.
+        model: The whole model, the same on every rank, on any device; or on the meta device. Changed in place: it keeps this rank's stages.
         schedule: "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"; or torch's name.
-        microbatches: Into how many a batch is cut; None: twice the number of stages. A batch with fewer samples has fewer, or runs by GPipe.
+        microbatches: Micro-batches of a batch; None: twice the number of stages. A batch with fewer samples has fewer, or runs by GPipe.
         blocks: Between which parts it may be cut; as for ``apply_fsdp``. Of a Sequential "auto" are its layers.
         cut: The names of the blocks with which the second and the following stages begin; or how many blocks each has. None: by ``example``; without one equally many.
         example: A micro-batch, as ``loss`` takes it (without a loss: what the model is called with): rank 0 measures what each block takes, and the
@@ -216,8 +216,8 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
         loss: For ``step``: takes the model and a batch, returns the mean loss over its samples or ``(sum, count)``.
         init_weights: As for ``apply_fsdp``.
         seed: As for ``apply_fsdp``.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
-        wait_s: Seconds to wait for the slowest rank to get here; None: 60, or the job's time-out if that is less.
+        ctx: The job; None: the one that ``init()`` joined.
+        wait_s: Seconds to wait for the slowest rank to arrive; None: 60, or the job's timeout if that is less.
 
     Returns:
         The model, as a ``Pipeline``.
@@ -225,7 +225,7 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     Raises:
         ModelError: The model differs between ranks, or a stage has no parameters; the same error on every rank.
         UsageError: A schedule that doesn't fit the stages or micro-batches, or a mesh without a pipeline.
-        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveTimeoutError: A rank did not arrive; names it.
 
     Collective: every rank.
     """
@@ -309,7 +309,7 @@ def _check(ctx: RankContext, num_ranks: int, microbatches: Any) -> None:
         raise UsageError(
             "apply_pipeline on a mesh without a pipeline axis: one rank would have all stages",
             rank=ctx.rank,
-            hint="init(mesh={'pipeline': 2, ...}), or leave the mesh out: then all ranks make one pipeline",
+            hint="init(mesh={'pipeline': 2, ...}), or leave the mesh out: then all ranks form one pipeline",
         )
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise UsageError(f"microbatches={microbatches!r}", rank=ctx.rank, hint="a whole number, 1 or more")
@@ -317,9 +317,9 @@ def _check(ctx: RankContext, num_ranks: int, microbatches: Any) -> None:
 
 def _find_complaint(model: nn.Module) -> str | None:
     if isinstance(model, Pipeline):
-        return "the model was given to apply_pipeline already"
+        return "the model was passed to apply_pipeline already"
     if any(isinstance(one, FSDPModule) for one in model.modules()):
-        return "the model was given to fully_shard or apply_fsdp already: cut it into stages first, apply_fsdp(apply_pipeline(model))"
+        return "the model was passed to fully_shard or apply_fsdp already: cut it into stages first, apply_fsdp(apply_pipeline(model))"
     return find_complaint(model, takes_meta=True, call="apply_pipeline")
 
 

@@ -187,7 +187,7 @@ class Engine:
         other = next((rank for rank in self.column if of_rank[rank] != of_rank[first]), None)
         if other is not None:
             forms = [of_rank[rank].split("\t") for rank in (first, other)]
-            what = f"{forms[0][1]} on rank {first} and {forms[1][1]} on rank {other}" if forms[0][1] != forms[1][1] else f"the same shapes, and other values on rank {first} than on rank {other}"  # fmt: skip
+            what = f"{forms[0][1]} on rank {first} and {forms[1][1]} on rank {other}" if forms[0][1] != forms[1][1] else f"the same shapes, but other values on rank {first} than on rank {other}"  # fmt: skip
             raise CollectiveError(
                 f"the stages of a pipeline have different batches: {what}",
                 rank=self.ctx.rank,
@@ -204,7 +204,7 @@ class Engine:
             self._form = box[0]
         elif self.has_last and repr(self._form[0]) != repr(tree):
             raise UsageError(
-                f"the loss function returned another kind than before: {tree!r}",
+                f"the loss function returned a different kind than before: {tree!r}",
                 rank=self.ctx.rank,
                 hint="return the same kind and names for every batch",
             )

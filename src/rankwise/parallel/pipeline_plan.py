@@ -113,7 +113,7 @@ def _assign(tape: Tape, deal: Deal) -> list[int]:
             homes = deal.homes[event.unit]
             found = next((one for one in homes if one >= stage), None)
             if found is None:
-                raise ModelError(f"{event.unit!r} of stage {homes[-1]} is called behind {before!r} of stage {stage}", hint=_EXAMPLE)  # fmt: skip
+                raise ModelError(f"{event.unit!r} of stage {homes[-1]} is called after {before!r} of stage {stage}", hint=_EXAMPLE)  # fmt: skip
             stage, before = found, event.unit
         stages.append(stage)
     return stages

@@ -180,7 +180,7 @@ class PipelineProfile:
         uneven = max(0.0, self.uneven_bubble - self.schedule_bubble)
         rest = max(0.0, self.bubble - max(self.uneven_bubble, self.schedule_bubble))
         lines.append(
-            f"bubble: {self.bubble:.0%} of the ranks' time: the schedule {self.schedule_bubble:.0%}, uneven stages {uneven:.0%}, messages and all else {rest:.0%}"
+            f"bubble: {self.bubble:.0%} of the ranks' time: the schedule {self.schedule_bubble:.0%}, uneven stages {uneven:.0%}, messages and the rest {rest:.0%}"
         )
         return "\n".join([*lines, *(f"try {text}" for text in self.proposals)])
 

@@ -262,7 +262,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
         if [(one.shape, one.dtype) for one in outputs] != [(one.shape, one.dtype) for one in expected]:
             raise ModelError(
                 f"stage {self.stage_index} returned {list(map(form_of, outputs))}, where {list(expected)} was expected",
-                hint="what a block returns must follow from the shapes of the model's inputs; with tensor parallelism it must be whole",
+                hint="what a block returns must follow from the shapes of the model's inputs; with tensor parallelism it must not be sharded",
             )
 
 

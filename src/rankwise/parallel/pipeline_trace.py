@@ -162,7 +162,7 @@ class Tape:
         name = self._parameters.get(id(tensor))
         if name is None and isinstance(tensor, FakeTensor) and id(tensor) not in self._known:
             raise ModelError(
-                f"the forward uses a tensor of shape {tuple(tensor.shape)} that no block has returned and no function of torch has given: an attribute that a block sets, or the output of an autograd.Function",
+                f"the forward uses a tensor of shape {tuple(tensor.shape)} that no block and no function of torch has returned: an attribute that a block sets, or the output of an autograd.Function",
                 hint="return it from the block, or call the function inside of a block",
             )
         self._add(tensor, -1, is_local=name is None).parameter = name

@@ -58,7 +58,7 @@ class Need:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a model's parts lie; ``print`` it.
+    """Where a model's parts are; ``print`` it.
 
     Attributes:
         devices: Of each placed module, parameter and buffer, by name.
@@ -77,7 +77,7 @@ class Placement:
 
 
 def placement_of(model: nn.Module) -> Placement | None:
-    """Return where the parts of a model lie, and what each device must hold.
+    """Return where the parts of a model are, and what each device must hold.
 
     Args:
         model: Any; without the wrapper that ``apply_ddp`` has put around it.

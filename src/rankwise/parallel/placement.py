@@ -43,7 +43,7 @@ def place(  # noqa: PLR0913 - most calls give two
     init_weights: Callable[[nn.Module], Any] | bool | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Put the parts of a model on several devices of this process, and let hooks move what goes from one to the next.
+    """Put the parts of a model on several devices of this process, and let hooks move tensors between them.
 
     ``place(model, {"embed": 0, "blocks.0-11": 0, "blocks.12-23": 1, "head": 1})``. Names and the state dict stay, so a checkpoint goes from
     any placement to any other. Before the optimizer, and after ``apply_checkpointing``; ``apply_ddp`` may follow, with the devices of each
@@ -76,7 +76,7 @@ def place(  # noqa: PLR0913 - most calls give two
     if isinstance(where, str) and where not in {"auto", "balanced"}:
         raise UsageError(f"where={where!r}", hint="'auto', 'balanced', or {'embed': 0, 'blocks.0-11': 0, 'blocks.12-23': 1, 'head': 1}")  # fmt: skip
     if where == "auto" and example is None:
-        raise UsageError("place(model, 'auto') without an example, and time is measured on one", hint="place(model, 'auto', example=batch), or 'balanced', which goes by bytes")  # fmt: skip
+        raise UsageError("place(model, 'auto') without an example, but time is measured on one", hint="place(model, 'auto', example=batch), or 'balanced', which goes by bytes")  # fmt: skip
     goal = outputs if isinstance(outputs, str) and outputs in {"inputs", "last"} else read_device(outputs)
     if isinstance(where, Mapping):
         found = read_names(model, where)
@@ -124,7 +124,7 @@ def _measure(
     kinds = {one.type: one for one in reversed(devices)}
     is_meta = any(one.is_meta for one in (*model.parameters(), *model.buffers()))
     if where == "auto" and is_meta and len(kinds) > 1:
-        raise UsageError(f"place(model, 'auto') of a model on the meta device over {' and '.join(kinds)}: how much slower one is can't be measured there", hint="build the model on the CPU, or leave devices=... to one kind")  # fmt: skip
+        raise UsageError(f"place(model, 'auto') of a model on the meta device over {' and '.join(kinds)}: how much slower one is can't be measured there", hint="build the model on the CPU, or restrict devices=... to one kind")  # fmt: skip
     if where != "auto":
         costs = measure_costs(model, example, optimizer=optimizer, repeats=0, **options)
         return dict.fromkeys(kinds, costs)

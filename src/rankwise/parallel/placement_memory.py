@@ -97,7 +97,7 @@ def check_needs(needs: Mapping[torch.device, Need], optimizer: Any) -> None:
     what = "" if optimizer is None else f" with {optimizer!r}" if isinstance(optimizer, str) else " with this optimizer"  # fmt: skip
     raise ModelError(
         f"the model does not fit where it would be placed: {told}",
-        hint=f"counted{what}; place less there, give optimizer='sgd' or another if that is what you train with, or None for a model that is not trained",
+        hint=f"counted{what}; place less there, pass optimizer='sgd' or another if that is what you train with, or None for a model that is not trained",
     )
 
 

@@ -44,7 +44,7 @@ def read_device(wanted: Device) -> torch.device:
     count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == device.type else 0  # fmt: skip
     index = torch.accelerator.current_device_index() if device.index is None and count else device.index or 0
     if not 0 <= index < count:
-        raise UsageError(f"device {wanted!r} was asked for, and torch {torch.__version__} finds {count} devices of type {device.type!r} here", hint="'cpu', or a number below that")  # fmt: skip
+        raise UsageError(f"device {wanted!r} was requested, but torch {torch.__version__} finds {count} devices of type {device.type!r} here", hint="'cpu', or a number below that")  # fmt: skip
     return torch.device(device.type, index)
 
 
@@ -92,7 +92,7 @@ def _check_all(tensors: list[tuple[str, Tensor]], found: Mapping[str, tuple[str,
         pattern, device = found[owners[0]]
         other, its_pattern, its_device = first.setdefault(id(tensor), (name, pattern, device))
         if its_device != device:
-            raise UsageError(f"{other!r} (on {its_device} by {its_pattern!r}) and {name!r} (on {device} by {pattern!r}) are one tensor, tied", hint="place both on one device: inputs are brought to it")  # fmt: skip
+            raise UsageError(f"{other!r} (on {its_device} by {its_pattern!r}) and {name!r} (on {device} by {pattern!r}) are one tensor, tied", hint="place both on one device: inputs are moved to it")  # fmt: skip
     if unplaced:
         more = f" and {len(unplaced) - _MOST_NAMED} more" if len(unplaced) > _MOST_NAMED else ""
         raise UsageError(f"no pattern places {', '.join(map(repr, unplaced[:_MOST_NAMED]))}{more}", hint=f"the patterns are {', '.join(map(repr, dict.fromkeys(pattern for pattern, _ in found.values())))}")  # fmt: skip

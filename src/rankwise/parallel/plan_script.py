@@ -96,7 +96,7 @@ def _make_batch(module: ModuleType, name: str | None, inputs: Sequence[Sequence[
     for shape, dtype in inputs:
         kind = getattr(torch, dtype, None)
         if not isinstance(kind, torch.dtype):
-            raise UsageError(f"torch has no dtype {dtype!r}", hint="say --input 8,1024:int64")
+            raise UsageError(f"torch has no dtype {dtype!r}", hint="use --input 8,1024:int64")
         made.append(torch.empty(shape, dtype=kind, device="meta"))
     return tuple(made) or None
 

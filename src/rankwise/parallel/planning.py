@@ -51,8 +51,8 @@ class Plan:
         num_ranks: Ranks, one GPU each.
         memory_bytes: Of a GPU; None if none was given.
         reserve_bytes: What of it is left free.
-        blocks: Names of the blocks that FSDP gathers and checkpoints compute again.
-        compositions: From the cheapest to the dearest; all that were looked at. Each has its ``name``, the sizes of its
+        blocks: Names of the blocks that FSDP gathers and checkpointing recomputes.
+        compositions: From the cheapest to the most expensive; all that were considered. Each has its ``name``, the sizes of its
             axes ``replicate``, ``shard``, ``tensor`` and ``pipeline``, ``shards_optimizer`` (ZeRO-1), ``checkpointing``, ``precision``,
             ``fits``, and ``memory`` with ``parameters``, ``buffers``, ``gradients``, ``optimizer``, ``communication``,
             ``activations`` and their ``total``, in bytes, of the rank that holds most. Of a pipeline, and of a placed model, ``parts``
@@ -105,7 +105,7 @@ def plan(  # noqa: PLR0913 - most calls give four
     schedule: str = "1f1b",
     microbatches: int | None = None,
 ) -> Plan:
-    """Tell how much memory each rank needs, for each way to spread the model, and propose the cheapest that fits.
+    """Compute how much memory each rank needs, for each way to spread the model, and propose the cheapest that fits.
 
     No process group is needed, no GPU, and no memory: build the model under ``with torch.device("meta"):``.
 
@@ -135,7 +135,7 @@ def plan(  # noqa: PLR0913 - most calls give four
         All compositions with their bytes, the proposal, and why.
 
     Raises:
-        UsageError: A number or a word that can't be; an optimizer that can't take these parameters.
+        UsageError: An invalid number or word; an optimizer that can't take these parameters.
         ModelError: The model has no parameters, or its forward pass can't be followed without values.
     """
     for name, value in (
@@ -244,7 +244,7 @@ def _say_waiting(one: Composition) -> str:
         return ", and its devices work one after the other"
     if one.microbatches is None:
         return ""
-    return f", and each rank waits {(one.pipeline - 1) / (one.microbatches + one.pipeline - 1):.0%} of a step, while the first micro-batch comes and the last one goes"
+    return f", and each rank waits {(one.pipeline - 1) / (one.microbatches + one.pipeline - 1):.0%} of a step, while the pipeline fills and drains"
 
 
 def _say_need(one: Composition) -> str:
@@ -257,10 +257,10 @@ def _say_ranks(number: int) -> str:
 
 def _note(facts: Facts, batch: Any) -> Iterator[str]:
     if batch is None:
-        yield "activations are not counted, and tensor parallelism is not looked at: no example batch was given"
+        yield "activations are not counted, and tensor parallelism is not considered: no example batch was given"
     elif not facts.tensor_degrees:
-        yield "no pairs of nn.Linear layers were found, one reading what the other has written: tensor parallelism is not looked at"
+        yield "no pairs of nn.Linear layers were found, one reading what the other has written: tensor parallelism is not considered"
     if batch is not None and facts.row is not None and not facts.row.is_traced:
-        yield "the blocks are not called once each: pipelines and placement are not looked at"
+        yield "the blocks are not called once each: pipelines and placement are not considered"
     if not facts.blocks:
         yield "no repeated blocks were found (members of a ModuleList, or of one class in a Sequential): FSDP gathers the whole model, and nothing is checkpointed"  # fmt: skip

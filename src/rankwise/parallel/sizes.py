@@ -22,11 +22,11 @@ def parse_size(size: str | int) -> int:
         found = _SIZE.fullmatch(size.strip())
         if found is None:
             raise UsageError(
-                f"{size!r} is not a size of memory", hint="say 80GB, 512MB, or a number of bytes"
+                f"{size!r} is not a size of memory", hint="use 80GB, 512MB, or a number of bytes"
             )
         number, unit = float(found[1]), found[2].lower()
     if number <= 0:
-        raise UsageError(f"a memory of {size!r} holds nothing", hint="say 80GB, 512MB, or a number of bytes")
+        raise UsageError(f"a memory of {size!r} holds nothing", hint="use 80GB, 512MB, or a number of bytes")
     return int(number * _UNITS[unit])
 
 

@@ -50,7 +50,7 @@ class Strategy:
     Args:
         model: What is called: ``model(inputs)``.
         module: The model itself, without a wrapper.
-        ctx: The job; None: that which ``init()`` has joined, if one is needed.
+        ctx: The job; None: the one that ``init()`` joined, if one is needed.
 
     Attributes:
         model: As given.

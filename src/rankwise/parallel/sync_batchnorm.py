@@ -48,7 +48,7 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
     Parameters, buffers and state dict are those of ``torch.nn.BatchNorm2d``, and so is what it computes: in training,
     what one process would with the samples of all ranks in one batch. Ranks may hold different numbers of samples, or
     none. Half precision is computed in float32. Evaluation is local. Gradients of gradients, as for a gradient penalty,
-    are not there in training, as in torch's own layer: torch raises RuntimeError (``once_differentiable``).
+    are not supported in training, as in torch's own layer: torch raises RuntimeError (``once_differentiable``).
 
     Args:
         num_features: Channels, C.
@@ -57,7 +57,7 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
 
     Collective: in training, every rank of the group must run this layer equally often and in the same order, in
     forward and in backward. A rank that runs a model in training mode alone waits for the others until the group's
-    time-out: call ``model.eval()`` before you evaluate on one rank.
+    timeout: call ``model.eval()`` before you evaluate on one rank.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
             As ``x_NC``.
 
         Raises:
-            ValueError: Wrong number of dims or channels; or all ranks together hold but one value per channel.
+            ValueError: Wrong number of dims or channels; or all ranks together hold only one value per channel.
 
         Collective: in training mode, all ranks of the group.
         """
@@ -210,13 +210,13 @@ def convert_sync_batchnorm(
         model: Holds BatchNorm layers, torch's SyncBatchNorm layers or none at all.
         group: The ranks to share with; None: all.
         native: Whether to take ``torch.nn.SyncBatchNorm``, tuned for NVIDIA's GPUs; None: if the model is on one
-            and NCCL carries the group.
+            and the group uses NCCL.
 
     Returns:
         The model; with ``native``, a new layer if the model is a BatchNorm layer itself.
 
     Raises:
-        ModelError: A layer is of a class of somebody else, derived from BatchNorm: what it adds would be lost.
+        ModelError: A layer is of a foreign class derived from BatchNorm: what it adds would be lost.
     """
     complaint = find_foreign(model)
     if complaint:

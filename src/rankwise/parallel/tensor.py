@@ -73,12 +73,12 @@ def apply_tensor_parallel(
     """Split the layers of a model over the ranks of the mesh axis "tensor", each of which sees the same samples.
 
     All ranks start from the weights of the axis' first rank. Build the optimizer afterwards: split parameters become
-    DTensors. Everything that the plan does not name stays whole, and has the same gradient on every rank, as long as
-    the ranks of the axis draw the same random numbers: with dropout, lay out the mesh first, and ``ctx.seed(seed)`` seeds
+    DTensors. Everything that the plan does not name is not split, and has the same gradient on every rank, as long as
+    the ranks of the axis draw the same random numbers: with dropout, create the mesh first, and ``ctx.seed(seed)`` seeds
     them alike.
 
     A plan maps patterns of module names (``*`` is one part of a name, ``**`` any number of them) to styles of
-    ``torch.distributed.tensor.parallel``, or to words:
+    ``torch.distributed.tensor.parallel``, or to their names:
 
     - "colwise": each rank has some of the outputs (of heads, of hidden units); a "rowwise" layer must follow.
 
@@ -86,15 +86,15 @@ def apply_tensor_parallel(
 
     - "colwise_gather": as "colwise", and every rank gets all outputs: a head, or a fused projection of attention.
 
-    - "rowwise_split": as "rowwise", from an input that is whole.
+    - "rowwise_split": as "rowwise", from an input that is not split.
 
     - "rowwise_embed": each rank has some of the rows of an ``nn.Embedding``.
 
-    - "sequence": with ``sequence_parallel``, whole and working on a part of the sequence; norms get it by themselves.
+    - "sequence": with ``sequence_parallel``, not split, on a part of the sequence; norms get it automatically.
 
-    - "replicate": whole, and the same work on every rank; only says that this is meant.
+    - "replicate": not split, and the same work on every rank; only states that this is intended.
 
-    - "replicate_sum": whole, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
+    - "replicate_sum": not split, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
 
     transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too.
 
@@ -103,21 +103,21 @@ def apply_tensor_parallel(
     (``tensor_checks.py`` has the list): these attributes are divided by the number of ranks, so that
     ``view(B, S, self.num_heads, self.head_dim)`` fits what a rank holds, as ``view(B, S, -1, self.head_dim)`` does.
     A forward that computes with the model's whole width in between (``C // self.n_head`` with C of its input, or
-    ``view(B, S, C)`` in front of the output projection) fails at that line, with a hint: use -1.
+    ``view(B, S, C)`` before the output projection) fails at that line, with a hint: use -1.
     transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are, and so do GPT-2 (transformers' and nanoGPT's) and timm's
-    ViT: their fused query-key-value layer is cut, and its outputs are gathered, so that each rank computes all heads of attention.
+    ViT: their fused query-key-value layer is split, and its outputs are gathered, so that each rank computes all heads of attention.
 
     Args:
         model: On the CPU or on the rank's device; changed in place.
         plan: Which modules are split how; None: transformers' own plan for the model, or one by the names of layers
             (Llama, GPT-2, BERT, ViT, DistilBERT). In a ready plan, a vocabulary that can't be split
-            evenly stays whole.
+            evenly is not split.
         mesh: A mesh of one axis; None: the tensor axis of ``init(mesh=...)``, or all ranks if no mesh was laid out.
         sequence_parallel: Between the first and the last block, split activations, shape (batch, sequence, features),
-            along the sequence where layers are whole.
+            along the sequence where layers are not split.
         loss_parallel: Leave the logits of the head split over the vocabulary; compute ``cross_entropy`` and its backward
             inside ``with rankwise.parallel.tensor.loss_parallel():``, which is torch's.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Returns:
         The same model; with one rank on the axis unchanged but for its device.
@@ -127,7 +127,7 @@ def apply_tensor_parallel(
             modules and numbers. Or the model has dropout, and the ranks' random numbers differ. The same error on every
             rank, and nothing is changed.
         ModelError: The model differs between ranks, is wrapped or split already, or has no values.
-        CollectiveTimeoutError: A rank did not come; names it.
+        CollectiveTimeoutError: A rank did not arrive; names it.
 
     Collective: every rank of the job, for the same models in the same order.
     """
@@ -202,7 +202,7 @@ def _plan(
     for split in splits:
         if split.word == "sequence" and split.style is None:
             raise UsageError(
-                f"the plan gives {split.name!r} the style 'sequence', and activations are not split along the sequence",
+                f"the plan gives {split.name!r} the style 'sequence', but activations are not split along the sequence",
                 hint="sequence_parallel=True splits them",
             )
     return _Work(splits=splits, heads=heads, sequence=None, head=head)
@@ -238,8 +238,8 @@ def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: t
     ]
     if dropping and len({int(state) for state in of_ranks}) > 1:
         raise UsageError(
-            f"the model has dropout ({dropping[0]!r}), and the ranks on the axis {axis!r} would draw different random numbers: what they hold in common would drift apart",
-            hint="seed them alike before: lay out the mesh first, init(mesh={'tensor': ...}), and call ctx.seed(seed)",
+            f"the model has dropout ({dropping[0]!r}), and the ranks on the axis {axis!r} would draw different random numbers: what they share would diverge",
+            hint="seed them alike before: create the mesh first, init(mesh={'tensor': ...}), and call ctx.seed(seed)",
         )
 
 
@@ -323,6 +323,6 @@ def _explain_reshape(name: str, degree: int, module: nn.Module, *_: Any) -> None
     error = sys.exc_info()[1]
     if isinstance(error, RuntimeError) and "is invalid for input of size" in str(error):
         error.args = (
-            f"{error}\n[rankwise] {name!r} ({type(module).__name__}) is split over {degree} ranks: its projections give 1/{degree} of the heads,"
-            " so its forward must reshape by view(B, S, -1, head_dim), and by view(B, S, -1) in front of the output projection",
+            f"{error}\n[rankwise] {name!r} ({type(module).__name__}) is split over {degree} ranks: its projections output 1/{degree} of the heads,"
+            " so its forward must reshape by view(B, S, -1, head_dim), and by view(B, S, -1) before the output projection",
         )

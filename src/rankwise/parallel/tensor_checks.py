@@ -118,7 +118,7 @@ def _check_kind(split: Split) -> None:
     if split.word == "rowwise_embed" and not isinstance(module, nn.Embedding):
         raise UsageError(
             f"the plan's 'rowwise_embed' for {name!r} is for nn.Embedding, and that is a {type(module).__name__}",
-            hint="'rowwise' is the word for nn.Linear",
+            hint="'rowwise' is the style for nn.Linear",
         )
     if isinstance(module, nn.Embedding):
         trouble = find_embedding_trouble(module)
@@ -196,7 +196,7 @@ def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
             if not whole & set(parameter.shape):
                 full = f"{parent_name}.{name}" if parent_name else name
                 raise UsageError(
-                    f"parameter {full!r}, shape {tuple(parameter.shape)}, stands beside split layers ({beside[0].name!r}) and is not in the plan: if it works on a rank's own heads, ranks would train it apart",
+                    f"parameter {full!r}, shape {tuple(parameter.shape)}, is beside split layers ({beside[0].name!r}) and is not in the plan: if it works on a rank's own heads, ranks would train it differently",
                     hint="give its module the style 'replicate_sum' (each rank has a part of its gradient, as with a norm of single heads), or 'replicate' (all ranks do the same with it)",
                 )
 
@@ -215,7 +215,7 @@ def _check_widths(beside: Sequence[Split]) -> None:
         features = count_features(split.module)
         if widths and features is not None and features[1] not in widths:
             raise UsageError(
-                f"module {split.name!r} gives {features[1]} features, and the 'rowwise' layer beside it takes {' or '.join(map(str, sorted(widths)))}: what it gives is cut into parts in between, and a rank's share would hold some of the first part only",
+                f"module {split.name!r} gives {features[1]} features, and the 'rowwise' layer beside it takes {' or '.join(map(str, sorted(widths)))}: its output is split in between, and a rank's share would hold some of the first part only",
                 hint="make it one nn.Linear for each part (gate and up), or leave both out of the plan",
             )
 
@@ -276,7 +276,7 @@ def _check_all_split(parent_name: str, parent: nn.Module, own: Sequence[Split]) 
     ]
     if whole:
         raise UsageError(
-            f"attention module {parent_name!r}: the plan splits {', '.join(map(repr, split_names))} and not {', '.join(map(repr, whole))}: heads would not meet their own keys and values",
+            f"attention module {parent_name!r}: the plan splits {', '.join(map(repr, split_names))} and not {', '.join(map(repr, whole))}: heads would not get their own keys and values",
             hint="give query, key and value the style 'colwise', all three or none",
         )
 
@@ -284,7 +284,7 @@ def _check_all_split(parent_name: str, parent: nn.Module, own: Sequence[Split]) 
 def _check_heads(counted: tuple[int, str] | None, split: Split, degree: int, axis: str) -> None:
     if counted is None:
         raise UsageError(
-            f"module {split.name!r} is a projection of attention, and how many heads it has is not to be found: neither the module that holds it nor model.config has any of {', '.join((*HEAD_COUNTS, *HEAD_WIDTHS))}",
+            f"module {split.name!r} is a projection of attention, but its number of heads can't be found: neither the module that holds it nor model.config has any of {', '.join((*HEAD_COUNTS, *HEAD_WIDTHS))}",
             hint="give the attention module an attribute num_heads, and let its forward use that or view(..., -1, head_dim): each rank holds num_heads / degree heads",
         )
     number, where = counted

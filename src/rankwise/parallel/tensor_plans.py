@@ -155,7 +155,7 @@ def read_style(style: object, pattern: str) -> tuple[str, ParallelStyle | None]:
         word = _FOREIGN_WORDS.get(style, style)
         if word not in WORDS:
             raise UsageError(
-                f"the plan's style {style!r} for {pattern!r} is not known; the words are {', '.join(WORDS)}",
+                f"the plan's style {style!r} for {pattern!r} is not known; the styles are {', '.join(WORDS)}",
                 hint="or give a ParallelStyle of torch.distributed.tensor.parallel, or one of your own",
             )
         return word, None
@@ -169,7 +169,7 @@ def read_style(style: object, pattern: str) -> tuple[str, ParallelStyle | None]:
     if isinstance(style, ParallelStyle):
         return "custom", style
     raise UsageError(
-        f"the plan's style for {pattern!r} is a {type(style).__name__}: it must be a word ({', '.join(WORDS)}) or a ParallelStyle"
+        f"the plan's style for {pattern!r} is a {type(style).__name__}: it must be a style name ({', '.join(WORDS)}) or a ParallelStyle"
     )
 
 

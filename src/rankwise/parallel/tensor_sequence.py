@@ -122,7 +122,7 @@ def _plan_block(name: str, block: nn.Module, splits: Sequence[Split], layout: Se
             layout.flat.add(id(split.module))
         else:
             raise UsageError(
-                f"sequence_parallel=True: {split.name!r} stands in the block {name!r} itself, whose forward would see a part of the sequence only",
+                f"sequence_parallel=True: {split.name!r} is in the block {name!r} itself, whose forward would see only a part of the sequence",
                 hint="put attention into a module of its own inside the block, or leave sequence_parallel out",
             )
     whole = {id(module) for gathered in layout.gathered.values() for module in gathered.modules()}
@@ -135,7 +135,7 @@ def _plan_block(name: str, block: nn.Module, splits: Sequence[Split], layout: Se
                 "that sees the whole sequence" if id(module) in whole else "that sees a part of the sequence"
             )
             raise UsageError(
-                f"sequence_parallel=True: {full!r} ({type(module).__name__}) has parameters, is not in the plan, and stands in a place {where}",
+                f"sequence_parallel=True: {full!r} ({type(module).__name__}) has parameters, is not in the plan, and is in a place {where}",
                 hint="give it 'sequence' in the plan if it treats each token by itself, 'replicate' if it sees the whole sequence; or leave sequence_parallel out",
             )
         layout.norms.append(Split(name=full, module=module, word="sequence", style=None, pattern=full))

@@ -50,7 +50,7 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):  # type: ignore[misc]
 
 
 def apply_zero1(optimizer: Optimizer, *, ctx: RankContext | None = None) -> ShardedOptimizer:
-    """Cut an optimizer's states over the ranks: each keeps those of some parameters, moves these, and sends them to the others.
+    """Shard an optimizer's states over the ranks: each keeps those of some parameters, updates these, and sends them to the others.
 
     Adam's two states take twice the memory of the weights; afterwards a rank has its share of that. The weights are those of
     the optimizer itself, to the bit. The model is one of ``apply_ddp``::
@@ -60,7 +60,7 @@ def apply_zero1(optimizer: Optimizer, *, ctx: RankContext | None = None) -> Shar
 
     Args:
         optimizer: Any that goes through its parameters one by one, before its first step. Don't use it any more: use what is returned.
-        ctx: Who the ranks are; None: the job that ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Returns:
         torch's ZeroRedundancyOptimizer. Checkpoints save and load it like any other, at any number of ranks; schedulers are built over it.
@@ -106,7 +106,7 @@ def _find_problem(optimizer: Optimizer, parameters: list[torch.Tensor]) -> tuple
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return f"apply_zero1 was given a {kind}, whose states are sharded already", "call it once"
     if optimizer.state:
-        return f"this {kind} has made steps, and its states are whole", "call apply_zero1 before the first step, and load a checkpoint afterwards"  # fmt: skip
+        return f"this {kind} has made steps, and its states are not sharded", "call apply_zero1 before the first step, and load a checkpoint afterwards"  # fmt: skip
     if any("initial_lr" in group for group in optimizer.param_groups):
         return f"a scheduler was built over this {kind}, and would not move what apply_zero1 returns", "build the scheduler afterwards"  # fmt: skip
     if any(isinstance(one, DTensor) for one in parameters):

@@ -9,7 +9,7 @@ from rankwise.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How a global batch is spread.
+    """How a global batch is split.
 
     Attributes:
         global_size: Samples that one optimizer step sees, over all ranks.
@@ -58,13 +58,13 @@ def plan_batch(
     total = per_rank * world_size if global_size is None and per_rank is not None else int(global_size or 0)
     if total < world_size:
         raise UsageError(
-            f"a global batch of {total} for {world_size} ranks: some rank would have none",
-            hint="take a greater batch, or fewer ranks",
+            f"a global batch of {total} for {world_size} ranks: some rank would have no samples",
+            hint="use a larger batch, or fewer ranks",
         )
     if micro_size is not None and micro_size < 1:
         raise UsageError(
-            f"micro_size={micro_size}: a forward pass sees one sample at least",
-            hint="leave it out, or take 1 or more",
+            f"micro_size={micro_size}: a forward pass takes at least one sample",
+            hint="leave it out, or pass 1 or more",
         )
     base, extra = divmod(total, world_size)
     sizes = tuple(base + (rank < extra) for rank in range(world_size))

@@ -49,19 +49,19 @@ __all__ = [
 def barrier(
     name: str | None = None, *, timeout_s: float | timedelta | None = None, group: Group | None = None
 ) -> None:
-    """Wait until every rank is here, and what the device had to do before is done.
+    """Wait until every rank has arrived, and the earlier work of the device is done.
 
-    The line of the call is not compared: ranks rightly meet from different lines, as in "rank 0 downloads first".
+    The line of the call is not compared: ranks rightly reach it from different lines, as in "rank 0 downloads first".
 
     Args:
-        name: What this meeting is called; ranks that meet under different names raise.
+        name: The name of the barrier; ranks with different names raise.
         timeout_s: Seconds to wait for the slowest rank; None: the group's.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
 
     Raises:
         CollectiveError: A rank is in another collective, or in a barrier of another name.
-        CollectiveTimeoutError: Some rank did not come; names it. The same call may be made again, and waits on.
-        UsageError: ``timeout_s`` is no time.
+        CollectiveTimeoutError: Some rank did not arrive; names it. The same call may be made again, and continues to wait.
+        UsageError: ``timeout_s`` is not a time.
 
     Collective: every rank of the group must call this, in the same order.
     """

@@ -97,7 +97,9 @@ def connect(
         "a rank ended in between, a firewall keeps the ranks' own ports shut, or they listen on the wrong interface: "
         "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the one that the hosts share"
     )  # fmt: skip
-    raise RendezvousError(f"the {it.world_size} ranks met at {place}, but {reason}", rank=it.rank, hint=hint)
+    raise RendezvousError(
+        f"the {it.world_size} ranks joined at {place}, but {reason}", rank=it.rank, hint=hint
+    )
 
 
 def find_carrier(backend: str, device_type: str) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rankwise.runtime.control import Control
     from rankwise.runtime.mesh import Mesh
 
-#: With work pending, torch's destroy waits for the time-out of that work, half an hour by default.
+#: With work pending, torch's destroy waits for the timeout of that work, half an hour by default.
 _DESTROY_S = 10.0
 #: After an exception the others are likely to be in a collective that we will not join.
 _ABANDON_S = 2.0
@@ -48,7 +48,7 @@ _FAREWELL_S, _CONNECT_S, _POLL_S = 5.0, 2.0, 0.01
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankContext:
-    """Who this rank is and with whom it speaks; as a context manager it leaves the job at the end of the block.
+    """This rank's identity and its peers; as a context manager it leaves the job at the end of the block.
 
     Attributes:
         rank: Global rank, 0 to ``world_size - 1``.
@@ -58,15 +58,15 @@ class RankContext:
         node_rank: Which host this is.
         num_nodes: How many hosts the job has.
         device: This rank's device; already the current one.
-        backend: What carries its tensors, as torch names it.
+        backend: The backend of its tensors, as torch names it.
         timeout_s: Seconds that a collective may wait for the slowest rank.
         group: The process group of all ranks.
-        control: The side channel on which ranks compare notes.
-        store: The job's store, in a corner of its own.
-        source: Who told rank and world size.
+        control: The side channel on which ranks compare their calls.
+        store: The job's store, under a prefix of its own.
+        source: Where rank and world size come from.
         opened_at: ``file.py:LINE`` of the call of ``init()``.
         serves: Whether this process serves the store.
-        role: What this rank is in a job whose ranks have roles, as in ``ps`` or ``worker``; None in any other.
+        role: This rank's role in a job whose ranks have roles, as in ``ps`` or ``worker``; None in any other.
     """
 
     rank: int
@@ -113,7 +113,7 @@ class RankContext:
 
     @property
     def returns(self) -> bool:
-        """Whether a rank that dies is started again alone, while the others go on: in a job with roles, if its launcher says so."""
+        """Whether a rank that dies is restarted alone, while the others continue: in a job with roles, if its launcher says so."""
         return self.role is not None and get(RETURNS) != ""
 
     # --------------------------------------------------------------- the mesh
@@ -122,10 +122,10 @@ class RankContext:
         """Lay the ranks out as a grid: ``ctx.mesh(replicate=2, shard=-1)``; or return the grid that was laid out.
 
         Along "replicate" and "shard" the ranks have different samples, along "tensor" and "pipeline" the same: loaders, samplers and
-        metrics that are made from now on go by that.
+        metrics that are made from now on follow that.
 
         Args:
-            degrees: How many ranks each axis has, one of which may be -1: all that are left. Or torch's own mesh, with named axes.
+            degrees: How many ranks each axis has, one of which may be -1: the remaining ranks. Or torch's own mesh, with named axes.
                 None, and no axis: none is laid out, and where there is none yet all ranks replicate.
             **of_axes: The same, as arguments.
 
@@ -133,10 +133,10 @@ class RankContext:
             The mesh.
 
         Raises:
-            UsageError: Degrees that don't make up the number of ranks; an axis that nobody knows; or another mesh is there.
+            UsageError: Degrees that don't make up the number of ranks; an unknown axis; or there is another mesh.
             CollectiveError: The ranks ask for different ones.
 
-        Collective: every rank, with the same degrees; not if the mesh is there.
+        Collective: every rank, with the same degrees; not if the mesh exists.
         """
         wanted = of_axes if degrees is None else degrees
         if self._meshes and not wanted:
@@ -145,7 +145,7 @@ class RankContext:
             raise UsageError(
                 f"this job has a mesh already: {dict(self._meshes[0].degrees)}",
                 rank=self.rank,
-                hint="lay it out once, right after init() or by init(mesh=...); ctx.mesh() without arguments returns it",
+                hint="create it once, right after init() or by init(mesh=...); ctx.mesh() without arguments returns it",
             )
         assert self._lay_mesh is not None  # noqa: S101 - given by init()
         self._meshes.append(self._lay_mesh(self, wanted or {"replicate": -1}))
@@ -158,7 +158,7 @@ class RankContext:
 
     @property
     def data_size(self) -> int:
-        """Into how many shares a batch is cut: without a mesh, one for each rank."""
+        """Into how many shares a batch is split: without a mesh, one for each rank."""
         return self._meshes[0].data_size if self._meshes else self.world_size
 
     @property
@@ -174,7 +174,7 @@ class RankContext:
     # -------------------------------------------------------- small things
 
     def print(self, *values: object, sep: str = " ", all_ranks: bool = False) -> None:
-        """Print on rank 0; with ``all_ranks`` on each, its rank in front, every line whole.
+        """Print on rank 0; with ``all_ranks`` on each, prefixed with its rank, whole lines.
 
         Args:
             *values: As for ``print``.
@@ -195,12 +195,12 @@ class RankContext:
         """Run a block on rank 0 first, then on the others: ``with ctx.main_first(): download()``.
 
         Args:
-            per_node: The first rank of each host goes first, for what lies on local disks.
+            per_node: The first rank of each host goes first, for what is on local disks.
             timeout_s: Seconds that the others wait; None: ``timeout_s`` of the context.
 
         Raises:
             CollectiveError: The first rank's block raised: the others don't wait, and name it.
-            CollectiveTimeoutError: It was not through in time.
+            CollectiveTimeoutError: It had not finished in time.
 
         Collective: every rank must enter the block.
         """
@@ -254,7 +254,7 @@ class RankContext:
             The plan.
 
         Raises:
-            UsageError: The sizes don't make sense together.
+            UsageError: The sizes contradict each other.
         """
         plan = plan_batch(self.data_size, global_size=global_size, per_rank=per_rank, micro_size=micro_size)
         self.print(plan)
@@ -264,13 +264,13 @@ class RankContext:
         """Make sure that all ranks hold the same value: a length, a configuration, the checkpoint to resume from.
 
         Args:
-            value: Anything whose ``repr`` tells it from others.
+            value: Anything whose ``repr`` distinguishes it from others.
             name: What it is, for the error.
             timeout_s: Seconds to wait for the slowest rank; None: ``timeout_s`` of the context.
 
         Raises:
             CollectiveError: They don't; says which rank holds what.
-            CollectiveTimeoutError: Some rank did not come.
+            CollectiveTimeoutError: Some rank did not arrive.
 
         Collective: every rank must call this.
         """
@@ -283,18 +283,18 @@ class RankContext:
             groups.setdefault(text, []).append(rank)
         shown = "; ".join(f"ranks {ranks}: {text[:200]}" for text, ranks in groups.items())
         raise CollectiveError(f"the ranks do not agree on {name}: {shown}", rank=self.rank,
-                              hint="find it out on one rank and broadcast it, or look why the hosts differ")  # fmt: skip
+                              hint="determine it on one rank and broadcast it, or find out why the hosts differ")  # fmt: skip
 
     # -------------------------------------------------------- stopping early
 
     def should_stop(self) -> bool:
-        """Tell whether it is time to save and leave: the same answer on every rank, at the same step.
+        """Return whether it is time to save and leave: the same answer on every rank, at the same step.
 
         Call it once a step, at the end. It costs about a microsecond and sends nothing. After SIGTERM or SIGUSR1 to any
         rank, or at a deadline (see ``listen_for_stop``), it returns True on all ranks at one agreed call, and from then on.
-        The first call begins to listen; a script that never calls it is ended by these signals as ever.
+        The first call begins to listen; a script that never calls it is terminated by these signals as usual.
 
-        In a job with parameter servers the calls of ranks don't correspond: each stops at its first call after it has heard of the notice.
+        In a job with parameter servers the calls of ranks don't correspond: each stops at its first call after the notice has reached it.
 
         Returns:
             Whether to stop. If so, save, and leave by ``leave_for_requeue()``.
@@ -306,7 +306,7 @@ class RankContext:
         Collective: every rank must call this equally often, in the main thread.
         """
         if self not in _open:
-            raise UsageError("this process has left the job, or never was in it", rank=self.rank,
+            raise UsageError("this process has left the job, or never joined it", rank=self.rank,
                              hint="call should_stop() before ctx.close(), and not in a forked child")  # fmt: skip
         if not self._stop:
             self.listen_for_stop()
@@ -324,16 +324,16 @@ class RankContext:
         """Listen for notices from now on, and not from the first ``should_stop()`` on.
 
         Call it right after ``init()`` if a notice may come before the end of the first step. Workers of a plain
-        ``torch.utils.data.DataLoader`` that are forked from now on don't die of a notice either.
+        ``torch.utils.data.DataLoader`` that are forked from now on are not killed by a notice either.
 
         Args:
             after_s: Stop by yourself after so many seconds, whatever the scheduler allows.
             margin_s: Seconds that agreeing and saving take: that long before the time in SLURM_JOB_END_TIME (set by
                 Slurm) or RANKWISE_DEADLINE (seconds since the epoch) the job stops; at most half of the time that is left.
-            signals: The signals that are notices: names, numbers or ``signal.SIGTERM`` and its like.
+            signals: The signals that are notices: names, numbers or ``signal.SIGTERM`` and the like.
 
         Raises:
-            UsageError: It listens already, or a time or a signal makes no sense.
+            UsageError: It listens already, or a time or a signal is invalid.
         """
         if self._stop:
             raise UsageError(
@@ -354,7 +354,7 @@ class RankContext:
         """Have ``should_stop()`` return True on all ranks soon, at one agreed call: what one rank finds out is true for all.
 
         Nothing is waited for, and any rank may call it; of several reasons the first one counts. A job that stops by its own
-        wish need not be started again: leave it by ``close()``, and not by ``leave_for_requeue()``.
+        request need not be started again: leave it by ``close()``, not by ``leave_for_requeue()``.
 
         Args:
             reason: Why; ``stop_reason`` shows it on all ranks.
@@ -369,7 +369,7 @@ class RankContext:
         return bool(self._stop)
 
     def forget_request(self) -> None:
-        """Let a wish of ``request_stop()`` be over, so that another training may begin; a scheduler's notice stays.
+        """Clear a request of ``request_stop()``, so that another training may begin; a scheduler's notice remains.
 
         Collective: every rank.
         """
@@ -392,9 +392,9 @@ class RankContext:
         return self._stop[0].reason if self._stop else None
 
     def leave_for_requeue(self) -> NoReturn:
-        """Leave the job and end the process with exit code 75 (``rankwise.REQUEUE``): start me again, I am not through.
+        """Leave the job and end the process with exit code 75 (``rankwise.REQUEUE``): it is to be started again.
 
-        ``rankwise run`` does not take that for a failure; when all ranks have left so, its own exit code is 75.
+        ``rankwise run`` does not count that as a failure; when all ranks have left so, its own exit code is 75.
 
         Returns:
             Never: it raises.
@@ -430,7 +430,7 @@ class RankContext:
             self._before_leaving.append(before_leaving)
 
     def close(self) -> None:
-        """Leave the job: the process groups go, with a bound, and ``init()`` may be called again. A second call does nothing."""
+        """Leave the job: the process groups are destroyed, with a bound, and ``init()`` may be called again. A second call does nothing."""
         self._leave(_DESTROY_S)
 
     def __enter__(self) -> RankContext:

@@ -115,7 +115,7 @@ class Control:
             None if they do; else each rank's text, in the order of ``ranks``.
 
         Raises:
-            CollectiveTimeoutError: Some rank did not come; names it.
+            CollectiveTimeoutError: Some rank did not arrive; names it.
             CollectiveError: The ranks are about to do things of different kinds; or another call of this rank had run
                 out of time before, and the ranks are out of step since.
 
@@ -163,14 +163,14 @@ class Control:
         return CollectiveError(
             f"the ranks called different collectives: {'; '.join(shown)}",
             rank=self._rank,
-            hint="one rank took another branch, or left out a call: all must make the same calls in the same order",
+            hint="one rank took another branch, or skipped a call: all must make the same calls in the same order",
         )
 
     def _tell_pending(self, what: str, pending: _Pending) -> CollectiveError:
         return CollectiveError(
-            f"{what}: an earlier call ({pending.what}) ran out of time or was interrupted, and the ranks are out of step since",
+            f"{what}: an earlier call ({pending.what}) timed out or was interrupted, and the ranks have been out of step since",
             rank=self._rank,
-            hint="make that very call again, from the same line; or leave the job with ctx.close() on every rank and join again",
+            hint="make the same call again, from the same line; or leave the job with ctx.close() on every rank and join again",
         )
 
     def exchange(self, value: Any, *, what: str, timeout_s: float | None = None) -> list[Any]:
@@ -185,7 +185,7 @@ class Control:
             A value for each rank, in the order of ``ranks``.
 
         Raises:
-            CollectiveTimeoutError: Some rank did not come; names it.
+            CollectiveTimeoutError: Some rank did not arrive; names it.
 
         Collective: as for ``compare``.
         """
@@ -225,7 +225,7 @@ class Control:
             timeout_s: As for ``compare``.
 
         Raises:
-            CollectiveTimeoutError: Some rank did not come; names it.
+            CollectiveTimeoutError: Some rank did not arrive; names it.
 
         Collective: as for ``compare``.
         """
@@ -249,7 +249,7 @@ class Control:
             raise UsageError(
                 self._refusal,
                 rank=self._rank,
-                hint="servers and workers exchange what they have by rankwise.parameter_server()",
+                hint="servers and workers exchange data through rankwise.parameter_server()",
             )
         if self._is_closed:
             raise UsageError(
@@ -305,7 +305,7 @@ class Control:
             words = call_within(_STORE_TIMEOUT_S, lambda: [self._read_word(rank) for rank in others])
         except (OverdueError, RuntimeError):
             return CollectiveTimeoutError(
-                f"{what}: not all ranks had entered after {round(waited_s, 1):g} s, and the store does not tell which",
+                f"{what}: not all ranks had entered after {round(waited_s, 1):g} s, and the store does not show which",
                 rank=self._rank,
                 hint="the process that serves the store is stopped or gone: look at rank 0's host first",
             )

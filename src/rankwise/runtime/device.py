@@ -32,9 +32,9 @@ def choose_device(wanted: str | torch.device | None, local_rank: int, rank: int)
         visible = get("CUDA_VISIBLE_DEVICES")
         shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
         raise UsageError(
-            f"local rank {local_rank} would need {device.type}:{index}, and this host shows {num_devices} device(s){shown}",
+            f"local rank {local_rank} would need {device.type}:{index}, but this host has {num_devices} visible device(s){shown}",
             rank=rank,
-            hint=f"start at most {num_devices} ranks on this host, or show more devices",
+            hint=f"start at most {num_devices} ranks on this host, or make more devices visible",
         )
     torch.accelerator.set_device_index(index)
     return torch.device(device.type, index)
@@ -61,9 +61,9 @@ def find_kind(wanted: str | torch.device | None, rank: int) -> torch.device:
         ) from None
     if device.type != "cpu" and (accelerator is None or accelerator.type != device.type):
         raise UsageError(
-            f"device '{wanted}' was asked for, and torch {torch.__version__} finds none on this host",
+            f"device '{wanted}' was requested, but torch {torch.__version__} finds none on this host",
             rank=rank,
-            hint="take device='cpu', or install a torch that is built for it and check the driver",
+            hint="pass device='cpu', or install a torch that is built for it and check the driver",
         )
     return device
 

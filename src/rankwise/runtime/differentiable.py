@@ -45,7 +45,7 @@ def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | N
 
     Args:
         x: Shape (rows, ...), a float dtype; the number of rows may differ between ranks. A 0-d tensor is one row.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:
@@ -53,7 +53,7 @@ def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | N
 
     Raises:
         CollectiveError: The ranks call different things; or dtypes or dims after the first differ, or whether it
-            requires grad; or ``x`` is no float.
+            requires grad; or ``x`` is not a float tensor.
         CollectiveTimeoutError: Some rank did not call; names it. In the backward pass: its loss does not use the result.
 
     Collective: every rank of the group must call this, in the same order, and use the result in its loss.
@@ -74,7 +74,7 @@ def all_reduce_with_grad(
     Args:
         x: A float dtype, of equal shape on all ranks; not modified.
         op: ``"sum"`` or ``"mean"``.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:

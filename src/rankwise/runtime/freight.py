@@ -86,7 +86,7 @@ def _pickle(tree: Any, marks: list[Any], metas: list[Any]) -> bytes:
     except Exception as error:  # whatever the object's own code raises
         raise CollectiveError(
             f"an object can't be pickled: {type(error).__name__}: {error}",
-            hint="send its data, not what holds files, locks or lambdas",
+            hint="send its data, not objects with files, locks or lambdas",
         ) from error
 
 

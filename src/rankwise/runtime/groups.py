@@ -91,7 +91,7 @@ def group_of(ctx: RankContext) -> Group:
 
 
 def read_seconds(value: Any) -> float | None:
-    """Return a time-out in seconds, which torch takes as a ``timedelta``; None if it is none."""
+    """Return a timeout in seconds, which torch takes as a ``timedelta``; None if it is none."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     return float(seconds) if is_number and 0 < seconds < math.inf else None
@@ -130,11 +130,11 @@ def new_group(ranks: Sequence[int], *, timeout_s: float | timedelta | None = Non
 
     Args:
         ranks: Global ranks of the members, in any order, the same on every rank of the job.
-        timeout_s: Seconds that its collectives may wait; None: as long as the job's. (torch.distributed.new_group takes
-            the backend's own default, and not what init_process_group was given.)
+        timeout_s: Seconds that its collectives may wait; None: as long as the job's. (torch.distributed.new_group uses the backend's own
+            default, not that of init_process_group.)
 
     Returns:
-        The group; on ranks outside it, one that only tells its members.
+        The group; on ranks outside it, one that only knows its members.
 
     Raises:
         CollectiveError: The ranks gave different lists, or a list names a rank that does not exist, or one twice.
@@ -210,7 +210,10 @@ def _find_fault(members: list[Any], world: Group) -> CollectiveError | None:
     if not members:
         told, hint = "no ranks", "name one member at least; ranks outside still call with the same list"
     elif wrong:
-        told, hint = f"{wrong[0]!r}, which is no rank of this job", f"ranks are {format_ranks(world.ranks)}"
+        told, hint = (
+            f"{wrong[0]!r}, which is not a rank of this job",
+            f"ranks are {format_ranks(world.ranks)}",
+        )
     elif len(set(members)) < len(members):
         twice = next(rank for rank in members if members.count(rank) > 1)
         told, hint = f"rank {twice} twice", "name each member once"

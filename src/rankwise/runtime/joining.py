@@ -73,34 +73,34 @@ def init(  # noqa: PLR0913 - most calls give none
     mesh: Mapping[str, int] | DeviceMesh | None = None,
     role: str | None = None,
 ) -> RankContext:
-    """Join the job that this process belongs to; alone, without any variables, it is a world of one.
+    """Join the job that this process belongs to; without any variables it is a world of one.
 
-    Who this process is comes from torchrun's variables (``rankwise run`` sets them too), an srun step, mpirun,
-    TF_CONFIG, Kubernetes or SkyPilot, or from the arguments. Where both tell, they must agree. Before anything else is
-    sent, all ranks say who they are: absent, doubled and odd ones are named.
+    The rank comes from torchrun's variables (``rankwise run`` sets them too), an srun step, mpirun,
+    TF_CONFIG, Kubernetes or SkyPilot, or from the arguments. Where both are set, they must agree. Before anything else is sent,
+    all ranks publish who they are: absent, duplicate and mismatched ones are named.
 
     Args:
         backend: As in ``torch.distributed.init_process_group``; None: by the device, ``cpu:gloo,cuda:nccl`` or ``gloo``.
         init_method: ``env://`` (the default), ``tcp://HOST:PORT`` or ``file:///PATH``.
-        store: A store to meet at, in place of ``init_method``.
-        rank: This process's rank, where no variable tells it.
-        world_size: The number of ranks, where no variable tells it.
+        store: A store for the rendezvous, instead of ``init_method``.
+        rank: This process's rank, where no variable sets it.
+        world_size: The number of ranks, where no variable sets it.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:3"``; None: the GPU of this local rank, or the CPU where there is none.
         timeout_s: Seconds that a collective may wait for the slowest rank; None: 600 with NCCL, 1800 without, as in torch.
-            Groups of ``rankwise.new_group`` take it over (those of ``torch.distributed.new_group`` have torch's default).
+            Groups of ``rankwise.new_group`` inherit it (those of ``torch.distributed.new_group`` have torch's default).
         arrival_timeout_s: Seconds from the first rank's arrival to the last one's; None: RANKWISE_ARRIVAL_TIMEOUT, or 60.
         mesh: Lay the ranks out as a grid, ``{"replicate": 2, "shard": -1}``; see ``ctx.mesh``. None: no grid.
-        role: What this rank is in a job of servers and workers, ``"ps"``, ``"chief"`` or ``"worker"``, the ``"ps"`` being the first
+        role: This rank's role in a job of servers and workers, ``"ps"``, ``"chief"`` or ``"worker"``, the ``"ps"`` being the first
             ranks; None: as ``rankwise run --role-counts ps=2,worker=6`` says, or TF_CONFIG with tasks ``ps``. Ranks with roles don't wait
-            for each other here, and there is no process group of all of them: any of them may die and come back.
+            for each other here, and there is no process group of all of them: any of them may die and be restarted.
 
     Returns:
         The context. Use it in a ``with`` block, or let the end of the process close it.
 
     Raises:
-        UsageError: Variables and arguments contradict each other or lack something, or the device is not there.
+        UsageError: Variables and arguments contradict each other or are incomplete, or there is no such device.
         RendezvousError: The store was not found in time, or the ranks could not connect to each other.
-        HandshakeError: Ranks are absent, doubled, or differ in what must be the same; all ranks that came raise it.
+        HandshakeError: Ranks are absent, duplicate, or differ in what must be the same; all ranks that arrived raise it.
 
     Collective: every rank of the job must call this; with roles, none waits for another.
     """
@@ -151,8 +151,8 @@ def _check_not_open() -> None:
         raise UsageError(f"this process has already joined a job, at {context.opened_at}", rank=context.rank,
                          hint="use rankwise.current() for the context, or close it before you join again")  # fmt: skip
     if context is None and dist.is_initialized():
-        raise UsageError("this process has already a process group, which rankwise.init() did not make", rank=dist.get_rank(),
-                         hint="leave out the other init_process_group (a framework may have called it), or rankwise.init()")  # fmt: skip
+        raise UsageError("this process already has a process group, which rankwise.init() did not create", rank=dist.get_rank(),
+                         hint="remove the other init_process_group (a framework may have called it), or rankwise.init()")  # fmt: skip
     if context is not None:
         context.close()  # the script destroyed the group under it
 
@@ -266,7 +266,7 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
             ),
         )  # fmt: skip
     except OverdueError:
-        raise RendezvousError(f"the store at {place} was reached and did not answer", rank=it.rank,
+        raise RendezvousError(f"the store at {place} was reached, but did not answer", rank=it.rank,
                               hint="the process that serves it (rank 0, or the launcher) is stopped, or its host is: look there first") from None  # fmt: skip
     except dist.DistError as error:
         raise RendezvousError(f"the store at {place} failed: {str(error).splitlines()[0]}", rank=it.rank,

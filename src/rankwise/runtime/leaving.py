@@ -34,8 +34,8 @@ def leave_evidence(identity: Identity) -> None:
     try:
         prepared = leaving.prepare(Path(place), identity, program=sys.argv[0])
     except OSError as error:
-        leaving.say(f"[rank {identity.rank}] no evidence is left: {error}")
+        leaving.say(f"[rank {identity.rank}] no evidence is recorded: {error}")
         return
     if identity.rank == 0:
-        leaving.say(f"evidence of this run is left in {prepared.folder}; if it hangs or fails: rankwise report {prepared.folder}")  # fmt: skip
+        leaving.say(f"evidence of this run is written to {prepared.folder}; if it hangs or fails: rankwise report {prepared.folder}")  # fmt: skip
     leaving.arm(prepared)

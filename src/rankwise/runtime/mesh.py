@@ -39,7 +39,7 @@ class Mesh:
     Attributes:
         degrees: How many ranks each axis has; all of ``AXES``, 1 where nothing is spread.
         position: Where this rank is, on each axis.
-        device_mesh: torch's, with the axes that were asked for.
+        device_mesh: torch's, with the requested axes.
         data_ranks: For each share of the batch the first rank that has it.
     """
 
@@ -50,7 +50,7 @@ class Mesh:
 
     @property
     def data_size(self) -> int:
-        """Into how many shares a batch is cut."""
+        """Into how many shares a batch is split."""
         return len(self.data_ranks)
 
     @property
@@ -72,7 +72,7 @@ class Mesh:
         if None in found:
             raise UsageError(
                 f"the mesh {show_degrees(self.degrees)} has no axis {axes[found.index(None)]!r}",
-                hint="name it: init(mesh={'shard': -1, 'tensor': 2}), where -1 takes the ranks that are left",
+                hint="name it: init(mesh={'shard': -1, 'tensor': 2}), where -1 takes the remaining ranks",
             )
         if len(names) == len(found):
             return self.device_mesh
@@ -91,7 +91,7 @@ def lay_mesh(ctx: RankContext, wanted: Mapping[str, int] | DeviceMesh) -> Mesh:
         wanted: How many ranks each axis has, of which one may be -1: all that are left. Or a mesh of torch's whose axes have names.
 
     Raises:
-        UsageError: Degrees that don't make up the number of ranks, or an axis that nobody knows.
+        UsageError: Degrees that don't make up the number of ranks, or an unknown axis.
         CollectiveError: The ranks ask for different ones.
 
     Collective: every rank.
@@ -109,7 +109,7 @@ def lay_mesh(ctx: RankContext, wanted: Mapping[str, int] | DeviceMesh) -> Mesh:
     _set_timeouts(device_mesh, ctx.timeout_s)
     if ctx.is_main and ctx.local_world_size % degrees["tensor"] and ctx.num_nodes > 1:
         ctx.print(
-            f"rankwise: warning: the tensor axis of {degrees['tensor']} ranks goes over hosts of {ctx.local_world_size}: each layer waits for the network between them"
+            f"rankwise: warning: the tensor axis of {degrees['tensor']} ranks spans hosts of {ctx.local_world_size}: each layer waits for the network between them"
         )
     return _make(ctx, degrees, device_mesh)
 
@@ -123,7 +123,7 @@ def read_degrees(wanted: Mapping[str, int], world_size: int, *, rank: int | None
         rank: Ours, for errors.
 
     Raises:
-        UsageError: They don't make up the number of ranks, or an axis that nobody knows.
+        UsageError: They don't make up the number of ranks, or an unknown axis.
     """
     if not isinstance(wanted, Mapping):
         raise UsageError(
@@ -149,7 +149,7 @@ def read_degrees(wanted: Mapping[str, int], world_size: int, *, rank: int | None
         raise UsageError(
             f"the mesh has {', '.join(wrong)}",
             rank=rank,
-            hint="degrees are whole numbers above 0; -1 takes the ranks that are left",
+            hint="degrees are whole numbers above 0; -1 takes the remaining ranks",
         )
     left = [name for name, size in named.items() if size == -1]
     if len(left) > 1:
@@ -161,7 +161,7 @@ def read_degrees(wanted: Mapping[str, int], world_size: int, *, rank: int | None
     product = math.prod(size for size in named.values() if size != -1)
     if left and world_size % product:
         raise UsageError(
-            f"the mesh {dict(wanted)}: {world_size} ranks can't be divided by {product}, and {left[0]} was to take what is left",
+            f"the mesh {dict(wanted)}: {world_size} ranks can't be divided by {product}, and {left[0]} was to take the rest",
             rank=rank,
             hint=_suggest(world_size, product),
         )
@@ -169,7 +169,7 @@ def read_degrees(wanted: Mapping[str, int], world_size: int, *, rank: int | None
         raise UsageError(
             f"the mesh {dict(wanted)} has {product} positions, and the job {world_size} {'rank' if world_size == 1 else 'ranks'}",
             rank=rank,
-            hint="let one axis be -1, and it takes the ranks that are left: {'shard': -1}",
+            hint="set one axis to -1, and it takes the remaining ranks: {'shard': -1}",
         )
     named |= dict.fromkeys(left, world_size // product)
     return {axis: named.get(axis, 1) for axis in AXES}
@@ -183,7 +183,7 @@ def show_degrees(degrees: Mapping[str, int]) -> str:
 def _suggest(world_size: int, product: int) -> str:
     near = world_size - world_size % product
     fitting = f"start {near} or {near + product} ranks" if near else f"start {product} ranks"
-    return f"{fitting}, or take degrees that divide {world_size}"
+    return f"{fitting}, or use degrees that divide {world_size}"
 
 
 def _rename(wanted: Mapping[str, Any]) -> dict[str, Any]:

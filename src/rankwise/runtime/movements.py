@@ -36,14 +36,14 @@ def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str
     """Give every rank the root's value, whatever it is.
 
     Args:
-        tree: On the root, anything: tensors, numbers, objects, nested or not; elsewhere it is not looked at and may be
+        tree: On the root, anything: tensors, numbers, objects, nested or not; elsewhere it is ignored and may be
             None. Not modified. Objects are pickled, and unpickled by ranks of this job only.
         root: Global rank whose value it is.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:
-        On the root the very tree; elsewhere a copy, its tensors on the rank's own device of the same kind.
+        On the root the tree itself; elsewhere a copy, its tensors on the rank's own device of the same kind.
 
     Raises:
         CollectiveError: The ranks call different things, or name different roots, or one outside the group.
@@ -80,7 +80,7 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
     Args:
         tree: A tensor, or nested containers of tensors only, of equal dtypes and shapes on all ranks.
         root: Global rank whose values they get.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Raises:
@@ -138,7 +138,7 @@ def all_gather(
         tree: Anything; tensors may differ in shape between the ranks, and structures too unless ``concat``.
             Not modified. Objects are pickled, and unpickled by ranks of this job only.
         concat: Join the ranks' tensors along dim 0 (0-d ones are stacked), in the order of the ranks.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:
@@ -164,7 +164,7 @@ def gather(
         tree: As for ``all_gather``.
         root: Global rank that gets them.
         concat: As for ``all_gather``.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:

@@ -51,7 +51,8 @@ def open_tree(tree: Any) -> tuple[Any, list[tuple[str, Any]], CollectiveError | 
 def _walk(node: Any, path: str, found: list[tuple[str, Any]], depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise CollectiveError(
-            f"containers are nested deeper than {_MAX_DEPTH} at {path[:60]}...", hint="does it hold itself?"
+            f"containers are nested deeper than {_MAX_DEPTH} at {path[:60]}...",
+            hint="does it contain itself?",
         )
     children = list_children(node)
     if children is None:

@@ -34,7 +34,7 @@ def all_gather_into(out: Any, tree: Any, *, group: Group | None = None, name: st
             rows. After an error its content is undefined.
         tree: This rank's tensors, shape (rows, ...), in the same containers; the number of rows may differ between
             ranks. A 0-d tensor counts as one row. Not modified.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Raises:
@@ -54,10 +54,10 @@ def gather_into(
     """Fill tensors on one rank with the rows of all ranks, in the order of the ranks.
 
     Args:
-        out: On the root as for ``all_gather_into``; elsewhere not looked at, and may be None.
+        out: On the root as for ``all_gather_into``; elsewhere ignored, and may be None.
         tree: As for ``all_gather_into``.
         root: Global rank that gets the rows.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Raises:
@@ -140,7 +140,7 @@ def _find_fault(leaves: Sequence[tuple[str, Any]], targets: Sequence[tuple[str, 
                 *, same: bool) -> CollectiveError | None:  # fmt: skip
     if not same:
         return CollectiveError(
-            "out and tree are not nested alike", hint="pass the same containers and keys in both"
+            "out and tree are nested differently", hint="pass the same containers and keys in both"
         )
     if (fault := find_target_fault(list(targets), temporary, functional)) is not None:
         return CollectiveError(f"out: {fault.message}", hint=fault.hint)
@@ -148,14 +148,14 @@ def _find_fault(leaves: Sequence[tuple[str, Any]], targets: Sequence[tuple[str, 
         where = f"out{path} is {format_leaf(describe_leaf(target))}"
         if target.dtype != leaf.dtype or target.device.type != leaf.device.type:
             return CollectiveError(
-                f"{where}, and what is gathered is {format_leaf(describe_leaf(leaf))}",
+                f"{where}, but what is gathered is {format_leaf(describe_leaf(leaf))}",
                 hint="make out of the same dtype and device",
             )
         if target.dim() == 0 or target.shape[1:] != leaf.shape[1:]:
             wanted = ", ".join(["total", *map(str, leaf.shape[1:])])
             return CollectiveError(
-                f"{where}, and must be ({wanted}{',' * (leaf.dim() <= 1)})",
-                hint="only dim 0 grows: the ranks' rows follow each other",
+                f"{where}, but must be ({wanted}{',' * (leaf.dim() <= 1)})",
+                hint="only dim 0 grows: the ranks' rows are concatenated",
             )
         if not target.is_contiguous():
             return CollectiveError(
@@ -179,7 +179,7 @@ def _check_totals(
             if room != sum(parts):
                 shown = " + ".join(map(str, parts[:8])) + (" + ..." if len(parts) > 8 else "")
                 raise CollectiveError(
-                    f"{call} at {show_site(site)}: out{path} has {room} rows on rank {rank}, and the ranks give {sum(parts)} ({shown})",
+                    f"{call} at {show_site(site)}: out{path} has {room} rows on rank {rank}, but the ranks pass {sum(parts)} ({shown})",
                     rank=group.rank,
                     hint="make dim 0 of out the sum of the ranks' rows",
                 )

@@ -48,7 +48,7 @@ def all_reduce(
 ) -> Any:
     """Reduce every leaf over the ranks and give the result to all of them.
 
-    Small tensors of one dtype travel together. Python's ints are added exactly, its floats in float64. The mean of
+    Small tensors of one dtype are sent together. Python's ints are added exactly, its floats in float64. The mean of
     integers and bools is a float (of tensors: float64); the sum of bools counts them. A sum that does not fit a
     narrow integer dtype is an error. Results carry no gradient: see ``all_reduce_with_grad``.
 
@@ -57,9 +57,9 @@ def all_reduce(
             tuples and dataclasses; not modified.
         op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``; for bools ``"any"`` and ``"all"``. NaN wins as in
             ``torch.max``. torch's ``ReduceOp.SUM`` and the like are understood too.
-        precise: Add floats of all widths in float64, and leave them so; for metrics.
-        group: Among whom; None: all ranks.
-        name: Compared between the ranks instead of the line of the call, for calls that meet from different lines.
+        precise: Add floats of all widths in float64, and return them so; for metrics.
+        group: The group; None: all ranks.
+        name: Compared between the ranks instead of the line of the call, for calls that match from different lines.
 
     Returns:
         A new tree of the same structure; numbers come back as numbers.
@@ -82,17 +82,17 @@ def all_reduce(
 def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: str | None = None) -> None:
     """Reduce tensors over the ranks in place.
 
-    Where the ranks' calls differ, nothing is touched. Floats that travel alone are reduced where they lie, without a copy:
+    Where the ranks' calls differ, nothing is changed. Floats that are sent alone are reduced in place, without a copy:
     if a rank is lost meanwhile, they are undefined.
 
     Args:
         tree: A tensor, or nested containers of tensors only.
         op: As for ``all_reduce``.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: As for ``all_reduce``.
 
     Raises:
-        CollectiveError: As for ``all_reduce``; or a leaf is a number, a temporary whose result nobody could read, or
+        CollectiveError: As for ``all_reduce``; or a leaf is a number, a temporary whose result could not be read, or
             part of a graph that autograd is recording.
         CollectiveTimeoutError: Some rank did not call; names it.
 
@@ -145,7 +145,7 @@ def reduce(
         op: As for ``all_reduce``.
         root: Global rank that gets the result.
         precise: As for ``all_reduce``.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: As for ``all_reduce``.
 
     Returns:
@@ -181,14 +181,14 @@ def reduce_scatter(
 
     Args:
         slots: A tree for each rank of the group, in its order; slots may differ from each other in shape, but not
-            between ranks. Or one tensor, shape (num_ranks * n, ...), which is cut along dim 0. Not modified.
+            between ranks. Or one tensor, shape (num_ranks * n, ...), which is split along dim 0. Not modified.
         op: As for ``all_reduce``.
         precise: As for ``all_reduce``.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: As for ``all_reduce``.
 
     Returns:
-        The reduced tree of our own slot.
+        The reduced tree of this rank's slot.
 
     Raises:
         CollectiveError: As for ``all_reduce``; or there are not as many slots as ranks.
@@ -219,7 +219,7 @@ def cut_slots(slots: Any, group: Group) -> tuple[list[Any], CollectiveError | No
     """Return a tree for each rank, and what is wrong with them."""
     if isinstance(slots, Tensor):
         if slots.dim() == 0 or slots.shape[0] % group.size:
-            told = f"a tensor of shape {tuple(slots.shape)}, whose dim 0 can't be cut into {group.size} equal parts"
+            told = f"a tensor of shape {tuple(slots.shape)}, whose dim 0 can't be split into {group.size} equal parts"
             return [], CollectiveError(f"got {told}", hint="pass a list with one tensor for each rank")
         return list(slots.detach().chunk(group.size)) if slots.shape[0] else [
             slots.detach()
@@ -241,7 +241,7 @@ def check_root(root: Any, group: Group) -> CollectiveError | None:
         return None
     return CollectiveError(
         f"root {root!r} is not in the group, whose members are {format_ranks(group.ranks)}",
-        hint="root is a global rank, not a place in the group",
+        hint="root is a global rank, not an index in the group",
     )
 
 

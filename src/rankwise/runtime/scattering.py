@@ -33,13 +33,13 @@ def scatter(
 
     Args:
         slots: On the root one value for each rank of the group, in its order, of any kinds and shapes; or one tensor,
-            shape (num_ranks * n, ...), which is cut along dim 0. Elsewhere it is not looked at and may be None.
+            shape (num_ranks * n, ...), which is split along dim 0. Elsewhere it is not looked at and may be None.
         root: Global rank whose values they are.
-        group: Among whom; None: all ranks.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:
-        Our own value; a copy, except on the root.
+        This rank's value; a copy, except on the root.
 
     Raises:
         CollectiveError: The ranks call different things, or name different roots, or there are not as many slots as ranks.
@@ -88,12 +88,12 @@ def all_to_all(
 
     Args:
         slots: One value for each rank of the group, in its order, of any kinds and shapes; or one tensor, shape
-            (num_ranks * n, ...), which is cut along dim 0. Not modified.
-        group: Among whom; None: all ranks.
+            (num_ranks * n, ...), which is split along dim 0. Not modified.
+        group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call.
 
     Returns:
-        What each rank had for us, in the group's order.
+        What each rank sent to this one, in the group's order.
 
     Raises:
         CollectiveError: The ranks call different things, or there are not as many slots as ranks.

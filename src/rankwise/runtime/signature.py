@@ -75,17 +75,17 @@ def set_checking(level: Checking) -> Checking:
     """Choose how much the ranks compare before each collective.
 
     ``"full"``: the call, its arguments, and the line of the script that it comes from. Without the last, two
-    all_reduces of equal shapes that one rank calls in the other order would be paired and mixed up in silence.
+    all_reduces of equal shapes that one rank calls in the other order would be silently paired and mixed up.
     Only the line of the call itself is compared, and for calls with a root not even that: calls through a helper of
-    yours, or in a loop, come from one line, and are told apart by ``name=`` only.
-    ``"calls"``: the same without the line, for scripts in which ranks rightly meet from different lines.
+    yours, or in a loop, come from one line, and are distinguished by ``name=`` only.
+    ``"calls"``: the same without the line, for scripts in which calls rightly match from different lines.
     ``"off"``: nothing, as in torch, except for what the collective must know: shapes that differ, and NaN.
 
     Args:
         level: The new level.
 
     Returns:
-        The level until now.
+        The previous level.
 
     Raises:
         UsageError: There is no such level.
@@ -160,7 +160,7 @@ def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may:
 
     Raises:
         CollectiveError: The ranks differ in ``must``, or one's call is wrong.
-        CollectiveTimeoutError: Some rank did not come; names it.
+        CollectiveTimeoutError: Some rank did not arrive; names it.
 
     Collective: every rank of the group must call this, in the same order.
     """
@@ -236,7 +236,7 @@ class naming_on(AbstractContextManager[None]):  # noqa: N801 - called as a funct
                 hint="a rank stopped while data moved: look at the others' stacks",
             ) from error
         raise CollectiveError(
-            f"{self._what}: a peer left while we waited for it ({first})",
+            f"{self._what}: a peer left while this rank waited for it ({first})",
             rank=self._rank,
             hint="this rank is rarely the cause: look for the rank that ended or failed first",
         ) from error
@@ -294,9 +294,9 @@ def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[s
     raise CollectiveError(f"{subject}: {'; '.join(shown)}", rank=group.rank, hint=hint)
 
 
-_NAMES = {"site": "the place it is called from", "tree": "the structure", "leaves": "a value", "op": "the operation",
+_NAMES = {"site": "the call site", "tree": "the structure", "leaves": "a value", "op": "the operation",
           "ranks": "the list of ranks", "root": "the root", "slots": "the number of slots",
-          "tied": "which tensors are the same one (place, and the first place of it)"}  # fmt: skip
+          "tied": "which tensors are the same one (its index, and the first index of it)"}  # fmt: skip
 
 
 def _tell_plain(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
@@ -313,12 +313,12 @@ def _tell_plain(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
 def _tell_call(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     return [
         str(one["call"]) for one in seen
-    ], "one rank took another branch, or left out a call: all must make the same calls in the same order"
+    ], "one rank took another branch, or skipped a call: all must make the same calls in the same order"
 
 
 def _tell_site(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     hint = (
-        "the ranks are out of step, or make the same calls in different orders (dict or set order?); if it is meant, "
+        "the ranks are out of step, or make the same calls in different orders (dict or set order?); if it is intended, "
         "pass the same name= at both places, or set_checking('calls')"
     )
     leaves = [one.get("leaves") or [] for one in seen]
@@ -354,7 +354,7 @@ def _tell_leaves(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     if {facet[0] for facet in facets} == {"int", "float"}:
         hint = "pass the same kind of number: start from 0.0 instead of 0 where it will be a float"
     elif len({facet[0] for facet in facets}) > 1:
-        hint = "cast to one dtype on every rank, x.to(torch.float32) say, or pass the same kind of number"
+        hint = "cast to one dtype on every rank, as in x.to(torch.float32), or pass the same kind of number"
     elif len({json.dumps(facet[1]) for facet in facets}) > 1:
         hint = "shapes must be equal here; for uneven ones use all_gather or gather, or reduce sums and counts instead of samples"
     else:

@@ -57,7 +57,7 @@ def find_deadline(clock: Clock, *, after_s: float | None, margin_s: float, rank:
         if left_s <= 0:
             # Left over from another job, or the limit was raised meanwhile: to stop at once would help neither.
             sys.stderr.write(
-                f"rankwise: warning: [rank {rank}] {name}={text} was {-left_s:.0f} s ago: it is no deadline\n"
+                f"rankwise: warning: [rank {rank}] {name}={text} was {-left_s:.0f} s ago: it is not a deadline\n"
             )
             continue
         margin = min(margin_s, left_s / 2)

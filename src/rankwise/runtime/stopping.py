@@ -170,7 +170,7 @@ class StopWatch:
     def _listen(self, numbers: tuple[int, ...]) -> None:
         if not _is_main_thread():
             sys.stderr.write(
-                f"rankwise: warning: [rank {self._rank}] only the main thread can take signals, and this is another one: "
+                f"rankwise: warning: [rank {self._rank}] only the main thread can handle signals, and this is another one: "
                 "call ctx.listen_for_stop() there, before the first should_stop()\n"
             )
             return
@@ -276,7 +276,7 @@ class StopWatch:
 
     def _tell_trouble(self) -> CollectiveError:
         return CollectiveError(
-            f"should_stop: there is a notice to stop, and the job's store is gone ({self._trouble})",
+            f"should_stop: there is a notice to stop, but the job's store is gone ({self._trouble})",
             rank=self._rank,
             hint="the process that serves it (rank 0, or the launcher) has ended: look at its output",
         )
@@ -293,9 +293,9 @@ class StopWatch:
             silent, absent = [], []
         if not silent:
             return CollectiveTimeoutError(
-                f"{said} there was no agreement, and the store does not tell who is missing",
+                f"{said} there was no agreement, and the store does not show who is missing",
                 rank=self._rank,
-                hint="look whether the process that serves it (rank 0, or the launcher) still runs",
+                hint="check whether the process that serves it (rank 0, or the launcher) still runs",
             )
         never = f"; ranks {absent} have never called it" if absent else ""
         return CollectiveTimeoutError(
@@ -329,7 +329,7 @@ def read_signals(signals: Iterable[str | int], rank: int) -> tuple[int, ...]:
         if known is None or isinstance(one, bool):
             raise UsageError(f"signals: there is no signal {one!r}", rank=rank, hint=hint)
         if known.name in {"SIGKILL", "SIGSTOP"}:
-            raise UsageError(f"signals: no process can take {known.name}", rank=rank, hint=hint)
+            raise UsageError(f"signals: no process can handle {known.name}", rank=rank, hint=hint)
         numbers.append(int(known))
     if not numbers:
         raise UsageError(f"signals={signals!r} names none", rank=rank, hint=hint)

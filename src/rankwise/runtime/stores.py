@@ -79,7 +79,7 @@ def find_place(init_method: str | None, store: dist.Store | None) -> Place | Non
         if init_method is not None:
             raise UsageError(
                 f"a store and init_method={init_method!r} were given",
-                hint="give one of them: each is a place to meet",
+                hint="pass one of them: each is a rendezvous",
             )
         return Place(kind="given")
     if init_method is None:
@@ -97,7 +97,8 @@ def find_place(init_method: str | None, store: dist.Store | None) -> Place | Non
     if url.scheme == "file":
         return _find_file(init_method, url, query)
     raise UsageError(
-        f"init_method={init_method!r}: nobody can meet there", hint="env://, tcp://HOST:PORT or file:///PATH"
+        f"init_method={init_method!r}: this is not a rendezvous",
+        hint="env://, tcp://HOST:PORT or file:///PATH",
     )
 
 
@@ -134,7 +135,7 @@ def place_from_env(host: str | None, port: int | None, source: str, rank: int) -
     Args:
         host: Its host, or None.
         port: Its port, or None.
-        source: Who told rank and world size.
+        source: Where rank and world size come from.
         rank: Our rank, for errors.
 
     Raises:
@@ -144,14 +145,14 @@ def place_from_env(host: str | None, port: int | None, source: str, rank: int) -
     if host is None or port is None:
         missing = [name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if value is None]
         verb = "are" if len(missing) > 1 else "is"
-        raise UsageError(f"rank and world size are told ({source}), but {' and '.join(missing)} {verb} not set", rank=rank,
+        raise UsageError(f"rank and world size are set ({source}), but {' and '.join(missing)} {verb} not set", rank=rank,
                          hint="set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on all ranks; "
                          "with mpirun: -x MASTER_ADDR -x MASTER_PORT")  # fmt: skip
     if not 0 < port < 65536:
         raise UsageError(
             f"MASTER_PORT={port} is not a TCP port",
             rank=rank,
-            hint="take a free port from 1024 to 65535, the same on all ranks",
+            hint="use a free port from 1024 to 65535, the same on all ranks",
         )
     is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Place(
@@ -201,7 +202,7 @@ def open_store(place: Place, *, rank: int, world_size: int, timeout_s: float, cl
                                   hint=f"{place.host} must be a name or address of the host that rank 0 runs on") from error  # fmt: skip
         holder = find_port_holder(place.port) or "another process"
         raise RendezvousError(f"rank 0 can't serve the store at {place}: the port is taken by {holder}", rank=rank,
-                              hint="take another MASTER_PORT, or end that process; if it is of this job, two processes claim rank 0") from error  # fmt: skip
+                              hint="use another MASTER_PORT, or end that process; if it is of this job, two processes claim rank 0") from error  # fmt: skip
 
 
 def _resolve(place: Place, rank: int) -> str:
@@ -229,7 +230,7 @@ def _wait_listening(place: Place, addresses: str, rank: int, timeout_s: float, c
     who = "the launcher's store" if place.is_served else "rank 0"
     shown = f"{place} ({addresses})" if addresses != place.host else str(place)
     raise RendezvousError(f"{who} was not found at {shown} within {round(timeout_s, 1):g} s: {reason}", rank=rank,
-                          hint=f"look whether {who} runs, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks; between hosts, "
+                          hint=f"check whether {who} runs, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks; between hosts, "
                           "whether a firewall lets the port through")  # fmt: skip
 
 
@@ -251,12 +252,12 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
         for trace in (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")
     ):
         raise RendezvousError(f"{place} holds the traces of another run ({len(left)} bytes)", rank=rank,
-                              hint=f"if that run is over: rm {place.path}; better take a new file for each run, or env://")  # fmt: skip
+                              hint=f"if that run is over: rm {place.path}; better use a new file for each run, or env://")  # fmt: skip
     if not path.parent.is_dir():
         raise RendezvousError(
             f"{place}: there is no folder {path.parent}",
             rank=rank,
-            hint="make it, on a file system that all ranks share",
+            hint="create it, on a file system that all ranks share",
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise RendezvousError(

@@ -36,7 +36,7 @@ def find_target_fault(leaves: Leaves, temporary: str | None, functional: str) ->
     if temporary is None:
         return None
     return CollectiveError(
-        f"{temporary} is a temporary: nobody else holds it, so the result would be lost with it",
+        f"{temporary} is a temporary: nothing else holds it, so the result would be lost with it",
         hint=f"keep it in a variable first, or use `new = {functional}(...)`, which returns the result",
     )
 

@@ -24,7 +24,7 @@ def take_turns(
 ) -> Iterator[None]:
     """Run the block on the first rank; let the others in when that is through.
 
-    They wait at the store, so that no time-out of a process group cuts a long download short.
+    They wait at the store, so that no timeout of a process group cuts a long download short.
 
     Args:
         store: Of this job.
@@ -36,7 +36,7 @@ def take_turns(
 
     Raises:
         CollectiveError: The first rank's block raised; the error names it.
-        CollectiveTimeoutError: The first rank was not through in time.
+        CollectiveTimeoutError: The first rank had not finished in time.
     """
     if not is_first:
         _wait(store, key, first, rank, timeout_s)
@@ -67,8 +67,8 @@ def _wait(store: dist.Store, key: str, first: int, rank: int, timeout_s: float) 
         if isinstance(error, RuntimeError) and "imeout" not in str(error):
             raise CollectiveError(f"main_first: the job's store is gone ({str(error).splitlines()[0]})", rank=rank,
                                   hint="the process that serves it (rank 0, or the launcher) has ended: look at its output") from error  # fmt: skip
-        raise CollectiveTimeoutError(f"main_first: rank {first} was not through after {round(timeout_s, 1):g} s", rank=rank,
-                                     hint=f"look at what rank {first} does in the block, or give a longer timeout_s") from error  # fmt: skip
+        raise CollectiveTimeoutError(f"main_first: rank {first} had not finished after {round(timeout_s, 1):g} s", rank=rank,
+                                     hint=f"look at what rank {first} does in the block, or pass a longer timeout_s") from error  # fmt: skip
     if outcome:
         raise CollectiveError(
             f"main_first: rank {first} failed in the block: {outcome[0]}",

@@ -66,8 +66,8 @@ def _read(rank: int | None, world_size: int | None, env: dict[str, str]) -> Iden
 
 def _merge(name: str, ours: int | None, theirs: int | None, here: str, there: str) -> int | None:
     if ours is not None and theirs is not None and ours != theirs:
-        raise UsageError(f"{name} is {ours} in {here} and {theirs} in {there}: two worlds that would never meet",
-                         hint=f"say it in one place: leave it out of {here}, or unset the variable")  # fmt: skip
+        raise UsageError(f"{name} is {ours} in {here} and {theirs} in {there}: two worlds that would never join",
+                         hint=f"set it in one place: leave it out of {here}, or unset the variable")  # fmt: skip
     return ours if ours is not None else theirs
 
 
@@ -77,12 +77,12 @@ def _from_arguments(rank: int | None, world_size: int | None, env: dict[str, str
         rank, world_size = 0, 1
     if rank is None or world_size is None:
         have, lack = ("world_size", "rank") if rank is None else ("rank", "world_size")
-        raise UsageError(f"{have}={world_size if rank is None else rank} was given, and neither the call nor the environment tells the {lack}",
+        raise UsageError(f"{have}={world_size if rank is None else rank} was given, but neither the call nor the environment gives the {lack}",
                          hint=f"pass {lack} too, or start the script with `rankwise run`")  # fmt: skip
     if rank < 0 or world_size < 1:
         raise UsageError(f"rank={rank}, world_size={world_size}", hint="ranks are 0 to world_size - 1")
     return Identity(
         rank=rank, world_size=world_size, local_rank=read_int(env, "LOCAL_RANK"), local_world_size=read_int(env, "LOCAL_WORLD_SIZE"),
         node_rank=read_int(env, "GROUP_RANK"), num_nodes=read_int(env, "GROUP_WORLD_SIZE"), master_addr=env.get("MASTER_ADDR"),
-        master_port=read_int(env, "MASTER_PORT"), source="nobody: a world of one" if alone else "the call", names=("rank", "world_size"),
+        master_port=read_int(env, "MASTER_PORT"), source="nothing: a world of one" if alone else "the call", names=("rank", "world_size"),
     )  # fmt: skip

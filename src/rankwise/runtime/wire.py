@@ -83,7 +83,7 @@ def check_leaf(path: str, leaf: Any, op: str) -> CollectiveError | None:
         return CollectiveError(f"{where} {unfit.partition(': ')[0]}", hint=unfit.partition(": ")[2])
     told = f"{where} is {format_leaf(describe_leaf(leaf))}"
     if kind == "int" and not -(1 << 63) <= leaf < 1 << 63:
-        told = f"{told} of {leaf.bit_length()} bits, and 63 can travel"
+        told = f"{told} of {leaf.bit_length()} bits, and 63 can be sent"
         return CollectiveError(told, hint="pass it as a float, or all_gather it")
     wrong, hint = _check_dtype(_dtype_of(leaf, kind), op)
     return CollectiveError(f"{told}, {wrong}", hint=hint) if wrong else None
@@ -94,9 +94,9 @@ def _check_dtype(dtype: torch.dtype, op: str) -> tuple[str, str]:
     if dtype not in {*_FLOATS, *_INTS, *_COMPLEX, torch.bool}:
         return "which has no arithmetic here", "cast it first, to float32 or int64"
     if op in {"any", "all"} and dtype != torch.bool:
-        return f"and {op!r} is of bools", "compare first: pass x > 0, say"
+        return f"and {op!r} is for bools", "compare first: pass x > 0, for example"
     if op == "product" and dtype == torch.bool:
-        return "and 'product' is of numbers", "use op='all'"
+        return "and 'product' is for numbers", "use op='all'"
     if op in {"min", "max", "product"} and dtype in _COMPLEX:
         return "and complex numbers have only 'sum' and 'mean'", "reduce x.abs(), or all_gather"
     return "", ""

@@ -87,14 +87,14 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         world_size: How many ranks.
         *args: Its arguments, the same on each rank.
         timeout_s: Seconds until the ranks are killed.
-        cuda: Start fresh processes, as CUDA does not bear a fork.
-        env: Variables for all ranks; None takes one out.
+        cuda: Start fresh processes, as CUDA does not survive a fork.
+        env: Variables for all ranks; None unsets one.
 
     Returns:
         A value for each rank.
 
     Raises:
-        RankFailedError: A rank raised, died or did not end in time; the first to fail stands first.
+        RankFailedError: A rank raised, died or did not end in time; the first to fail comes first.
     """
     outcomes = try_ranks(function, world_size, *args, timeout_s=timeout_s, cuda=cuda, env=env)
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.failed_s is not None]
@@ -116,7 +116,7 @@ def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         timeout_s: Seconds until the ranks are killed.
         cuda: Start fresh processes.
         env: Variables for all ranks.
-        grace_s: Seconds that the others get to end when a rank has failed; more where they are meant to go on without it.
+        grace_s: Seconds that the others get to end when a rank has failed; more where they are meant to continue without it.
 
     Returns:
         An outcome for each rank.

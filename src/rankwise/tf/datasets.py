@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AutoShardPolicy(Enum):
-    """How ``experimental_distribute_dataset`` deals out a data set."""
+    """How ``experimental_distribute_dataset`` splits a data set."""
 
     AUTO = "AUTO"
     DATA = "DATA"
@@ -66,7 +66,7 @@ class InputOptions:
 @final
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """Tells a function that makes a data set for whom it does.
+    """For which replica a function makes a data set.
 
     Attributes:
         num_input_pipelines: How many data sets are made: one for each replica (each worker of a parameter server).
@@ -98,7 +98,7 @@ class InputContext:
 @final
 @dataclass(frozen=True, slots=True)
 class ValueContext:
-    """Tells a function that makes a value for which replica it does.
+    """For which replica a function makes a value.
 
     Attributes:
         replica_id_in_sync_group: Which replica, from 0.
@@ -161,7 +161,7 @@ class DistributedDataset:
 
     Args:
         open_pass: Begins a pass.
-        length: How many batches a pass has; None: nobody knows.
+        length: How many batches a pass has; None: not known.
         device: Where they go; None: they stay where they are.
     """
 
@@ -186,7 +186,7 @@ class DistributedDataset:
             TypeError: Nobody knows.
         """
         if self._length is None:
-            raise TypeError("nobody knows how many batches this data set gives")
+            raise TypeError("the number of batches of this data set is not known")
         return self._length
 
 
@@ -394,8 +394,8 @@ def _pad(dataset: Iterable[Any], length: int | None) -> Iterator[Any]:
             empty = cut_rows(found[0], slice(0, 0))
         if not found and empty is None:
             raise DataError(
-                "this replica's data set gave no batch, and others' did", rank=current().rank,
-                hint="deal out the samples so that each replica has one at least",
+                "this replica's data set gave no batch, but others' did", rank=current().rank,
+                hint="distribute the samples so that each replica has at least one",
             )  # fmt: skip
         num_given += 1
         yield found[0] if found else empty

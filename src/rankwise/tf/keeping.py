@@ -53,12 +53,12 @@ class Checkpoint:
 
 @final
 class CheckpointManager:
-    """Saves a ``Checkpoint`` in a folder, whole or not at all.
+    """Saves a ``Checkpoint`` in a folder, completely or not at all.
 
     Args:
         checkpoint: What.
         directory: Where; shared by all hosts, the same on all ranks. All ranks save, into one folder.
-        max_to_keep: How many stay; None: all.
+        max_to_keep: How many are kept; None: all.
 
     Attributes:
         checkpoint: As given.
@@ -85,7 +85,7 @@ class CheckpointManager:
         return save(self.directory, self.checkpoint.parts, step=step, keep=self._keep).wait()
 
     def restore_or_initialize(self) -> int | None:
-        """Load the latest checkpoint that is whole, if there is one.
+        """Load the latest complete checkpoint, if there is one.
 
         Returns:
             Its step, or None.
@@ -99,7 +99,7 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> Path | None:
-        """The folder of the latest checkpoint that is whole; None if there is none."""
+        """The folder of the latest complete checkpoint; None if there is none."""
         return latest(self.directory)
 
 
@@ -109,7 +109,7 @@ class TerminationConfig:
     """What happens at a scheduler's notice.
 
     Attributes:
-        exit_fn: Called after the save; None: the job leaves with exit code 75 (``rankwise.REQUEUE``): start me again.
+        exit_fn: Called after the save; None: the job leaves with exit code 75 (``rankwise.REQUEUE``): to be started again.
         grace_period: Seconds that agreeing and saving take; see ``margin_s`` of ``ctx.listen_for_stop``.
     """
 
@@ -119,7 +119,7 @@ class TerminationConfig:
 
 @final
 class PreemptionCheckpointHandler:
-    """Saves at a scheduler's notice, on all ranks at one agreed step, and goes on there when the job is started again.
+    """Saves at a scheduler's notice, on all ranks at one agreed step, and continues there when the job is started again.
 
     Args:
         cluster_resolver: Of no effect: a notice on any rank reaches all.
@@ -146,7 +146,7 @@ class PreemptionCheckpointHandler:
             if checkpoint_dir is None:
                 raise UsageError(
                     "PreemptionCheckpointHandler of a Checkpoint without checkpoint_dir",
-                    hint="say where it is saved, or give a CheckpointManager",
+                    hint="pass where it is saved, or a CheckpointManager",
                 )
             given = CheckpointManager(given, checkpoint_dir, max_to_keep=1)
         self._manager, self._termination = given, termination_config or TerminationConfig()
@@ -189,7 +189,7 @@ class PreemptionCheckpointHandler:
 
 @final
 class BackupAndRestore:
-    """Counts the steps of a training, goes on behind the last one that was saved, and forgets all when it is through.
+    """Counts the steps of a training, continues after the last one that was saved, and removes the backup at its end.
 
     Keras's is a callback of ``fit``; a ``Trainer`` with a folder does the same without one. This is for loops of one's own:
     ``for step in BackupAndRestore("backup", save_freq=100).steps(checkpoint, 10_000)``.
@@ -197,7 +197,7 @@ class BackupAndRestore:
     Args:
         backup_dir: Where; shared by all hosts.
         save_freq: Steps between two saves.
-        delete_checkpoint: Whether the folder goes when the training has ended.
+        delete_checkpoint: Whether the folder is removed when the training has ended.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class BackupAndRestore:
         self._folder, self._every, self._deletes = Path(backup_dir), save_freq, delete_checkpoint
 
     def steps(self, checkpoint: Checkpoint, num_steps: int) -> Iterator[int]:
-        """Yield the steps that are left, from 0 or from behind the last save.
+        """Yield the steps that are left, from 0 or from after the last save.
 
         Args:
             checkpoint: What is saved, the loader too if the order of the data matters.

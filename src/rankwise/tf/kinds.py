@@ -104,7 +104,7 @@ class MirroredStrategy(Strategy):
     """A replica for each rank of this host: ``rankwise run --nproc-per-node 4 train.py``, or one without a launcher.
 
     Args:
-        devices: As many as there are ranks, to be sure of; None: all. Each rank has its own device.
+        devices: As many as there are ranks, to be checked; None: all. Each rank has its own device.
         cross_device_ops: Of no effect: the backend chooses.
 
     Raises:
@@ -124,7 +124,7 @@ class MirroredStrategy(Strategy):
         num_gpus = torch.cuda.device_count() if ctx.device.type == "cuda" else 0
         if ctx.world_size == 1 and num_gpus > 1 and devices is None:
             warnings.warn(
-                f"MirroredStrategy has one replica, and this host {num_gpus} GPUs: rankwise run --nproc-per-node gpu train.py starts one for each",
+                f"MirroredStrategy has one replica, but this host {num_gpus} GPUs: rankwise run --nproc-per-node gpu train.py starts one for each",
                 stacklevel=2,
             )
         updates = SumOfReplicas(ctx.world_size, ctx.rank)
@@ -136,7 +136,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     """A replica for each rank of the job, on any number of hosts.
 
     Args:
-        cluster_resolver: Who is in the job; None: the launcher's variables, TF_CONFIG among them, say it.
+        cluster_resolver: Who is in the job; None: from the launcher's variables, TF_CONFIG among them.
         communication_options: Of the exchange.
 
     Raises:

@@ -143,12 +143,12 @@ def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
         ctx.store.wait([key], timedelta(seconds=_ARRIVAL_S))
     except RuntimeError as error:
         raise RendezvousError(
-            f"rank 0 did not come to the end of strategy.scope() within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at its output"
+            f"rank 0 did not reach the end of strategy.scope() within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at its output"
         ) from error  # fmt: skip
     values = torch.load(io.BytesIO(ctx.store.get(key)), weights_only=True)
     if [one.shape for one in values] != [one.shape for one in untrained]:
         raise CollectiveError(
-            f"{len(untrained)} buffers and frozen parameters were made under strategy.scope(), and others on rank 0", rank=ctx.rank,
+            f"{len(untrained)} buffers and frozen parameters were made under strategy.scope(), but others on rank 0", rank=ctx.rank,
             hint="build the same model on all ranks",
         )  # fmt: skip
     with torch.no_grad():
@@ -208,8 +208,8 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noq
         owner = next((one for one in owners.values() if one is not None), None)
         if owner is not None and owner.num_replicas_in_sync > 1 and not is_averaged(parameters):
             raise UsageError(
-                f"optimizer.step() outside of strategy.run(): nobody adds the gradients of the {owner.num_replicas_in_sync} replicas", rank=owner.rank,
-                hint="forward, backward and step belong into the function that strategy.run() is given; or give model and optimizer to a Trainer",
+                f"optimizer.step() outside of strategy.run(): nothing adds the gradients of the {owner.num_replicas_in_sync} replicas", rank=owner.rank,
+                hint="forward, backward and step belong in the function that strategy.run() is given; or give model and optimizer to a Trainer",
             )  # fmt: skip
         return
     if any(owner is not running for owner in owners.values()):

@@ -96,11 +96,11 @@ class ClusterSpec:
 
 
 class ClusterResolver:
-    """Knows a cluster, and which of its tasks this process is.
+    """A cluster, and which of its tasks this process is.
 
     Attributes:
-        task_type: The job of this process; None if nobody says.
-        task_id: Its index there; None if nobody says.
+        task_type: The job of this process; None if not known.
+        task_id: Its index there; None if not known.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ClusterResolver:
         Args:
             task_type: Its job.
             task_id: Its index.
-            rpc_layer: What stands before the address: ``"grpc"`` makes ``grpc://host:port``.
+            rpc_layer: The scheme of the address: ``"grpc"`` makes ``grpc://host:port``.
 
         Raises:
             UsageError: There is no such task.
@@ -136,7 +136,7 @@ class ClusterResolver:
         return f"{rpc_layer}://{address}" if rpc_layer and address else address
 
     def order(self, jobs: Sequence[str]) -> tuple[int, list[str]] | None:
-        """Return this process's rank and all addresses in the order of ranks; None if nobody says which task this is.
+        """Return this process's rank and all addresses in the order of ranks; None if it is not known which task this is.
 
         Args:
             jobs: The order of the jobs; each that is not named comes last.
@@ -158,7 +158,7 @@ class ClusterResolver:
 
 @final
 class SimpleClusterResolver(ClusterResolver):
-    """Knows what it is given.
+    """A cluster as it is passed.
 
     Args:
         cluster_spec: The cluster.
@@ -179,7 +179,7 @@ class SimpleClusterResolver(ClusterResolver):
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads TF_CONFIG; without it the cluster is empty, and this process is nobody's task.
+    """Reads TF_CONFIG; without it the cluster is empty, and this process has no task.
 
     Args:
         task_type: In place of what the variable says.
@@ -221,7 +221,7 @@ class SlurmClusterResolver(ClusterResolver):
         env: The environment; None: this process's.
 
     Raises:
-        UsageError: This is no srun step, or it has another number of tasks.
+        UsageError: This is not an srun step, or it has another number of tasks.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 @final
 class KubernetesClusterResolver(ClusterResolver):
-    """Reads the variables of an indexed Kubernetes job, whose pods differ in their index only; it asks no API server.
+    """Reads the variables of an indexed Kubernetes job, whose pods differ in their index only; it queries no API server.
 
     Needs JOB_COMPLETION_INDEX, which Kubernetes sets, WORLD_SIZE, and MASTER_ADDR with the name of the pod with index 0: ``train-0.train``.
 
@@ -266,7 +266,7 @@ class KubernetesClusterResolver(ClusterResolver):
         env: The environment; None: this process's.
 
     Raises:
-        UsageError: This is no such pod.
+        UsageError: This is not such a pod.
     """
 
     def __init__(self, tf_server_port: int = 8470, *, env: Mapping[str, str] | None = None) -> None:

@@ -62,7 +62,7 @@ class MinSizePartitioner:
 
 @final
 class ParameterServerStrategy(Strategy):
-    """The first ranks hold the variables, the next one coordinates, the others compute; each gradient is applied as it comes.
+    """The first ranks hold the variables, the next one coordinates, the others compute; each gradient is applied as it arrives.
 
     Args:
         cluster_resolver: With tasks "ps", "chief" and "worker"; None: TF_CONFIG, or the ranks of a launcher:
@@ -73,7 +73,7 @@ class ParameterServerStrategy(Strategy):
     Raises:
         UsageError: There are too few ranks.
 
-    There is no process group of all ranks: the death of a worker leaves the others alone.
+    There is no process group of all ranks: the death of a worker does not affect the others.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class ClusterCoordinator:
         return RemoteValue(self, handle)
 
     def join(self) -> None:
-        """Wait until all that was scheduled is done, and bring the model here up to date.
+        """Wait until all scheduled functions are done, and bring the model here up to date.
 
         Raises:
             RankFailedError: A function raised; has its traceback.

@@ -113,7 +113,7 @@ class SumOfReplicas:
 
 
 class Strategy:
-    """How a training spreads over replicas; made as one of its kinds.
+    """How a training is spread over replicas; made as one of its kinds.
 
     On torch each replica is a process. Values that differ between replicas are ordinary values in each; the methods that join them are
     called by all.
@@ -159,7 +159,7 @@ class Strategy:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Make model and optimizer in this block: parameters and buffers are on the replica's device, and equal on all replicas at its end.
+        """Create model and optimizer in this block: parameters and buffers are on the replica's device, and equal on all replicas at its end.
 
         Raises:
             UsageError: Another strategy's scope is open, or a layer has no shape yet at the end.
@@ -197,7 +197,7 @@ class Strategy:
             What the function returned in this replica; ``reduce`` and ``gather`` join it with the others'.
 
         Raises:
-            UsageError: This is a replica's function already; or a loss is a mean over its own samples, or a step moves what nobody adds up.
+            UsageError: This is a replica's function already; or a loss is a mean over its own samples, or a step updates what is not added up.
 
         Collective: every replica, if the function has a step or another collective in it.
         """
@@ -271,7 +271,7 @@ class Strategy:
             options: How it is split, and where it goes.
 
         Returns:
-            This replica's batches; a new pass shuffles anew.
+            This replica's batches; a new pass reshuffles.
 
         Raises:
             UsageError: It gives single samples, or is split already.
@@ -290,10 +290,10 @@ class Strategy:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Have each replica make its own batches; those that have ended get batches without rows until all have.
+        """Have each replica make its own batches; those whose data has ended get batches without rows until all have.
 
         Args:
-            dataset_fn: Given an ``InputContext``, returns what gives batches of a replica's size. It must deal out the samples:
+            dataset_fn: Given an ``InputContext``, returns what gives batches of a replica's size. It must distribute the samples:
                 ``range(context.input_pipeline_id, len(data), context.num_input_pipelines)``.
             options: Where batches go.
 

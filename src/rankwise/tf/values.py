@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReduceOp(Enum):
-    """How values of replicas become one."""
+    """How values of replicas are combined."""
 
     SUM = "SUM"
     MEAN = "MEAN"

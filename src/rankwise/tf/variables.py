@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VariableSynchronization(Enum):
-    """When a variable's values on the replicas become one."""
+    """When a variable's values on the replicas are combined."""
 
     AUTO = "AUTO"
     NONE = "NONE"
@@ -28,7 +28,7 @@ class VariableSynchronization(Enum):
 
 
 class VariableAggregation(Enum):
-    """How a variable's values on the replicas become one."""
+    """How a variable's values on the replicas are combined."""
 
     NONE = "NONE"
     SUM = "SUM"
@@ -48,7 +48,7 @@ class Variable(nn.Module):  # type: ignore[misc]
         trainable: Must be False: what is trained is an ``nn.Parameter``.
         name: Of no effect.
         dtype: In place of the value's.
-        synchronization: When values become one.
+        synchronization: When values are combined.
         aggregation: How.
 
     Raises:
@@ -88,7 +88,7 @@ class Variable(nn.Module):  # type: ignore[misc]
             The variable.
 
         Raises:
-            UsageError: Replicas write it, and nobody says how their values become one.
+            UsageError: Replicas write it, and it is not defined how their values are combined.
 
         Collective: every replica, in a replica's function with ON_WRITE.
         """
@@ -117,7 +117,7 @@ class Variable(nn.Module):  # type: ignore[misc]
         return self._add(delta, 1)
 
     def assign_sub(self, delta: Any) -> Variable:
-        """Take from the value; see ``assign``.
+        """Subtract from the value; see ``assign``.
 
         Args:
             delta: Of the variable's shape, or a number.
@@ -141,7 +141,7 @@ class Variable(nn.Module):  # type: ignore[misc]
         """Return the value: in a replica's function its own, between them with ON_READ that of all.
 
         Raises:
-            UsageError: Replicas have own values, and nobody says how they become one.
+            UsageError: Replicas have own values, and it is not defined how they are combined.
 
         Collective: every replica, between the replicas with ON_READ.
         """

@@ -61,8 +61,8 @@ def _check_loader(loader: Any, ctx: RankContext) -> None:
     size = getattr(loader, "batch_size", None)
     example = f"global_batch={size * ctx.data_size}" if isinstance(size, int) else "global_batch=..."
     raise UsageError(
-        f"the loader is a {type(loader).__module__}.{type(loader).__name__}, and nobody knows which samples of a step it gives to which rank",
-        hint=f"give the data set to rankwise.DataLoader(dataset, {example}): no sampler is needed",
+        f"the loader is a {type(loader).__module__}.{type(loader).__name__}, and it is not known which samples of a step it gives to which rank",
+        hint=f"pass the data set to rankwise.DataLoader(dataset, {example}): no sampler is needed",
     )
 
 
@@ -70,7 +70,7 @@ def _check_kinds(loss: Any, config: Any, evaluation: Any) -> None:
     if isinstance(loss, _Loss) or not callable(loss):
         raise UsageError(
             f"loss is a {type(loss).__name__}, which does not know the model",
-            hint="give a function of the model and a batch: lambda model, batch: criterion(model(batch[0]), batch[1])",
+            hint="pass a function of the model and a batch: lambda model, batch: criterion(model(batch[0]), batch[1])",
         )
     if not isinstance(config, TrainerConfig):
         raise UsageError(
@@ -86,7 +86,7 @@ def _check_scheduler(scheduler: Any, optimizer: Any, config: TrainerConfig) -> N
     if not callable(getattr(scheduler, "step", None)):
         raise UsageError(
             f"scheduler is a {type(scheduler).__name__} without step()",
-            hint="give the schedule itself, made from the optimizer",
+            hint="pass the schedule itself, made from the optimizer",
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise UsageError(
@@ -103,7 +103,7 @@ def _check_scheduler(scheduler: Any, optimizer: Any, config: TrainerConfig) -> N
     if scheduler.mode != config.mode:
         raise UsageError(
             f"ReduceLROnPlateau(mode={scheduler.mode!r}) and TrainerConfig(mode={config.mode!r}) judge {config.monitor!r} in opposite ways",
-            hint="say the same mode in both",
+            hint="use the same mode in both",
         )
 
 
@@ -111,14 +111,14 @@ def _check_monitor(evaluation: Evaluation | None, config: TrainerConfig) -> None
     if config.monitor is None:
         return
     if evaluation is None:
-        raise UsageError(f"monitor={config.monitor!r}, and there is nothing to evaluate", hint=_EVALUATION)
+        raise UsageError(f"monitor={config.monitor!r}, but there is nothing to evaluate", hint=_EVALUATION)
     # Of a metric with several results one is named "name/result".
     if (
         config.monitor not in evaluation.metrics
         and config.monitor.partition("/")[0] not in evaluation.metrics
     ):
         raise UsageError(
-            f"monitor={config.monitor!r}, and the evaluation has {', '.join(map(repr, evaluation.metrics)) or 'no metrics'}",
+            f"monitor={config.monitor!r}, but the evaluation has {', '.join(map(repr, evaluation.metrics)) or 'no metrics'}",
             hint="name one of these in TrainerConfig(monitor=...), or add it to the evaluation's metrics",
         )
 
@@ -127,7 +127,7 @@ def _check_callback(callback: Any) -> None:
     if not isinstance(callback, Callback):
         raise UsageError(
             f"callbacks: {_name(callback)} is not a rankwise.train.Callback",
-            hint="give instances of classes derived from it; what only writes things down belongs into loggers",
+            hint="pass instances of classes derived from it; what only records belongs in loggers",
         )
     known = {name for name in vars(Callback) if name.startswith("on_")}
     for name in dir(callback):
@@ -143,7 +143,7 @@ def _check_logger(logger: Any) -> None:
     if isinstance(logger, (type, Callback)) or not hasattr(logger, "on_report"):
         raise UsageError(
             f"loggers: {_name(logger)} is not a logger",
-            hint="give instances with the methods of rankwise.train.Logger; a Callback belongs into callbacks",
+            hint="pass instances with the methods of rankwise.train.Logger; a Callback belongs in callbacks",
         )
 
 

@@ -71,7 +71,7 @@ class Audience:
             self._loggers = [one for one in self._loggers if one is not logger]
             self._at_step = [one for one in self._at_step if one is not logger]
             sys.stderr.write(
-                f"rankwise: warning: the logger {type(logger).__name__} failed, and hears nothing from now on: {type(error).__name__}: {error}\n"
+                f"rankwise: warning: the logger {type(logger).__name__} failed, and is not called any more: {type(error).__name__}: {error}\n"
             )
 
 

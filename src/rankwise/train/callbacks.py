@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """What a user adds to the loop; derive from it, and write the methods that are needed.
+    """What a user adds to the loop; derive from it, and override the methods that are needed.
 
-    All methods are called on all ranks, so they may call collectives; those who print ask ``trainer.ctx.is_main``, and those
-    who only write things down are better a ``Logger``. To end the training, call ``trainer.stop(reason)``, on one rank or on all.
+    All methods are called on all ranks, so they may call collectives; to print, check ``trainer.ctx.is_main``,
+    and what only records is better a ``Logger``. To end the training, call ``trainer.stop(reason)``, on one rank or on all.
     """
 
     def on_start(self, trainer: Trainer, started: Started) -> None:
@@ -21,7 +21,7 @@ class Callback:
 
         Args:
             trainer: Whose ``fit()`` is running.
-            started: How it begins, or goes on.
+            started: How it begins, or continues.
         """
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
@@ -84,7 +84,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Args:
             state: What ``state_dict`` has returned.

@@ -27,17 +27,17 @@ class TrainerConfig:
         epochs: Epochs of the whole training.
         steps: Steps of the whole training; with ``epochs`` too, what comes first.
         precision: "fp32"; "bf16" or "fp16" for mixed precision (autocast; fp16 with a gradient scaler).
-        clip_norm: Longest gradient, by its L2 norm over all parameters; None: not clipped.
+        clip_norm: Largest L2 norm of the gradient, over all parameters; None: not clipped.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; on the CPU too.
         compile: Compile the model by ``torch.compile``; or a dict of its options.
-        fused: Let torch's optimizers run fused where they can and the user has left it open; on a CPU AdamW is faster by much.
+        fused: Let torch's optimizers run fused where they can and the user has left it open; on a CPU AdamW is much faster.
         seed: Seeds random numbers at the start, each rank's differently, so that no two ranks draw the same dropout; None: left alone.
         scheduler_every: Whether the learning rate schedule moves at each "step" or each "epoch".
         log_every: Steps between two reports; the loss stays on the device until then. "auto": as many as a quarter of a second has.
         evaluate_every: Steps between two evaluations, or "epoch".
         save_every: Steps between two checkpoints, or "epoch"; one is written at the end and before a requeue in any case.
         keep: Which checkpoints stay; None: the last two, and the best if there is a ``monitor``.
-        monitor: The evaluation's metric that tells which checkpoint is the best, and when to stop early.
+        monitor: The evaluation's metric that decides which checkpoint is the best, and when to stop early.
         mode: Whether a small ("min") or a great ("max") monitor is good; None: "min" for a name with "loss" in it, else it must be said.
         patience: Stop after so many evaluations in a row without a better monitor; None: don't.
         min_delta: What counts as better.
@@ -73,7 +73,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None:
             raise UsageError(
-                "TrainerConfig() says neither epochs nor steps", hint="for example TrainerConfig(epochs=10)"
+                "TrainerConfig() has neither epochs nor steps", hint="for example TrainerConfig(epochs=10)"
             )
         for name in ("epochs", "steps", "patience", "check_replicas_every", "norms_every"):
             _check_count(name, getattr(self, name))
@@ -95,7 +95,7 @@ class TrainerConfig:
         if self.mode is None and self.monitor is not None:
             if "loss" not in self.monitor.lower():
                 raise UsageError(
-                    f"monitor={self.monitor!r} without a mode: is a small value good, or a great one?",
+                    f"monitor={self.monitor!r} without a mode: is a smaller value better, or a larger one?",
                     hint='mode="max" for an accuracy, mode="min" for an error',
                 )
             object.__setattr__(self, "mode", "min")
@@ -103,12 +103,12 @@ class TrainerConfig:
             _check_word("mode", self.mode, ("min", "max"))
         if self.patience is not None and self.evaluate_every is None:
             raise UsageError(
-                f"patience={self.patience} with evaluate_every=None: nothing is ever judged",
+                f"patience={self.patience} with evaluate_every=None: nothing is ever evaluated",
                 hint='evaluate_every="epoch", or a number of steps',
             )
         if self.patience is not None and self.monitor is None:
             raise UsageError(
-                f"patience={self.patience} without a monitor: nobody knows what shall get better",
+                f"patience={self.patience} without a monitor: it is not known what should improve",
                 hint='name a metric of the evaluation: monitor="loss"',
             )
 

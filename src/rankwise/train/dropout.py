@@ -37,13 +37,13 @@ class GlobalDropout(nn.Module):  # type: ignore[misc]
 
     In training each element is set to 0 with probability ``p``, and the rest is divided by ``1 - p``; in evaluation nothing happens. The mask
     of a sample depends on four things: this layer's key, the epoch, the sample's position in the epoch's order (``rankwise.DataLoader``
-    tells it), and the element's coordinates in the sample, so that padding at the end of a dim changes nothing for what was there before.
+    knows it), and the element's coordinates in the sample, so that padding at the end of a dim changes nothing for what was there before.
 
     The key is a buffer, drawn from torch's default generator when the layer is made: the same seed before the model is built gives the same
     masks. Checkpoints keep it, and DistributedDataParallel gives all ranks that of rank 0.
 
     A layer that is called several times for one micro-batch draws another mask each time. Under activation checkpointing, one that is called
-    once is computed again as it was; for one that is called more often ``same_masks`` is needed, and without it the backward is an error.
+    once is recomputed as it was; for one that is called more often ``same_masks`` is needed, and without it the backward is an error.
     A backward belongs before the next micro-batch. Copies of a layer (``copy.deepcopy``) have its key, and count their calls together.
 
     Args:
@@ -58,7 +58,7 @@ class GlobalDropout(nn.Module):  # type: ignore[misc]
         key: int64, shape ().
 
     Raises:
-        UsageError: Arguments that can't be meant so. In the forward: the size is not that of the micro-batch, or none is at hand.
+        UsageError: Invalid arguments. In the forward: the size is not that of the micro-batch, or there is none.
     """
 
     def __init__(
@@ -261,12 +261,12 @@ def _find_calls(place: Place) -> dict[int, int]:
 
 
 def same_masks() -> tuple[_Noting, _Recalling]:
-    """Let activation checkpointing compute a GlobalDropout again as it was, also if the layer is called several times for a micro-batch.
+    """Let activation checkpointing recompute a GlobalDropout as it was, also if the layer is called several times for a micro-batch.
 
     It is what torch's ``checkpoint(..., use_reentrant=False, context_fn=same_masks)`` takes.
 
     Returns:
-        What stands around the forward, and around computing it again.
+        The contexts of the forward, and of its recomputation.
     """
     noting = _Noting()
     return noting, _Recalling(noting)
@@ -321,7 +321,7 @@ _UNITS: dict[type[nn.Module], Unit] = {
 
 
 def replace_dropout(model: nn.Module, *, batch_dim: int = 0, partly: bool = False) -> nn.Module:
-    """Put a GlobalDropout in the place of each nn.Dropout, nn.Dropout1d, 2d and 3d of a model.
+    """Replace each nn.Dropout, nn.Dropout1d, 2d and 3d of a model by a GlobalDropout.
 
     Call it on every rank with the same seed, or before ``apply_ddp``. What can't be replaced: dropout that a layer does inside of its own
     forward, as nn.MultiheadAttention (its weights) and nn.LSTM, nn.GRU, nn.RNN (between layers) do; nn.AlphaDropout and

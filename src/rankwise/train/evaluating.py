@@ -99,7 +99,7 @@ class Best:
             return False
         if self._name not in metrics:
             raise UsageError(
-                f"monitor={self._name!r}, and the evaluation has {', '.join(map(repr, metrics)) or 'no metrics'}",
+                f"monitor={self._name!r}, but the evaluation has {', '.join(map(repr, metrics)) or 'no metrics'}",
                 hint="name one of these in TrainerConfig(monitor=...), or add it to the evaluation's metrics",
             )
         value = metrics[self._name]
@@ -124,5 +124,5 @@ class Best:
         return {"value": self.value, "step": self.step, "num_worse": self.num_worse}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.value, self.step, self.num_worse = state["value"], state["step"], state["num_worse"]

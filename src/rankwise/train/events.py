@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """How a training began, or went on.
+    """How a training began, or resumed.
 
     Attributes:
         step: Optimizer steps that were done before; 0 for a new training.
-        num_steps: Steps of the whole training; None if nobody knows.
+        num_steps: Steps of the whole training; None if not known.
         epoch: The epoch that it begins with, from 0.
         num_epochs: Epochs of the whole training; None if it ends by steps only.
         world_size: How many ranks.
         global_batch: Samples of one optimizer step over all ranks.
-        settings: What else a run can be told by, plain values only: precision, optimizer, learning rate, seed, device, versions …
+        settings: What else identifies a run, plain values only: precision, optimizer, learning rate, seed, device, versions …
         digests: A digest of the bits of each parameter, by name.
     """
 
@@ -50,13 +50,13 @@ class Report:
         losses: The loss of each of these steps; the last one is that of ``step``.
         epochs: The epoch of each of these steps.
         lrs: The learning rate (of the first group) with which each of these steps was made.
-        grad_norms: The gradient's norm before clipping, of each; empty if nobody asked for it.
+        grad_norms: The gradient's norm before clipping, of each; empty if not requested.
         metrics: The means of what else the loss function has returned, by name.
         samples: Samples seen since the beginning of the training.
         samples_per_s: Of the steps since the last report.
         tokens_per_s: What was counted, where the loss comes as (sum, count); None elsewhere.
         elapsed_s: Since ``fit()`` began.
-        eta_s: Seconds that the rest will take at this speed; None if nobody knows how much is left.
+        eta_s: Seconds that the rest will take at this speed; None if it is not known how much is left.
         norms: The L2 norm of each parameter, by step and name: at steps 1, 2, 4, 8 and so on, and every ``norms_every``; of most steps there are none.
     """
 
@@ -117,42 +117,42 @@ class Ended:
 
 
 class Logger(Protocol):
-    """Writes down what a training tells; lives on rank 0 only.
+    """Records the events of a training; on rank 0 only.
 
     The events come in this order: one ``Started``, any number of ``Report`` and ``Evaluated``, one ``Ended``. After a resume there is a
-    new ``Started`` with the step that it goes on from: what had been told of later steps did not happen.
+    new ``Started`` with the step that it continues from: what was recorded of later steps did not happen.
     """
 
     def on_start(self, started: Started) -> None:
-        """Hear how it begins.
+        """Called when it begins.
 
         Args:
-            started: The beginning, or where it goes on.
+            started: The beginning, or where it continues.
         """
 
     def on_step(self, step: int) -> None:
-        """Hear that a step is done; called at each, so it must be quick.
+        """Called after each step, so it must be quick.
 
         Args:
             step: Optimizer steps done.
         """
 
     def on_report(self, report: Report) -> None:
-        """Hear of the steps since the last report.
+        """Called with the steps since the last report.
 
         Args:
             report: What happened in them.
         """
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
-        """Hear of an evaluation.
+        """Called after an evaluation.
 
         Args:
             evaluated: Its result.
         """
 
     def on_end(self, ended: Ended) -> None:
-        """Hear how it ends, also after an error; close what is open.
+        """Called at the end, also after an error; close what is open.
 
         Args:
             ended: How, and why.

@@ -43,7 +43,7 @@ class Start:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What a run has told of the steps that happened.
+    """What a run recorded of the steps that happened.
 
     Attributes:
         path: The file.
@@ -69,7 +69,7 @@ class Journal:
 
     @property
     def last_step(self) -> int:
-        """The last step that something was told of."""
+        """The last step that is recorded."""
         begun = self.starts[-1].started.step
         return max(
             begun,
@@ -145,7 +145,7 @@ def read_journal(run: str | Path) -> Journal:
             case _:
                 num_skipped += 1
     if not starts:
-        what = "is empty" if not num_skipped and not reports else "does not tell how the run began"
+        what = "is empty" if not num_skipped and not reports else "does not record how the run began"
         raise UsageError(f"{path} {what}", hint="a run writes the first line when it starts to train; was it killed before?")  # fmt: skip
     return Journal(path=path, starts=tuple(starts), reports=tuple(reports), evaluations=tuple(evaluations), ended=ended, num_skipped=num_skipped)  # fmt: skip
 
@@ -157,10 +157,10 @@ def _find(run: Path) -> Path:
     if path.is_file():
         return path
     if not run.exists():
-        raise UsageError(f"{run} is not there", hint=f"give a run's folder, or its {JOURNAL}")
+        raise UsageError(f"{run} is not there", hint=f"pass a run's folder, or its {JOURNAL}")
     below = sorted(one.parent for one in run.glob(f"*/{JOURNAL}"))
     found = f"; there is one in {', '.join(map(str, below[:3]))}" if below else ""
-    raise UsageError(f"{run} has no {JOURNAL}{found}", hint="give the folder that the Trainer or Track was given")  # fmt: skip
+    raise UsageError(f"{run} has no {JOURNAL}{found}", hint="pass the folder that the Trainer or Track was given")  # fmt: skip
 
 
 def _read_events(path: Path) -> Iterator[tuple[float, Any]]:
@@ -195,7 +195,7 @@ def _to_event(told: dict[str, Any], place: str) -> Any:
         values["norms"] = _read_steps(values["norms"])
     event = kind(**values)
     if type(event.step) is not int or (kind is Report and (event.norms is None or not isinstance(event.losses, tuple))):  # fmt: skip
-        raise UsageError(f"{place}: a {told['kind']!r} of another form", hint="give a journal that a Trainer or Track has written")  # fmt: skip
+        raise UsageError(f"{place}: a {told['kind']!r} of another form", hint="pass a journal that a Trainer or Track has written")  # fmt: skip
     return event
 
 

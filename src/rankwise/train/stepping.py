@@ -301,7 +301,7 @@ def _check_optimizer(optimizer: Optimizer, model: nn.Module, ctx: RankContext) -
     if foreign:
         raise UsageError(
             f"the optimizer holds {len(held)} parameters, and {len(foreign)} of them are not the model's (shapes {str(foreign[:3])[1:-1]}):"
-            " nobody would average their gradients over the ranks",
+            " nothing would average their gradients over the ranks",
             rank=ctx.rank,
-            hint="build it from this very model, optimizer(model.parameters(), ...), after anything that replaces them; a loss with weights of its own is a part of the model",
+            hint="build it from this model, optimizer(model.parameters(), ...), after anything that replaces them; a loss with weights of its own is a part of the model",
         )

@@ -56,9 +56,9 @@ _LONGEST_REASON = 120
 
 @final
 class Track:
-    """Counts steps, adds up losses over the ranks, and tells the loggers.
+    """Counts steps, adds up losses over the ranks, and notifies the loggers.
 
-    Entered after ``checkpoint.load``, so that the loggers hear where the training goes on. It has ``state_dict()`` and
+    Entered after ``checkpoint.load``, so that the loggers know where the training continues. It has ``state_dict()`` and
     ``load_state_dict()``: put it among the parts of a checkpoint, and call ``flush()`` before you save.
 
     Args:
@@ -74,10 +74,10 @@ class Track:
         norms_every: Steps between two records of the parameters' norms (and one at steps 1, 2, 4, 8 …); None: never.
         non_finite: Whether a loss that is NaN or infinite is an error ("stop") or not ("keep").
         settings: More facts for the journal, by name; plain values.
-        ctx: The job; None: that which ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Raises:
-        UsageError: Arguments that can't be meant so.
+        UsageError: Invalid arguments.
     """
 
     def __init__(  # noqa: PLR0913 - most calls give four
@@ -141,7 +141,7 @@ class Track:
             self.abandon(error)
 
     def start(self) -> Started:
-        """Tell the loggers that it begins, or goes on.
+        """Notify the loggers that it begins, or continues.
 
         Returns:
             How it begins.
@@ -176,12 +176,12 @@ class Track:
     def end(
         self, reason: str, *, is_over: bool = True, before: Callable[[Ended], None] | None = None
     ) -> Ended:
-        """Report what is left, and tell the loggers that it is over.
+        """Report what is left, and notify the loggers that it is over.
 
         Args:
             reason: "done", or why it ended early.
             is_over: Whether nothing is left to do.
-            before: Called with what the loggers are going to hear.
+            before: Called with what the loggers are going to receive.
 
         Returns:
             How it ended.
@@ -197,7 +197,7 @@ class Track:
         return ended
 
     def abandon(self, error: BaseException) -> None:
-        """Tell the loggers that it ends by an error: no word is said to the other ranks, which may be elsewhere.
+        """Notify the loggers that it ends by an error: nothing is sent to the other ranks, which may be elsewhere.
 
         Args:
             error: What was raised.
@@ -254,7 +254,7 @@ class Track:
             raise UsageError(
                 "track.step() before the track was entered",
                 rank=self.ctx.rank,
-                hint="the loop belongs into `with track:`, after checkpoint.load",
+                hint="the loop belongs in `with track:`, after checkpoint.load",
             )
         self._ledger.end_step(grad_norm)
         self._epoch, size = self._loader.epoch, step.global_samples
@@ -281,7 +281,7 @@ class Track:
             self._publish()
 
     def evaluated(self, metrics: Mapping[str, float], *, seconds: float, is_best: bool = False) -> Evaluated:
-        """Tell the result of an evaluation.
+        """Log the result of an evaluation.
 
         Args:
             metrics: What ``rankwise.evaluate`` has returned.
@@ -289,7 +289,7 @@ class Track:
             is_best: Whether it is the best so far.
 
         Returns:
-            What the loggers have heard.
+            What the loggers have received.
 
         Collective: every rank.
         """
@@ -301,7 +301,7 @@ class Track:
         return evaluated
 
     def skip_time(self) -> None:
-        """Begin to measure the speed anew: what was done since the last report was not training."""
+        """Restart measuring the speed: what was done since the last report was not training."""
         self._marked_s = self._clock.monotonic()
 
     # ----------------------------------------------------------------------- reports
@@ -422,7 +422,7 @@ class Track:
         return {"steps": self.steps_done, "samples": self.samples, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there; before the track is entered, as the loggers hear then where it goes on.
+        """Continue from there; before the track is entered, as the loggers are told then where it continues.
 
         Args:
             state: What ``state_dict`` has returned.

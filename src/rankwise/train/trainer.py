@@ -43,7 +43,7 @@ _TERMINATED = 128 + 15
 
 @final
 class Trainer:
-    """Trains a model on all ranks as one process would train it, and goes on where it was stopped.
+    """Trains a model on all ranks as one process would train it, and continues where it was stopped.
 
     With a folder: it loads the latest checkpoint there, whatever the number of ranks was, saves in the background, and stops in time on a
     scheduler's notice (see ``ctx.should_stop``). Rank 0 writes journal.jsonl, the tables steps.csv, reports.csv and evaluations.csv, and curves.svg there.
@@ -51,17 +51,17 @@ class Trainer:
     Args:
         model: On any device, or wrapped by ``apply_ddp`` with options of your own.
         optimizer: Over the model's parameters.
-        loader: The training data, dealt out by global batches.
+        loader: The training data, split by global batches.
         loss: Takes the model and a batch, and returns the mean loss over the batch's samples; or ``(sum, count)``, for a mean over
             tokens that are not masked; or a dict of these, where "loss" is trained and the others are shown.
         config: How long, how precisely, and what besides.
-        folder: Where checkpoints and logs go; None: nothing is kept.
+        folder: Where checkpoints and logs go; None: nothing is saved.
         scheduler: Of the learning rate; stepped once a global step, or as ``config.scheduler_every`` says. One that waits for a
             plateau is stepped with ``config.monitor`` after each evaluation.
         evaluation: What to evaluate, exactly, over all ranks.
         callbacks: Called on every rank.
         loggers: Called on rank 0.
-        ctx: The job; None: that which ``init()`` has joined.
+        ctx: The job; None: the one that ``init()`` joined.
 
     Attributes:
         ctx: The job.
@@ -71,7 +71,7 @@ class Trainer:
         scheduler: As given.
         loader: As given.
         config: As given.
-        track: Counts steps and tells the loggers.
+        track: Counts steps and notifies the loggers.
         best: The best value of the monitor so far.
 
     Raises:
@@ -142,7 +142,7 @@ class Trainer:
 
         Raises:
             NumericsError: A loss was NaN or infinite; nothing was saved after it.
-            CheckpointError: Another job trains in the folder; said before anything is written there.
+            CheckpointError: Another job trains in the folder; raised before anything is written there.
             SystemExit: With ``rankwise.REQUEUE``, after a scheduler's notice: the state is saved, and the job is to be started again.
 
         Collective: every rank.
@@ -170,7 +170,7 @@ class Trainer:
         self.ctx.request_stop(reason)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate now, and tell callbacks and loggers.
+        """Evaluate now, and notify callbacks and loggers.
 
         Returns:
             The metrics, equal on all ranks.
@@ -259,7 +259,7 @@ class Trainer:
         if self._folder is not None:
             self.ctx.leave_for_requeue()
         if self.ctx.is_main:
-            sys.stderr.write(f"rankwise: stopped after step {self.step} by {self.ctx.stop_reason}; nothing is kept, as the Trainer has no folder\n")  # fmt: skip
+            sys.stderr.write(f"rankwise: stopped after step {self.step} by {self.ctx.stop_reason}; nothing is saved, as the Trainer has no folder\n")  # fmt: skip
         raise SystemExit(_TERMINATED)
 
     # ------------------------------------------------------------------ epochs, steps
@@ -400,7 +400,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Args:
             state: What ``state_dict`` has returned, with the same callbacks in the same order.
@@ -413,7 +413,7 @@ class Trainer:
         if len(saved) != len(self.callbacks):
             raise UsageError(
                 f"the checkpoint has the states of {len(saved)} callbacks, and this Trainer has {len(self.callbacks)}",
-                hint="give the same callbacks in the same order, or begin in another folder",
+                hint="pass the same callbacks in the same order, or start in another folder",
             )
         for callback, its_state in zip(self.callbacks, saved, strict=True):
             callback.load_state_dict(its_state)

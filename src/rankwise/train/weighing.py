@@ -136,7 +136,7 @@ class Weighing:
             raise UsageError(
                 f"the loss function returned a pair whose second part is a {_show(count)}, and not a count",
                 rank=self._ctx.rank,
-                hint="return the loss alone, or (sum, count); outputs are not asked for",
+                hint="return the loss alone, or (sum, count); don't return outputs",
             )
         return total, count
 

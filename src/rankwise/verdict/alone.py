@@ -62,7 +62,7 @@ def find_alone(view: View, parting: Parting) -> Alone | None:
 def _tell_rank_test(test: Guard, ranks: tuple[int, ...], op: Op) -> Alone:
     fix = (
         f"move the collective at {shorten(op.site)} out of the rank test at line {test.line} of {shorten(test.file)}: "
-        "all ranks must call it, only what follows may differ"
+        "all ranks must call it; only what follows may differ"
     )
     return Alone(ranks=ranks, op=op, class_id="C1", fix=fix)
 

@@ -112,7 +112,7 @@ def _tell(facts: RankFacts, standing: Standing) -> str:
         within = f", in {inner}" if place is not None and place is not facts.stack.frames[0] else ""
         return f"at {shorten(facts.stack.where)}{within}"
     if last is not None:
-        return f"its last was {name_op(last)} from {shorten(last.site)}{', which is over' if last.is_over else ''}"
+        return f"its last was {name_op(last)} from {shorten(last.site)}{', which has completed' if last.is_over else ''}"
     return (
         "nothing is known about it"
         if facts.cpu_share is None
@@ -127,7 +127,7 @@ def can_tell(scene: Scene) -> bool:
 
 def _tell_nothing(scene: Scene, *, has_hung: bool) -> str:
     if not any(facts.stack or (facts.evidence and facts.evidence.ops) for facts in scene.ranks):
-        return "without stacks it can't be told who waits for whom"
+        return "without stacks it is not known which rank waits for which"
     if not scene.is_whole:
         here = "all ranks seen here are waiting" if _do_all_wait(scene, has_hung=has_hung) else "nothing here shows that one rank keeps another waiting"  # fmt: skip
         return f"{here}; the job's other ranks can't be seen from here: look at them too"

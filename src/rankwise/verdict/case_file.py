@@ -40,7 +40,7 @@ def from_json(body: Plain) -> Case:
         ValueError: It is no case, or one of a later version.
     """
     if body.get("version") != VERSION:
-        raise ValueError(f"version {body.get('version')!r} of a case, and this reader knows {VERSION}")
+        raise ValueError(f"version {body.get('version')!r} of a case, but this reader knows {VERSION}")
     try:
         return fill(
             Case,

@@ -51,8 +51,8 @@ def _find_message(case: Case, rank: int, given_bytes: int, expected_bytes: int) 
         culprits=tuple(sorted((giver, rank))),
         class_id="C5",
         where=sent.site,
-        message=f"rank {giver} gives rank {rank} a message of {name_tensors(sent)} ({given_bytes} bytes) at {shorten(sent.site)}, "
-        f"and rank {rank} expects {name_tensors(awaited)} ({expected_bytes} bytes) at {shorten(awaited.site)}",
+        message=f"rank {giver} sends rank {rank} a message of {name_tensors(sent)} ({given_bytes} bytes) at {shorten(sent.site)}, "
+        f"but rank {rank} expects {name_tensors(awaited)} ({expected_bytes} bytes) at {shorten(awaited.site)}",
         fix=f"make both sides of the message the same size, at {' and '.join(places)}: where only the sender knows it, send the size first",
         key=f"message {giver} {rank} {given_bytes} {expected_bytes}",
         doing="in a collective",

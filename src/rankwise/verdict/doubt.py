@@ -84,7 +84,7 @@ def _is_handled(sight: Sight, view: View) -> bool:
     """Tell whether the script goes on when the wait for a rank that has ended comes to its end by an exception.
 
     Gloo tells a rank whose neighbour has closed its connection; and when that one goes on and leaves, the next. Where nobody
-    has ended, only a time-out would end the wait: that is the hang.
+    has ended, only a timeout would end the wait: that is the hang.
     """
     absence = next((one for one in view.absences if key_of(one) == sight.key), None)
     met = () if absence is None else (*absence.missing, *(one.rank for one in absence.waiting))

@@ -58,7 +58,7 @@ def find(folder: Path) -> Path:
             return path
     raise UsageError(
         f"{folder} holds no evidence of a job",
-        hint="it is the folder that the report names, with scene.json in it, or the folder of logs above it",
+        hint="pass the folder that the report names, with scene.json in it, or the folder of logs above it",
     )
 
 

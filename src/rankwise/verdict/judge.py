@@ -163,7 +163,7 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
         return _Cause(
             kind="failure",
             culprits=(),
-            message="the launcher's own keeper process was killed, and the kernel ended all ranks with it",
+            message="the launcher's own keeper process was killed, and the kernel killed all ranks with it",
             reason="it was killed by hand, or by the kernel's OOM killer",
         )
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
@@ -186,7 +186,7 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
 
 def _judge_lost_nodes(case: Case) -> _Cause:
     if case.given_up:
-        return _Cause(kind="failure", culprits=(), message=f"the other nodes have gone on without this one: {case.given_up}")  # fmt: skip
+        return _Cause(kind="failure", culprits=(), message=f"the other nodes continue without this one: {case.given_up}")  # fmt: skip
     message = "; ".join(one.describe() for one in case.lost_nodes)
     return _Cause(kind="failure", culprits=(), message=message, fix=_LOST_NODE)
 
@@ -308,8 +308,8 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             culprits=tuple(alike),
             class_id="I12",
             where=first.where,
-            message=f"{_name_alike(case, alike)} waited for rank {missing[0]}, and this job has {case.world_size} ranks: "
-            "the script has given another world size",
+            message=f"{_name_alike(case, alike)} waited for rank {missing[0]}, but this job has "
+            "{case.world_size} ranks: the script set another world size",
             fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher gives every rank the same value",
         )
     culprits = [by_rank[rank] for rank in missing if rank in by_rank]
@@ -331,7 +331,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     if not culprits:
         return _Cause(kind="hang", culprits=(first,), where=first.where, message=say(first), fix=fix)
     if class_id is None and all(_is_in_init(end) for end in culprits):
-        class_id, fix = "L12", "both sides were in init_process_group but never met: the script changes RANK, " \
+        class_id, fix = "L12", "both sides were in init_process_group but never connected: the script changes RANK, " \
             "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks"  # fmt: skip
     if class_id is None and are_at_work_alone(case, [end.rank for end in culprits]):
         class_id, fix = "X14", "do what only some ranks have to do before init_process_group, or give it a longer timeout: " \

@@ -152,10 +152,10 @@ def _tell_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> S
         class_id="D17" if is_forward else "C1",
         where=op.site,
         waiting=(),
-        message=f"{name_ranks(ranks)} made {name_op(op)} from {shorten(op.site)} under the rank test at {test}; "
-        f"{who}, which never {verb(gone, 'come', 'comes')} there, {verb(gone, 'have', 'has')} ended with exit code 0",
+        message=f"{name_ranks(ranks)} called {name_op(op)} from {shorten(op.site)} under the rank test at {test}; "
+        f"{who}, which never {verb(gone, 'reach', 'reaches')} it, {verb(gone, 'have', 'has')} ended with exit code 0",
         fix=fix_forward(op, "D17")
         if is_forward
-        else f"move the collective at {shorten(op.site)} out of the rank test at {test}: all ranks must call it, only what follows may differ",
+        else f"move the collective at {shorten(op.site)} out of the rank test at {test}: all ranks must call it; only what follows may differ",
         key=f"alone {name_ranks(ranks)}",
     )

@@ -40,9 +40,9 @@ MEANINGS: tuple[Meaning, ...] = (
     # Our own, which bring their remedy with them.
     _own("timeout", "I1", r"after [\d.]+ s ranks? (?P<missing>[\d, -]+) of \d+ ha(?:s|ve) not arrived"),
     _own("timeout", None, r"after [\d.]+ s not entered by ranks? (?P<missing>\d[\d, -]*)"),
-    _own("timeout", None, r"main_first: rank (?P<missing>\d+) was not through"),
+    _own("timeout", None, r"main_first: rank (?P<missing>\d+) had not finished"),
     _own("timeout", None, r"the store at .{0,200}?(did not answer|and then nothing)|not all connect(ed)? "),
-    _own("peer", None, r"main_first: rank \d+ failed in the block|a peer left while we waited for it|came and went before all were there"
+    _own("peer", None, r"main_first: rank \d+ failed in the block|a peer left while this rank waited for it|left before all had joined"
          r"|the store at .{0,200}? failed: "),
     _own("own", "I12", r"the ranks disagree about the world size|is \d+ in the call and \d+ in "),
     _own("own", "I10", r"processes claim rank \d+"),
@@ -50,7 +50,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _own("own", "R13", r"use the same GPU"),
     _own("own", "R11", r"the ranks have different versions of"),
     _own("own", "X19", r"is not the same file on all ranks"),
-    _own("own", "I5", r"some are found at loopback addresses"),
+    _own("own", "I5", r"resolve their own names to loopback addresses"),
     _own("own", "I13", r"holds the traces of another run"),
     _own("own", "I3", r"of the store has no address here"),
     _own("own", "I2", r"was not found at \S+"),
@@ -151,7 +151,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "the cause is an earlier line than this one, usually an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),
     _meaning("own", None, r"\bModuleNotFoundError: No module named",
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
-             "a module of your own must lie beside the script or on PYTHONPATH"),
+             "a module of your own must be beside the script or on PYTHONPATH"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
 )  # fmt: skip
 
@@ -162,7 +162,7 @@ def find_meaning(text: str) -> Meaning | None:
 
 
 def find_missing(text: str) -> tuple[int, ...]:
-    """Return the ranks that a time-out names as absent."""
+    """Return the ranks that a timeout names as absent."""
     meaning = find_meaning(text)
     if meaning is None or meaning.blame != "timeout":
         return ()

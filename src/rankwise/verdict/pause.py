@@ -75,7 +75,7 @@ _ADVICE = (
     ("queue", "whatever fills or empties that queue has stopped: give the call a timeout, and look at that thread or process"),
     ("thread", "look at the stack of that thread in the evidence"),
     ("future", "look at the stack of that thread in the evidence"),
-    ("for input", "a job has nobody to type: remove the prompt"),
+    ("for input", "nobody can type into a job: remove the prompt"),
 )  # fmt: skip
 
 

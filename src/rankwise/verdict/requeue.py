@@ -36,7 +36,7 @@ def judge_requeue(case: Case) -> Verdict:
              f"{name_ranks(killed)} had not left in time and were killed",) if killed else ()  # fmt: skip
     return Verdict(
         kind="requeue",
-        message=f"stopped for a requeue{told}: start the same command again to go on (exit code {REQUEUE})",
+        message=f"stopped for a requeue{told}: start the same command again to continue (exit code {REQUEUE})",
         casualties=tuple(Casualty(rank=rank, fate="terminated by rankwise") for rank in killed),
         exits={end.rank: end.code for end in case.ranks},
         logs={end.rank: end.log for end in case.ranks if end.log},

@@ -80,7 +80,7 @@ def tell_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:
     """Return what is wrong beside a failure and can't follow from it, as a rank that somebody has stopped."""
     sights = look(case.scene) if case.scene is not None else ()
     beside = [one for one in sights if one.rule in _APART and not set(one.culprits) <= set(blamed)]
-    return tuple(f"beside that: {one.message}" for one in beside[:_MOST_NOTES])
+    return tuple(f"also: {one.message}" for one in beside[:_MOST_NOTES])
 
 
 def find_last(case: Case, rank: int) -> Op | None:
@@ -133,7 +133,7 @@ def _judge_by_stacks(case: Case) -> Verdict:
                 if end.rank not in stopped
             ),
             message=f"{name_ranks(stopped)} {verb(stopped, 'are', 'is')} stopped by a signal (SIGSTOP, Ctrl-Z), and the others made no more progress",
-            fix="someone or something stopped it: `kill -CONT PID` lets a stopped process go on",
+            fix="someone or something stopped it: `kill -CONT PID` lets a stopped process continue",
             exit_code=1,
         )
     # Who was elsewhere is named only beside others that waited for somebody.
@@ -184,7 +184,7 @@ def judge_silent(case: Case) -> Verdict | None:
 
 
 def _dress(sight: Sight, others: Sequence[Sight], *, exit_code: int) -> Verdict:
-    beside = [f"beside that: {one.message}" for one in others if not set(one.culprits) <= set(sight.culprits)]
+    beside = [f"also: {one.message}" for one in others if not set(one.culprits) <= set(sight.culprits)]
     return Verdict(
         kind=sight.kind,
         culprits=sight.culprits,

@@ -74,9 +74,7 @@ def _begin_of_breach(
     lane: Lane, op: Op, came: tuple[int, ...], gone: tuple[int, ...], known: Known
 ) -> Parting | None:
     begun = _find_begin(lane, (came, gone), op.seq, known)
-    then = (
-        f"; these were paired, and {name_op(op)} at {shorten(op.site)} is met by none: the others have ended"
-    )
+    then = f"; these were paired, and {name_op(op)} at {shorten(op.site)} has no counterpart: the others have ended"
     return begun and replace(begun, then=then)
 
 

@@ -57,7 +57,7 @@ def tell_parting(
         for ranks, op in ordered
     ]
     went_on = (
-        "; they were paired anyway and went on, with wrong results" if parting.is_through else parting.then
+        "; they were paired anyway and continued, with wrong results" if parting.is_through else parting.then
     )
     involved = [
         view.standings[rank]
@@ -286,7 +286,7 @@ def _tell_doing(facts: RankFacts, standing: Standing, share: str) -> str:
     # What stays the same for all of them lets them be told together.
     told = told if place else told.removesuffix(",").removesuffix(", but")
     workers = " and ".join(list_worker_places([facts]) if standing.doing == "loading data" else [])
-    return f"{told}{place}{f', whose worker stands at {workers}' if workers else ''}"
+    return f"{told}{place}{f', whose worker is at {workers}' if workers else ''}"
 
 
 def list_worker_places(ranks: Iterable[RankFacts]) -> list[str]:

@@ -85,7 +85,7 @@ def _tell_hows(ranks: Sequence[LeftRank]) -> list[str]:
     words = {
         "terminated": "{was} ended from outside: by SIGTERM, as from the launcher, or by Ctrl-C",
         "unrecorded": "ended without {its} end being recorded (kill -9, os._exit or exec)",
-        "unknown": "left no end: {is} running elsewhere, or {was} killed",
+        "unknown": "left no record of an end: {is} running elsewhere, or {was} killed",
     }
     told = []
     for how, text in words.items():
@@ -106,7 +106,7 @@ def _tell_absent(left: Left) -> list[str]:
     who = left.absent[:_MOST_NAMED]
     more = len(left.absent) - len(who)
     named = name_ranks(who) + (f" and {more} more" if more else "")
-    return [f"{named} {verb(left.absent, 'have', 'has')} left nothing: never started, or on a host whose folder is not given, or without rankwise.watch"]  # fmt: skip
+    return [f"{named} {verb(left.absent, 'have', 'has')} left no evidence: never started, or on a host whose folder was not passed, or without rankwise.watch"]  # fmt: skip
 
 
 def _judge_absent(left: Left) -> Verdict | None:
@@ -122,7 +122,7 @@ def _judge_absent(left: Left) -> Verdict | None:
         culprits=left.absent,
         class_id="I1",
         waiting=tuple(Waiting(rank=one.rank, where=one.site, op=one.call) for one in waiting),
-        message=f"{name_ranks(ranks)} {verb(ranks, 'wait', 'waits')} in init_process_group at {shorten(waiting[0].site)} for {gone}, which {verb(left.absent, 'have', 'has')} left nothing",
+        message=f"{name_ranks(ranks)} {verb(ranks, 'wait', 'waits')} in init_process_group at {shorten(waiting[0].site)} for {gone}, which {verb(left.absent, 'have', 'has')} left no evidence",
         fix=f"check that {gone} {verb(left.absent, 'were', 'was')} started at all, on every host, with the same MASTER_ADDR and MASTER_PORT",
         exit_code=1,
         notes=("this is what the evidence suggests, not proof", *fold(left.scene)),

@@ -25,7 +25,7 @@ _FIXES: dict[Reason, str] = {
     "(all_reduce a flag with MAX first)",
     "empty": "the continue at {at} skips the step on the rank whose batch is empty: run the step anyway (with a loss of 0 times the parameters), or skip it on all ranks together",
     "no loss": "the continue at {at} skips the step on the rank that has no loss: skip it on all ranks together (all_reduce the flag with MAX first)",
-    "swallowed": "the {word} at {at} throws away a step on the rank that had an exception, and goes on: let it raise, or skip it on all ranks together "
+    "swallowed": "the {word} at {at} throws away a step on the rank that had an exception, and continues: let it raise, or skip it on all ranks together "
     "(all_reduce a flag with MAX first)",
     "stop": "the {word} at {at} ends the loop on one rank by that rank's own numbers: make one decision for all ranks (all_reduce or broadcast it first)",
 }

@@ -299,13 +299,13 @@ class Resident:
     def _find_end(self, idle_s: float, login: str) -> str:
         """Tell why a server that has nothing to do should end; empty while it should not."""
         if idle_s > self._orders["idle_s"]:
-            return "nobody has used it"
+            return "it was not used"
         if login and not os.path.exists(login):
             return "its user has logged out"
         if not os.path.exists(self._path):
             return "its socket was removed"
         if self._find_elder():
-            return "two launchers at once have started two servers"
+            return "two launchers started a server at the same time"
         return _find_shortage() or self._loaded.find_changed()
 
     def _find_elder(self) -> bool:
@@ -354,7 +354,7 @@ def _find_limit(request: dict[str, Any]) -> str:
     import resource
 
     if request["nice"] < os.getpriority(os.PRIO_PROCESS, 0):
-        return "the resident server is nicer to others than this run is to be"
+        return "the resident server has a higher nice value than this run"
     for name, (_, hard) in request["limits"].items():
         if _is_lower(resource.getrlimit(getattr(resource, name))[1], hard):
             return f"the resident server has a lower {name}"

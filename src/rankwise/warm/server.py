@@ -159,7 +159,7 @@ class Server:
         self._import_asked()
         for module, name in self._rank_readers.items():
             if not self._becoming.is_mended(module):
-                raise Cold(f"{module} asks for {name} when it is imported, and a preload has none")
+                raise Cold(f"{module} asks for {name} when it is imported, but a preload has none")
         if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
             raise Cold(shadowed)
         self._becoming.set_name(b"rankwise-warm")
@@ -257,7 +257,7 @@ class Server:
         tops = {name.partition(".")[0] for name in loaded}
         for name, path in sorted(self._checks.list_importable(first)):
             if name in tops and os.path.realpath(path) not in from_there:
-                return f"{path} has the name of a module that is loaded already"
+                return f"{path} has the name of a module that is already loaded"
         return ""
 
     def _rehearse(self) -> None:
@@ -278,7 +278,7 @@ class Server:
         os.close(read_end)
         if told != "ok":
             raise Cold(
-                told or f"a forked child of the warm server did not get on within {_REHEARSAL_S:.0f} s"
+                told or f"a forked child of the warm server made no progress within {_REHEARSAL_S:.0f} s"
             )
 
     def find_obstacle(self) -> str:
@@ -292,7 +292,7 @@ class Server:
                 if os.stat(file).st_mtime_ns != time_ns:
                     return f"{file} was edited after it was preloaded"
             except OSError:
-                return f"{file} is gone since it was preloaded"
+                return f"{file} was removed after it was preloaded"
         return ""
 
     # ------------------------------------------------- for a resident server
@@ -317,7 +317,7 @@ class Server:
         """Tell in which variable an environment differs that was read at an import; empty if in none."""
         names = (self._read_by_torch | self._asked_for) - _RANKS_OWN
         other = next((name for name in sorted(names) if self._begin_env.get(name) != env.get(name)), None)
-        return f"{other} was something else when torch was imported" if other else ""
+        return f"{other} was different when torch was imported" if other else ""
 
     def list_set(self) -> dict[str, str]:
         """Return the variables that imports have set, which they would in a process that imports for itself."""

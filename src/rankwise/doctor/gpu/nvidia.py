@@ -75,7 +75,7 @@ class Cards:
         words = {
             "none": ("no NVIDIA driver here", self.why), "amd": ("AMD GPUs (ROCm)", "this probe only knows NVIDIA's tools"),
         }  # fmt: skip
-        return skipped(*words.get(self.sight, ("nvidia-smi does not tell", self.why)))
+        return skipped(*words.get(self.sight, ("nvidia-smi reports nothing", self.why)))
 
 
 def list_cards(host: Host) -> Cards:
@@ -162,7 +162,7 @@ def _explain_silence(host: Host, ran: Ran, said: str) -> Cards:
     if ran.code is None and (driver or host.has("/proc/driver/nvidia/gpus")):
         return Cards(
             sight="blind",
-            why=f"the NVIDIA driver {driver} is loaded, and there is no nvidia-smi to ask it",
+            why=f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it",
             driver=driver,
         )
     if ran.code is not None and ("mismatch" in said or list_pci_gpus(host) or driver):

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _MOST_SENT_AWAY = 64
 #: So many hosts that say no node rank are let in where nobody knows how many are to come.
 _MOST_WITHOUT_RANK = 4096
-_FULL = "{wanted} hosts without a node rank are here already, and no more are waited for"
+_FULL = "{wanted} hosts without a node rank have joined already, and no more are expected"
 
 
 @final
 class Admission:
-    """Decides who is let in, and remembers who was sent away.
+    """Decides who is let in, and remembers who was rejected.
 
     Args:
         name: What the holder's host calls itself.
@@ -51,15 +51,15 @@ class Admission:
             # It holds a meeting of its own, as node 0, and asks whether there is another one at its master's address.
             is_own = seat.rival == self.secret
             return (
-                refuse("this is your own meeting", "")
+                refuse("this is your own rendezvous", "")
                 if is_own
                 else self._send_away(seat, self._name, seat.met_at, 0)
             )
         if not self.is_open:
             late_s = self._clock.monotonic() - self._begin_s
             return refuse(
-                f"the meeting at {plan.endpoint} has begun without {seat.name}, which came {late_s:.0f} s after it was opened",
-                "start it on all hosts at the same time, or give them longer: --arrival-timeout 120", "I1",
+                f"the rendezvous at {plan.endpoint} has started without {seat.name}, which arrived {late_s:.0f} s after it was opened",
+                "start it on all hosts at the same time, or allow more time: --arrival-timeout 120", "I1",
             )  # fmt: skip
         if seat.is_own:
             return None
@@ -78,7 +78,7 @@ class Admission:
         return self._send_away(seat, *same[0], seat.node_rank) if same else None
 
     def list_missing(self, here: Sequence[Seat]) -> tuple[str, ...]:
-        """Return who has not come; who was sent away has, and so has who came again with another rank."""
+        """Return who has not come; who was rejected has, and so has who came again with another rank."""
         away = self._sent_away - {(one.name, one.address) for one in here}
         return find_missing(here, self._plan, len(away))
 
@@ -93,6 +93,6 @@ class Admission:
             self._sent_away.add(who)
             self.doubled.append((name, seat.name, rank))
         return refuse(
-            f"{name} ({address}) and {seat.name} ({seat.address}) both say they are node {rank}",
+            f"{name} ({address}) and {seat.name} ({seat.address}) both claim node rank {rank}",
             "give each host a --node-rank of its own, from 0", "I10",
         )  # fmt: skip

@@ -56,7 +56,7 @@ def find_obstacle(found: Together, torch: Mapping[str, Message]) -> AllReduce | 
     """
     lacking = [name for name, told in torch.items() if not texts(told, "backends")]
     if len(torch) < 2:
-        return AllReduce(why="it takes two hosts that are here to the end")
+        return AllReduce(why="it needs two hosts that stay to the end")
     if lacking:
         first = one_line(text(torch[lacking[0]], "why"), _MOST_WHY)
         return AllReduce(
@@ -121,7 +121,7 @@ class Reducing:
         count = whole(order, "ranks") or 1
         if not 0 < count <= _MOST_RANKS:
             return _tell_failed(
-                f"{count} ranks on this host were asked for; at most {_MOST_RANKS} are started"
+                f"{count} ranks on this host were requested; at most {_MOST_RANKS} are started"
             )
         names: Message = {
             "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),

@@ -89,7 +89,7 @@ def arrive(host: Host, plan: Plan, say: Callable[[str], None], *, own: str = "")
                 raise explain_failure(host, plan, error) from error
             if clock.monotonic() >= next_say_s:
                 next_say_s += _SAY_S
-                say(f"waiting for the host that holds {plan.endpoint}: {describe(plan, error)}")
+                say(f"waiting for the host that serves {plan.endpoint}: {describe(plan, error)}")
         clock.sleep(_AGAIN_S)
 
 
@@ -113,13 +113,13 @@ def _wait_welcome(tether: Tether, host: Host, until_s: float, token: str, nonce:
     told = _wait_word(tether, host, until_s)
     if token and "no" not in told:
         if not is_proof(text(told, "proof"), token, "holder", nonce, text(told, "challenge")):
-            raise StrangerError("it does not know this meeting's token")
+            raise StrangerError("it does not have the token of this rendezvous")
         tether.send({"proof": prove(token, "guest", nonce, text(told, "challenge"))})
         told = _wait_word(tether, host, until_s)
     if "no" in told:
         raise read_refusal(told)
     if whole(told, "welcome") != VERSION:
-        raise StrangerError("it speaks another version of the doctor's language")
+        raise StrangerError("it uses another version of the doctor's protocol")
 
 
 def _wait_word(tether: Tether, host: Host, until_s: float) -> Message:
@@ -128,7 +128,7 @@ def _wait_word(tether: Tether, host: Host, until_s: float) -> Message:
     bound_s = max(_LEAST_WORD_S, min(_WORD_S, until_s - begin_s))
     while (told := tether.next(0.25)) is None:
         if host.clock.monotonic() > begin_s + bound_s:
-            raise SilentError(f"it opened, and said nothing within {bound_s:.0f} s")
+            raise SilentError(f"it accepted, but sent nothing within {bound_s:.0f} s")
     return told
 
 
@@ -191,7 +191,7 @@ def _tell_taken(plan: Plan, error: OSError) -> MeetingError:
     by = f" by {re.sub(_ARGUMENTS, ')', holder)}" if holder else ""
     if error.errno == errno.EADDRINUSE:
         return MeetingError(
-            f"port {plan.endpoint_port}, where the hosts are to meet, is taken{by}", class_id="I9",
+            f"the rendezvous port {plan.endpoint_port} is taken{by}", class_id="I9",
             hint=f"end it (ss -ltnp 'sport = :{plan.endpoint_port}' shows it), or choose another port on all hosts",
         )  # fmt: skip
     return MeetingError(

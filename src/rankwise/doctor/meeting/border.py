@@ -50,7 +50,7 @@ def is_suspect(line: bytes) -> bool:
 
 def _clean(value: Fact, depth: int) -> Fact:
     if not depth:
-        raise BadMessageError("it tells lists within lists without an end")
+        raise BadMessageError("it sends lists nested without end")
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list):

@@ -158,7 +158,7 @@ class _Trial:
             # Only after all that has come was looked at: who was stopped meanwhile has seen nothing of the others.
             now_s = self._clock.monotonic()
             for attempt in [one for one in self._open.values() if now_s > one.until_s]:
-                silent = f"it opened, and said nothing within {self._word_s:.0f} s"
+                silent = f"it accepted, but sent nothing within {self._word_s:.0f} s"
                 self._end(
                     attempt,
                     "timeout",
@@ -220,7 +220,7 @@ class _Trial:
         attempt.word += data
         if b"\n" not in attempt.word:
             if len(attempt.word) >= _MOST_WORD_BYTES:
-                raise StrangerError(f"it says {attempt.word[:40]!r}")
+                raise StrangerError(f"it sent {attempt.word[:40]!r}")
             return
         word = decode(attempt.word.partition(b"\n")[0])
         who = self._find_stranger(word, attempt.target)
@@ -228,7 +228,7 @@ class _Trial:
 
     def _find_stranger(self, word: dict[str, Fact], target: Target) -> str:
         if GREETING not in word or text(word, "mark") != self._mark:
-            return "it is not of this meeting"
+            return "it is not part of this rendezvous"
         return "" if whole(word, "number") == target.number else text(word, "name") or "another host"
 
     def _end(self, attempt: _Attempt, outcome: Outcome, detail: str) -> None:

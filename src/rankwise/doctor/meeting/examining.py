@@ -86,7 +86,7 @@ def _take_part(
             told = tether.next(_STEP_S)
         except GoneError as error:
             raise MeetingError(
-                f"the host that holds the meeting at {plan.endpoint} is gone: {error}",
+                f"the host of the rendezvous at {plan.endpoint} is gone: {error}",
                 hint=f"look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again",
             ) from error
         if told is None:
@@ -108,7 +108,7 @@ def _read_result(told: Message, plan: Plan) -> Together:
         return together_json.from_json(told)
     except ValueError as error:
         raise MeetingError(
-            f"what the host at {plan.endpoint} tells is not a result: {error}",
+            f"what the host at {plan.endpoint} sent is not a result: {error}",
             hint="use the same version of rankwise on all hosts",
         ) from error
 

@@ -211,7 +211,7 @@ class Gathered:
         measures = tuple(self._measures[key] for key in sorted(self._measures))
         stalled = {(one.source, one.target) for one in measures if not one.bytes_per_s}
         links = tuple(
-            replace(one, outcome="stalled", detail="small messages pass, a stream does not")
+            replace(one, outcome="stalled", detail="small messages pass, but a stream does not")
             if one.outcome == "ok" and one.plane == "gloo" and (one.source, one.target) in stalled
             else one
             for one in self._links

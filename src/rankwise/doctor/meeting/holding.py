@@ -103,14 +103,14 @@ class Holding:
         except OwnLostError as error:
             self._break_off_for(str(error))
         except Exception as error:  # noqa: BLE001 - all hosts wait for us: they must be told
-            why = f"the meeting broke: {type(error).__name__}: {error}"
+            why = f"the rendezvous failed: {type(error).__name__}: {error}"
             self._break_off(why, "this is a bug in rankwise, please report it")
         finally:
             self._table.close()
 
     def _break_off_for(self, why: str) -> None:
         self._break_off(
-            f"{self._host.name}, the host that holds the meeting, is gone: {why}", "start all hosts again"
+            f"{self._host.name}, the host of the rendezvous, is gone: {why}", "start all hosts again"
         )
 
     def _break_off(self, why: str, hint: str) -> None:
@@ -263,7 +263,7 @@ class Holding:
         orders: dict[Seat, Message] = {
             one: {"do": "suggest"} for one in self._table.here() if one.name in blocked
         }
-        for seat, told in self._ask(orders, _SUGGEST_S, "asking for firewalls").items():
+        for seat, told in self._ask(orders, _SUGGEST_S, "checking firewalls").items():
             self._found.openings[seat.number] = text(told, "opening"), text(told, "opening_out")
 
     def _reduce(self) -> AllReduce:
@@ -310,7 +310,7 @@ class Holding:
             try:
                 found += compare_hosts([probe], facts)
             except Exception as error:  # noqa: BLE001 - anything may have been told
-                why = f"what they tell can't be compared: {type(error).__name__}: {error}"
+                why = f"their results can't be compared: {type(error).__name__}: {error}"
                 found.append(
                     Reading(verdict="skipped", what="the hosts were not compared", why=why).of(
                         probe.id, *facts

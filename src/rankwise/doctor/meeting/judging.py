@@ -49,16 +49,16 @@ def _judge_arrival(found: Together, plan: Plan) -> Iterator[Reading]:
     count = len(found.hosts)
     if not found.missing:
         if count > 1:
-            yield ok(f"{count} hosts met at {plan.endpoint}")
+            yield ok(f"{count} hosts reached {plan.endpoint}")
         return
     missing = ", ".join(found.missing)
-    told = f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; here: {', '.join(one.name for one in found.hosts)}"
-    why = "a job waits for it in init_process_group, without a word, for as long as its time-out is"
+    told = f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; arrived: {', '.join(one.name for one in found.hosts)}"
+    why = "a job waits for it in init_process_group, silently, until its timeout"
     if is_loopback(plan.endpoint_host) and not plan.listen_address:
         address = next((ip for name, ip in found.hosts[0].interfaces if ":" not in ip), "") or "ADDRESS"
         yield Reading(
             verdict="fail", what=told, class_id="I4", hosts=found.missing,
-            why=f"on each host {plan.endpoint_host} is that host itself: all of them wait for the others",
+            why=f"on each host {plan.endpoint_host} is that host itself: each waits for the others",
             fix=f"export MASTER_ADDR={address}  # on all hosts: the address of {found.hosts[0].name}",
         )  # fmt: skip
         return
@@ -73,7 +73,7 @@ def _judge_arrival(found: Together, plan: Plan) -> Iterator[Reading]:
 def _judge_numbers(found: Together, plan: Plan) -> Iterator[Reading]:
     for first, second, rank in found.doubled:
         yield Reading(
-            verdict="fail", what=f"{first} and {second} both say they are node {rank}; {second} was sent away", class_id="I10",
+            verdict="fail", what=f"{first} and {second} both claim node rank {rank}; {second} was rejected", class_id="I10",
             why="two processes claim one rank: the job hangs, or trains in a wrong group", hosts=(first, second),
             fix=f"# on {second}: give it a node rank of its own, from 0: --node-rank R",
         )  # fmt: skip
@@ -83,15 +83,15 @@ def _judge_numbers(found: Together, plan: Plan) -> Iterator[Reading]:
         odd = tuple(name for name, count in told.items() if count != counts[0])
         yield Reading(
             verdict="fail", what="the hosts wait for different numbers of hosts: " + ", ".join(f"{name} for {count}" for name, count in told.items()),
-            why="ranks with different world sizes wait for each other for ever", class_id="I12", hosts=odd,
+            why="ranks with different world sizes wait for each other forever", class_id="I12", hosts=odd,
             fix="\n".join(f"# on {name}: the same number of nodes as on the others" for name in odd),
         )  # fmt: skip
     count = plan.num_hosts or len(found.hosts)
     for one in found.hosts:
         if one.node_rank is not None and one.node_rank >= max(count, one.num_hosts or 0):
             yield Reading(
-                verdict="fail", what=f"{one.name} says it is node {one.node_rank} of {count}", class_id="I11", hosts=(one.name,),
-                why="node ranks count from 0: nobody waits for this one",
+                verdict="fail", what=f"{one.name} claims node rank {one.node_rank} of {count}", class_id="I11", hosts=(one.name,),
+                why="node ranks count from 0: no host waits for this one",
                 fix=f"# on {one.name}: a node rank from 0 to {count - 1}",
             )  # fmt: skip
 
@@ -103,14 +103,14 @@ def _judge_losses(found: Together) -> Iterator[Reading]:
             if one.lost.startswith(NO_SENSE):
                 yield Reading(
                     verdict="fail", what=what, hosts=(one.name,),
-                    why="the doctors don't speak the same language: what this host found is not in the result, and nothing is known about its links",
+                    why="the doctors use different protocols: this host's findings are not in the result, and nothing is known about its links",
                     fix=f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version",
                 )  # fmt: skip
                 continue
             if one.lost == INTERRUPTED:
                 yield Reading(
                     verdict="fail", what=what, hosts=(one.name,),
-                    why="somebody pressed Ctrl-C there, or what started it ended: what it had not told yet is not in the result",
+                    why="somebody pressed Ctrl-C there, or what started it ended: what it had not sent yet is not in the result",
                     fix="# start the doctor on all hosts again",
                 )  # fmt: skip
                 continue

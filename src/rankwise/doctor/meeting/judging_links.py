@@ -23,7 +23,7 @@ _FEWEST = 2
 _SHUT = {"refused", "timeout", "unreachable", "reset"}
 _WHY: dict[Plane, str] = {
     **WHY_OF_OTHERS,
-    "gloo": "Gloo and NCCL connect all hosts at ports that the kernel chooses: init_process_group passes, and then the first collective "
+    "gloo": "Gloo and NCCL connect all hosts at ports that the kernel chooses: init_process_group succeeds, and then the first collective "
     "hangs, or fails with 'Connection reset by peer' or 'connectFullMesh failed'",
 }
 
@@ -126,8 +126,8 @@ def _tell_private(
         if own or len(targets) > 1:
             what += f", and {', '.join(own or targets)} {'has' if len(own or targets) == 1 else 'have'} that address, too"
         yield Reading(
-            verdict="fail", what=what + "; the meeting reached " + ", ".join(f"{name} at {cards[name].address}" for name in targets),
-            why="other hosts look for it at that address of theirs, or find no way: 'connectFullMesh failed', 'Connection refused', or a hang",
+            verdict="fail", what=what + "; the rendezvous reached " + ", ".join(f"{name} at {cards[name].address}" for name in targets),
+            why="other hosts look for it at their own such address, or find no route: 'connectFullMesh failed', 'Connection refused', or a hang",
             class_id="I7" if plane == "nccl" else "", hosts=tuple(targets), fix="\n".join(lines),
         )  # fmt: skip
 
@@ -144,7 +144,9 @@ def _tell_shut(
         way = f"{hosts[1]} lets nothing in, or {hosts[0]} nothing out"
         if len(cards) > _FEWEST:
             way = f"{hosts[1]} lets nothing in from {hosts[0]}, or {hosts[0]} nothing out to {hosts[1]}"
-        why += f". {'Either' if len(cards) > _FEWEST else 'With two hosts either'} side may be it: {way}"
+        why += (
+            f". {'Either' if len(cards) > _FEWEST else 'With two hosts either'} side may be the cause: {way}"
+        )
     return Reading(
         verdict="fail", what=_describe_shut(plane, blame, bad, cards), why=why, class_id=_CLASSES[plane], hosts=hosts,
         fix=_suggest(plane, blame, [cards[name] for name in hosts], list(cards.values())),
@@ -188,9 +190,11 @@ def _tell_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str
     if guilty:
         many = len(guilty) > 1
         what += f"; {list_hosts(list(guilty))}'s own {'firewalls drop' if many else 'firewall drops'} it: see firewall"
-        why = f"look at the other hosts' own firewalls as well, and then at what lies between them: {between}"
+        why = f"check the other hosts' own firewalls as well, and then what is between them: {between}"
     else:
-        why = f"what lies between them stops it: {between}, or their own firewalls; no host is to blame alone"
+        why = (
+            f"something between them blocks it: {between}, or their own firewalls; no host is to blame alone"
+        )
     return Reading(
         verdict="fail", class_id=_CLASSES[plane], hosts=blame.hosts, what=what, why=f"{why}. {_WHY[plane]}",
         fix=_suggest_for_split(blame, guilty, cards),
@@ -250,7 +254,7 @@ def _describe_outcome(bad: Sequence[Link]) -> str:
         return "are dropped without an answer"
     if "timeout" in outcomes:
         return "are dropped or refused"
-    return "are refused" if outcomes <= {"refused", "reset"} else "are turned away"
+    return "are refused" if outcomes <= {"refused", "reset"} else "are rejected"
 
 
 def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], everyone: Sequence[HostCard]) -> str:
@@ -327,7 +331,7 @@ def _tell_other(plane: Plane, link: Link, target: HostCard, source: HostCard) ->
     who = link.detail or "another host"
     if plane == "master":
         return Reading(
-            verdict="fail", what=f"at the master's address, as {source.name} reads it ({link.address}), {who} answers, and not {target.name}",
+            verdict="fail", what=f"at the master's address, as {source.name} resolves it ({link.address}), {who} answers, and not {target.name}",
             why=_WHY[plane], class_id="I2", hosts=(source.name, target.name),
             fix=f"# on {source.name}:\nexport MASTER_ADDR={target.address}",
         )  # fmt: skip
@@ -350,9 +354,9 @@ def _tell_stalled(blame: Blame, cards: dict[str, HostCard]) -> Reading:
         interface = find_interface(card, card.gloo_address) or "IFACE"
         lines += [f"# on {card.name}:", f"sudo ip link set dev {interface} mtu 1400"]
     target = cards[blame.bad[0][1]]
-    lines.append(f"ping -c 1 -M do -s 1472 {target.address}  # tells whether whole packets pass")
+    lines.append(f"ping -c 1 -M do -s 1472 {target.address}  # shows whether whole packets pass")
     return Reading(
-        verdict="fail", what=f"small messages pass and a stream does not ({pairs})" + (f": all at {who}" if who else ""),
-        why="large packets are dropped on the way and nobody is told (path MTU): init passes, and the first large collective hangs",
+        verdict="fail", what=f"small messages pass, but a stream does not ({pairs})" + (f": all at {who}" if who else ""),
+        why="large packets are dropped silently on the way (path MTU): init succeeds, and the first large collective hangs",
         hosts=blame.hosts, fix="\n".join(lines),
     )  # fmt: skip

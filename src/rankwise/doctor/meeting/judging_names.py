@@ -39,20 +39,20 @@ def judge_names(found: Together, plan: Plan) -> Iterator[Reading]:
             good = False
             yield reading
     if good:
-        yield ok("the hosts know each other by their right addresses, or not at all")
+        yield ok("the hosts resolve each other's names to the right addresses, or not at all")
 
 
 def _judge_master(look: NameLook) -> Reading | None:
     if look.got:
         return None
     ask = (
-        f"getent hosts {shlex.quote(look.name)}  # says nothing now; else use an address: "
+        f"getent hosts {shlex.quote(look.name)}  # prints nothing now; else use an address: "
         if is_host_name(look.name)
         else ""
     )
     return Reading(
-        verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks meet", class_id="I3", hosts=(look.source,),
-        why="its ranks wait for the store until their time-out: 'The client socket has timed out'",
+        verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks rendezvous", class_id="I3", hosts=(look.source,),
+        why="its ranks wait for the store until their timeout: 'The client socket has timed out'",
         fix=f"# on {look.source}:\n{ask}export MASTER_ADDR=…",
     )  # fmt: skip
 
@@ -111,8 +111,8 @@ def judge_addresses(found: Together) -> Iterator[Reading]:
         mending = _correct(one.own_name, one.address, is_written=True).splitlines()
         for_good = "\n".join(f"# {line.removeprefix('# ')}" for line in mending)
         yield Reading(
-            verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is where its own name leads", class_id="I5",
-            why="the other hosts look for it at that address of theirs: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
+            verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is what its own name resolves to", class_id="I5",
+            why="the other hosts look for it at their own such address: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
             fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={shlex.quote(interface)}\n# or, for good:\n{for_good}",
             hosts=(one.name,),
         )  # fmt: skip
@@ -146,8 +146,8 @@ def judge_clocks(found: Together) -> Iterator[Reading]:
         yield Reading(
             verdict="fail" if abs(off_s) - error_s > _FAR_APART_S else "warn", class_id="I23", hosts=hosts, fix="\n".join(lines),
             what=f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",
-            why="torchrun's c10d rendezvous takes a node for dead whose heartbeat is 15 s old by its own clock, and starts anew again and "
-            "again; files and logs are in a wrong order" + ("" if len(told) > 2 else ". With two hosts either clock may be it"),
+            why="torchrun's c10d rendezvous considers a node dead whose heartbeat is 15 s old by its "
+            "own clock, and restarts again and again; files and logs are out of order" + ("" if len(told) > 2 else ". With two hosts either clock may be wrong"),
         )  # fmt: skip
     if good:
         worst_s = max(abs(ahead_s - usual_s) for ahead_s, _ in told.values())

@@ -20,7 +20,7 @@ _LISTENERS: dict[Plane, tuple[str, str]] = {
 #: What becomes of a job whose ranks do not get through, whatever stops them.
 WHY_OF_OTHERS: dict[Plane, str] = {
     "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
-    "master": "the ranks meet at this port: 'The client socket has timed out … while trying to connect'",
+    "master": "the ranks rendezvous at this port: 'The client socket has timed out … while trying to connect'",
 }
 _WHY: dict[Plane, str] = {
     **WHY_OF_OTHERS,
@@ -62,7 +62,7 @@ def _tell_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Re
     return Reading(
         verdict="fail", hosts=(target.name,), class_id=_CLASSES[plane], why=_WHY[plane],
         what=f"{library} listens {where} on {target.name}, and {sources} {'has' if len(links) == 1 else 'have'} no route to it ({links[0].detail}); "
-        f"the meeting reached {target.name} at {target.address}",
+        f"the rendezvous reached {target.name} at {target.address}",
         fix=f"# on {target.name}:\nexport {variable}={find_interface(target, target.address) or '…'}",
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def _tell_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dict[
     address = links[0].address
     if not lines and _is_own_only(address):
         lines = [
-            f"# {address} is good for one cable only; on {links[0].target}, take an interface that has another address (ip -br addr):",
+            f"# {address} is valid on one link only; on {links[0].target}, use an interface that has another address (ip -br addr):",
             f"export {_LISTENERS.get(plane, _LISTENERS['gloo'])[1]}=…",
         ]
     if not lines:

@@ -91,7 +91,7 @@ def judge_speed(found: Together, *, is_played: bool = False) -> Iterator[Reading
             yield ok(told)
     elif good:
         yield Reading(
-            verdict="warn", what=told, why="all ways are slow: each step waits for the gradients of all ranks to pass them",
+            verdict="warn", what=told, why="all links are slow: each step waits for the gradients of all ranks to pass them",
             fix=f"ip route get {found.hosts[-1].address}  # which interface is it, and is there a faster one? Then:\nexport GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…",
         )  # fmt: skip
 
@@ -194,14 +194,14 @@ def _name_way(blame: Blame) -> str:
 
 
 def _either_side(blame: Blame, cards: dict[str, HostCard]) -> str:
-    return ". With two hosts either side may be it" if blame.kind == "link" and len(cards) == 2 else ""
+    return ". With two hosts either side may be the cause" if blame.kind == "link" and len(cards) == 2 else ""
 
 
 def _look_at_interfaces(blame: Blame, cards: dict[str, HostCard]) -> str:
     lines = []
     if blame.kind == "split":
         source, target = blame.bad[0]
-        return f"# the way from {source} to {target}: how fast is what lies between their switches?\ntraceroute {cards[target].address}"
+        return f"# the way from {source} to {target}: how fast is what is between their switches?\ntraceroute {cards[target].address}"
     for name in blame.hosts if blame.kind != "all" else blame.hosts[:1]:
         card = cards[name]
         interface = next(

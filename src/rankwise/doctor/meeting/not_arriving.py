@@ -23,7 +23,7 @@ def describe(plan: Plan, error: Exception) -> str:
     if isinstance(error, socket.gaierror | UnicodeError):
         return f"{plan.endpoint_host} has no address here"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there yet"
+        return "nothing listens there yet"
     if isinstance(error, TimeoutError):
         return "no answer"
     return explain(error) if isinstance(error, OSError) else str(error)
@@ -44,17 +44,17 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> MeetingError:
     where, is_written = _tell_address(host, name)
     if isinstance(error, StrangerError | SilentError):
         what = (
-            f"at {plan.endpoint} somebody listens who says nothing ({waited}): another program, or a doctor that is frozen"
+            f"at {plan.endpoint} something listens that sends nothing ({waited}): another program, or a doctor that is frozen"
             if isinstance(error, SilentError)
             else f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
         )
         who = f"ss -ltnp 'sport = :{port}'"
         return MeetingError(
-            what + where, class_id="I9", hint=f"on {name}, `{who}` shows who it is: end it, or choose another port on all hosts",
-            fix=f"# on {name}: who is it? End it, or choose another port on all hosts\nsudo {who}" + _write_check(name, where, is_written=is_written),
+            what + where, class_id="I9", hint=f"on {name}, `{who}` shows what it is: end it, or choose another port on all hosts",
+            fix=f"# on {name}: what is it? End it, or choose another port on all hosts\nsudo {who}" + _write_check(name, where, is_written=is_written),
         )  # fmt: skip
     if isinstance(error, ConnectionRefusedError):
-        what = f"nobody listened at {plan.endpoint} {waited}"
+        what = f"nothing listened at {plan.endpoint} {waited}"
         hint = f"start the doctor on {name} at the same time"
         fix = f"# on {name}: start the doctor there at the same time"
     elif isinstance(error, TimeoutError):
@@ -82,19 +82,19 @@ def _tell_no_address(name: str, waited: str) -> MeetingError:
     if slip is not None and slip.host:
         port = f", and {slip.port} as the port" if slip.port else ""
         return MeetingError(
-            f"{slip.what}: there the hosts are to meet, and no name server knows it", class_id="I3", hint=f"give {slip.host} as the address{port}",
+            f"{slip.what}: the hosts are to rendezvous there, but no name server knows it", class_id="I3", hint=f"give {slip.host} as the address{port}",
             fix=write_remedy(slip, None),
         )  # fmt: skip
     if not is_host_name(name):
         return MeetingError(
-            f"{name}, where the hosts are to meet, is not a host name", class_id="I3", hint="give the name or an address of the first host",
+            f"{name}, the rendezvous address, is not a host name", class_id="I3", hint="give the name or an address of the first host",
             fix="export MASTER_ADDR=…  # the name or an address of the first host, on all hosts",
         )  # fmt: skip
     command = f"getent hosts {shlex.quote(name)}"
     return MeetingError(
-        f"{name}, where the hosts are to meet, has no address here ({waited})", class_id="I3",
-        hint=f"`{command}` must tell one: give the address instead of the name, or add it to /etc/hosts",
-        fix=f"{command}  # must tell an address; else give one instead of the name, or add it to /etc/hosts",
+        f"{name}, the rendezvous address, has no address here ({waited})", class_id="I3",
+        hint=f"`{command}` must print one: pass the address instead of the name, or add it to /etc/hosts",
+        fix=f"{command}  # must print an address; else pass one instead of the name, or add it to /etc/hosts",
     )  # fmt: skip
 
 

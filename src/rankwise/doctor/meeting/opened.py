@@ -109,7 +109,7 @@ def read_link(told: Message, source: str, target: str) -> Link:
     """
     outcome = next((one for one in _OUTCOMES if one == told.get("outcome")), None)
     if outcome is None:
-        raise BadMessageError(f"{told.get('outcome')!r:.60} is not an end of a connection")
+        raise BadMessageError(f"{told.get('outcome')!r:.60} is not an outcome of a connection")
     return Link(
         source=source, target=target, plane=read_plane(told), address=read_address(told.get("address")), port=read_port(told.get("port")),
         outcome=outcome, detail=one_line(text(told, "detail"), _MOST_DETAIL), connect_s=max(0.0, number(told, "s")),
@@ -129,7 +129,7 @@ def read_readings(told: Message, source: str) -> tuple[Reading, ...]:
     try:
         found = [Reading.from_json(one) for one in parts(told, "readings")[:_MOST_READINGS]]
     except ValueError as error:
-        raise BadMessageError(f"it tells what is not a reading: {error}") from error
+        raise BadMessageError(f"it sent something that is not a reading: {error}") from error
     return tuple(
         replace(
             one, hosts=(source,), what=one_line(one.what), why=one_line(one.why), fix=one.fix[:_MOST_FIX],

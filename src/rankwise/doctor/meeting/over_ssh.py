@@ -127,7 +127,9 @@ class RemoteHosts:
         )  # fmt: skip
 
     def _write_try(self, host: str) -> str:
-        return f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', host, 'true'])}  # has to work without a question"
+        return (
+            f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', host, 'true'])}  # must work without a prompt"
+        )
 
     def take_output(self, host: str, *, timeout_s: float) -> bytes:
         """Wait for a host's end, and return what it has printed.
@@ -178,7 +180,7 @@ class RemoteHosts:
         remote.words.seek(0)
         lines = [line for line in remote.words.read().decode(errors="replace").splitlines() if line.strip()]
         if code == _SSH_FAILED:
-            said = lines[-1] if lines else "it says nothing"
+            said = lines[-1] if lines else "it prints nothing"
             return Reading(
                 verdict="fail", what=f"ssh does not reach {remote.host}: {said}", why="the host is down, its name is wrong, or it asks for a password",
                 fix=self._write_try(remote.host), probe="meeting", hosts=(remote.host,),

@@ -73,5 +73,5 @@ class MeetingError(RendezvousError):
         """Return it as a reading of ``meeting``."""
         return Reading(
             verdict="fail", what=self.message, fix=self.fix or (f"# {self.hint}" if self.hint else ""), class_id=self.class_id, probe="meeting",
-            why="the ranks of this host would not find those of the others, and all would wait in init_process_group until their time-out",
+            why="the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout",
         )  # fmt: skip

@@ -26,7 +26,7 @@ _CLASS = "I10"
 class Rivals:
     """Asks at the endpoint, again and again while hosts arrive, in a thread of its own.
 
-    Two hosts that both say they are node 0 would each wait in a meeting of their own. But an address that is not ours may still lead
+    Two hosts that both claim node rank 0 would each wait in a meeting of their own. But an address that is not ours may still lead
     here (address translation, the service of a cluster): who answers is asked whether it is ourselves.
 
     Args:

@@ -286,7 +286,7 @@ class Table:
             return
         elif text(message, "broke"):
             why = one_line(text(message, "broke"), 500)
-            self.lose(seat, f"its doctor broke ({why}): please report this mistake of rankwise's own")
+            self.lose(seat, f"its doctor failed ({why}): please report this bug in rankwise")
         elif text(message, "leaves"):
             self.lose(seat, one_line(text(message, "leaves"), 500))
         elif text(message, "answer"):
@@ -303,7 +303,7 @@ class Table:
         seat.node_rank, seat.num_hosts = _read_count(message, "node_rank"), _read_count(message, "num_hosts")
         if message.get(GREETING) != VERSION:
             refusal: Message | None = refuse(
-                f"the holder speaks version {VERSION} of the doctor's language, this host {one_line(repr(message.get(GREETING)), 20)}",
+                f"the rendezvous host speaks version {VERSION} of the doctor's protocol, this host {one_line(repr(message.get(GREETING)), 20)}",
                 "use the same version of rankwise on all hosts", "R11",
             )  # fmt: skip
         elif text(message, "mark") != mark(self._token):
@@ -360,7 +360,7 @@ class Table:
             # Our own is in this process: if it is slow, so are we.
             if now_s - seat.heard_s > self.silence_s and not seat.is_own:
                 self.lose(
-                    seat, f"no sign of life for {self.silence_s:.0f} s: it is frozen, or its cable is cut"
+                    seat, f"nothing received for {self.silence_s:.0f} s: it is frozen, or its cable is cut"
                 )
             else:
                 self.tell(seat, {}, beat)
@@ -375,7 +375,7 @@ def _explain_end(error: GoneError) -> str:
 
 def _refuse_other() -> Message:
     return refuse(
-        "another doctor has its meeting at this port",
+        "another doctor has its rendezvous at this port",
         "start all hosts with the same arguments, or choose another port",
     )
 

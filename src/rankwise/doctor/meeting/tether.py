@@ -112,9 +112,9 @@ class Tether:
                 self._hear()
             elif now_s - heard_s > self._silence_s:
                 if not self._wire.is_known:
-                    raise SilentError(f"it opened, and said nothing within {self._silence_s:.0f} s")
+                    raise SilentError(f"it accepted, but sent nothing within {self._silence_s:.0f} s")
                 raise GoneError(
-                    f"no sign of life for {self._silence_s:.0f} s: it is frozen, or the cable is cut"
+                    f"nothing received for {self._silence_s:.0f} s: it is frozen, or the cable is cut"
                 )
             if now_s - beat_s > BEAT_S:
                 beat_s = now_s
@@ -131,7 +131,7 @@ class Tether:
     def _hear(self) -> None:
         for message in self._wire.receive():
             if not self._wire.is_known and not {"welcome", "no", "challenge"} & message.keys():
-                raise StrangerError(f"it says {str(message)[:40]!r}")
+                raise StrangerError(f"it sent {str(message)[:40]!r}")
             self._wire.is_known = True
             if text(message, "do") == "time":
                 # At once, and not when the rest has time: the way back and forth bounds the error.

@@ -100,7 +100,7 @@ def _plan_by(told: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bysta
     host = wished or told.master_addr or ""
     if not host:
         raise UsageError(
-            f"{told.source} says that there are several hosts, and nobody says where they meet",
+            f"{told.source} shows that there are several hosts, but nothing says where they rendezvous",
             hint="--master-addr ADDRESS-OF-THE-FIRST-HOST",
         )
     is_holder = None if wish.endpoint else told.rank == 0
@@ -121,7 +121,7 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
     host = wished or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     if not host:
         raise UsageError(
-            f"{place.told_by} says that this is one of {place.num_nodes} nodes, and nobody says where they meet",
+            f"{place.told_by} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous",
             hint="--master-addr ADDRESS-OF-NODE-0",
         )
     is_holder = None if place.node_rank is None or wish.endpoint else place.node_rank == 0
@@ -168,7 +168,7 @@ def _refuse_loopback(host: str, *, is_holder: bool | None) -> None:
     # At all of its addresses the first host can listen, and the others may be told one of them.
     if is_loopback(host) or (is_unspecified(host) and not is_holder):
         raise UsageError(
-            f"several hosts can't meet at {host}: that is another host on each of them",
+            f"several hosts can't rendezvous at {host}: that is a different host on each of them",
             hint="give an address of node 0 that the others reach",
         )
 

@@ -99,7 +99,7 @@ def decode(line: bytes) -> Message:
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise StrangerError(f"it says {line[:40]!r}")
+        raise StrangerError(f"it sent {line[:40]!r}")
     return message
 
 
@@ -190,7 +190,7 @@ class Wire:
             raise StrangerError(f"it sends a line without an end, which begins with {bytes(self._in[:40])!r}")
         if end and not messages:
             raise (
-                StrangerError(f"it says {bytes(self._in[:40])!r}") if self._in and not self.is_known else end
+                StrangerError(f"it sent {bytes(self._in[:40])!r}") if self._in and not self.is_known else end
             )
         return messages
 

@@ -66,7 +66,7 @@ def _explain_silence(saved: Ran, listed: Ran) -> str:
     """Say why rules may be there that were not told: a program is here, and did not tell those that it keeps."""
     asked = {"iptables-save": saved, "nft": listed}
     if all(_is_missing(told) for told in asked.values()):
-        return "neither nft nor iptables can be asked here"
+        return "neither nft nor iptables can be queried here"
     failed = {
         name: told
         for name, told in asked.items()

@@ -1,11 +1,11 @@
 """Whether the folder for checkpoints can do what checkpoints need, and is the same one on all hosts.
 
-**Why it matters.** A folder that can't be written to is mostly found out an hour after the start, at the first checkpoint. On several hosts a folder
-that each has for itself holds a part of each checkpoint only: some ranks find one to resume from and some don't, and the job hangs. In a
-container what is not on a volume is gone with the container.
+**Why it matters.** That a folder can't be written to is usually noticed an hour after the start, at the first checkpoint. On several hosts a folder
+that is local to each holds only a part of each checkpoint: some ranks find one to resume from and some don't, and the job hangs. In a
+container what is not on a volume is lost with the container.
 
-**How it is looked at.** In a folder of its own inside, removed again: a file takes the place of another by `rename`, a folder gets its final name,
-a file is flushed (`fsync`) and locked, and for one second, or 64 MiB, data is written. The file system's kind stands in `/proc/mounts`. Between
+**How it is checked.** In a folder of its own inside, removed again: a file takes the place of another by `rename`, a folder gets its final name,
+a file is flushed (`fsync`) and locked, and for one second, or 64 MiB, data is written. The file system's kind is read from `/proc/mounts`. Between
 hosts the device or the server's export, and the number of the folder there (inode), are compared; nothing is left behind for the others.
 
 **What to do.** Use a folder on a file system that all hosts mount (NFS, Lustre, GPFS), at the same path.
@@ -48,13 +48,13 @@ def look(host: Host) -> Iterator[Reading]:
         return
     if is_object_store(host.job.checkpoints):
         address = str(host.job.checkpoints).replace(":/", "://", 1)
-        yield skipped(f"checkpoints go to {address}", "an object store, no folder")
+        yield skipped(f"checkpoints go to {address}", "an object store, not a folder")
         return
     wanted = find_absolute(host, host.job.checkpoints)
     if not wanted:
         yield Reading(
-            verdict="fail", what=f"{host.job.checkpoints} is meant from the current folder, which has been deleted",
-            why="the first checkpoint fails: `No such file or directory`", fix='cd "$PWD"  # or name the folder from / on',
+            verdict="fail", what=f"{host.job.checkpoints} is relative to the current folder, which has been deleted",
+            why="the first checkpoint fails: `No such file or directory`", fix='cd "$PWD"  # or pass an absolute path',
         )  # fmt: skip
         return
     dangling = find_dangling(host, wanted)
@@ -95,12 +95,12 @@ def _tell_dangling(host: Host, link: str) -> Reading:
     target, error = host.path(link).readlink(), host.find_error(link)
     if error:
         return Reading(
-            verdict="fail", what=f"{link} is a link to {target}, which can't be looked at: {error}",
+            verdict="fail", what=f"{link} is a link to {target}, which can't be read: {error}",
             why=f"the first checkpoint fails, long after startup: `{error}`", fix=f"namei -l {shlex.quote(link)}  # or use another folder",
         )  # fmt: skip
     return Reading(
-        verdict="fail", what=f"{link} is a link to {target}, and there is nothing",
-        why="nobody can make a folder there: the first checkpoint fails, with `File exists` or `No such file or directory`",
+        verdict="fail", what=f"{link} is a link to {target}, which does not exist",
+        why="no folder can be created there: the first checkpoint fails, with `File exists` or `No such file or directory`",
         fix=f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder",
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     elif local:
         yield Reading(
             verdict="warn", what=f"{folder} is another folder on each host: {say_groups(_say_kinds(facts))}", class_id="K8", hosts=tuple(facts),
-            why="no host has a whole checkpoint of a sharded model, and only some find one to resume from: the others start from scratch, and the job hangs",
+            why="no host has a complete checkpoint of a sharded model, and only some find one to resume from: the others start from scratch, and the job hangs",
             fix="# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
         )  # fmt: skip
     else:
@@ -179,7 +179,7 @@ def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Rea
     if trial.rename_error:
         yield Reading(
             verdict="fail", what=f"a file or folder in {folder}{kind} can't take its final name: {trial.rename_error}",
-            why="checkpoints are written under another name and renamed when they are whole: this fails", fix="# use a folder on another file system",
+            why="checkpoints are written under another name and renamed when they are complete: this fails", fix="# use a folder on another file system",
         )  # fmt: skip
     if trial.sync_error:
         yield Reading(
@@ -188,13 +188,13 @@ def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Rea
         )  # fmt: skip
     if not trial.has_locks:
         yield Reading(
-            verdict="warn", what=f"files in {folder}{kind} can't be locked", why="two jobs that write into one folder by mistake are not kept apart",
+            verdict="warn", what=f"files in {folder}{kind} can't be locked", why="two jobs that write into one folder by mistake are not detected",
             fix="# mount it with locks: without nolock for NFS, with flock for Lustre",
         )  # fmt: skip
     if trial.bytes_per_s < _SLOW_BYTES_PER_S:
         yield Reading(
             verdict="warn", what=f"{folder}{kind} takes {trial.bytes_per_s / 1e6:.1f} MB/s ({trial.size_bytes // _MIB} MiB, flushed)",
-            why="all ranks wait while a checkpoint is written; a long wait ends at the time-out of a collective",
+            why="all ranks wait while a checkpoint is written; a long wait ends in the timeout of a collective",
             fix=f"df -h {folder}  # or use a faster folder",
         )  # fmt: skip
 
@@ -204,12 +204,12 @@ def _judge_mount(folder: str, mount: Mount | None) -> Iterator[Reading]:
         return
     if mount.kind in {"tmpfs", "ramfs"}:
         yield Reading(
-            verdict="warn", what=f"{folder} is in memory ({mount.kind})", why="checkpoints take memory from the job, and are gone with the host's next start",
+            verdict="warn", what=f"{folder} is in memory ({mount.kind})", why="checkpoints take memory from the job, and are lost when the host restarts",
             fix="# use a folder on a disk",
         )  # fmt: skip
     elif mount.kind == "overlay" and mount.point == "/":
         yield Reading(
-            verdict="warn", what=f"{folder} is in the container's own file system (overlay)", why="checkpoints are gone with the container",
+            verdict="warn", what=f"{folder} is in the container's own file system (overlay)", why="checkpoints are lost with the container",
             fix=f"docker run -v /some/disk:{folder} …  # or a volume of Kubernetes",
         )  # fmt: skip
 

@@ -1,10 +1,10 @@
 """The clock: does a time server keep it right.
 
 **Why it matters.** torch's c10d rendezvous notes when each node was last heard of, by that node's own clock. Where clocks are more than 15 s
-apart, living nodes are taken for dead: they are dropped and come back for ever. Logs of several hosts can't be put in order, too.
+apart, live nodes count as dead: they are dropped and rejoin forever. Logs of several hosts can't be put in order, either.
 
-**How it is looked at.** `chronyc`, `timedatectl` or `ntpq` is asked. How far the clocks of several hosts are apart is measured when they
-meet.
+**How it is checked.** `chronyc`, `timedatectl` or `ntpq` is queried. How far the clocks of several hosts are apart is measured when they
+are checked together.
 
 **What to do.** Start a time service, and let it set the clock: `sudo timedatectl set-ntp true`, `sudo chronyc makestep`.
 """
@@ -41,7 +41,7 @@ def look(host: Host) -> Iterator[Reading]:
     if is_kept and abs(offset_s or 0.0) < _FAR_S:
         yield ok(f"{who} synchronizes the clock{off}")
     elif not has_several_hosts(host):
-        yield ok(f"by {who}, no time server synchronizes the clock{off}; one host needs none")
+        yield ok(f"by {who}, no time server synchronizes the clock{off}; a single host needs none")
     else:
         yield Reading(
             verdict="warn", what=f"by {who}, {'the clock is wrong' if is_kept else 'no time server synchronizes the clock'}{off}", class_id="I23",

@@ -1,12 +1,12 @@
 """The cores that the job may use, against its ranks, threads and workers.
 
 **Why it matters.** In a container or a batch job a process sees all cores of the host and may use few of them: ranks that start a thread for each
-core that they see get in each other's way, and everything is many times slower. The other way round, `OMP_NUM_THREADS=1`, which torchrun sets, lets a
+core that they see compete, and everything is many times slower. Conversely, `OMP_NUM_THREADS=1`, which torchrun sets, lets a
 job on the CPU use one core of many. More workers than cores make loading slower, not faster (`Our suggested max number of worker ...`).
 
 Ranks that srun or mpirun starts get no `OMP_NUM_THREADS`: each starts as many threads as it sees cores.
 
-**How it is looked at.** The process's affinity and the control group's quota; how often the group was stopped because its quota was used up; the
+**How it is checked.** The process's affinity and the control group's quota; how often the group was stopped because its quota was used up; the
 variable `OMP_NUM_THREADS`. `rankwise run` by itself gives each rank its share of the cores.
 
 **What to do.** As many threads as cores divided by ranks, and no more workers than cores. Ask for more cores: `--cpus-per-task` of Slurm,
@@ -127,7 +127,7 @@ def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     if ranks * workers > cores.usable:
         yield Reading(
             verdict="warn", what=f"{say_count(ranks, 'rank')} with {say_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {say_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
-            why="they compete with each other and with the ranks; torch says `Our suggested max number of worker`", class_id="X17",
+            why="they compete with each other and with the ranks; torch warns `Our suggested max number of worker`", class_id="X17",
             fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
         )  # fmt: skip
 

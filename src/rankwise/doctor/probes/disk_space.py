@@ -1,10 +1,10 @@
-"""Room for files where jobs write: the temporary folder, the current one, and that of the checkpoints.
+"""Space for files where jobs write: the temporary folder, the current one, and that of the checkpoints.
 
 **Why it matters.** A full disk ends a rank with `No space left on device`, often in the middle of a checkpoint; a full `/tmp` already stops
 launchers, compilers of kernels and data-loading workers at their start. A disk can be full of files while bytes are free (inodes), and quotas
 (`Disk quota exceeded`) are not seen here.
 
-**How it is looked at.** What the file system says of free bytes and inodes for your user, and whether it is mounted read-only. Nothing is written.
+**How it is checked.** What the file system reports of free bytes and inodes for your user, and whether it is mounted read-only. Nothing is written.
 
 **What to do.** Remove what is no longer needed, or write elsewhere: `TMPDIR` for temporary files, another folder for checkpoints.
 """
@@ -91,7 +91,7 @@ def _list_places(host: Host, current: str) -> list[_Place]:
 def _tell_deleted() -> Reading:
     return Reading(
         verdict="fail", what="the current folder has been deleted", fix='cd "$PWD"  # or another folder',
-        why="every program that asks where it is ends with `FileNotFoundError: [Errno 2] No such file or directory`",
+        why="every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """The firewall of this host: does it let the other ranks in.
 
-**Why it matters.** Many firewalls let `MASTER_PORT` through and nothing else. Then the ranks meet, and the first collective hangs: Gloo and
-NCCL listen at ports that the system gives out, any of `net.ipv4.ip_local_port_range`.
+**Why it matters.** Many firewalls let `MASTER_PORT` through and nothing else. Then the rendezvous succeeds, and the first collective hangs: Gloo and
+NCCL listen at ports that the kernel assigns, any of `net.ipv4.ip_local_port_range`.
 
-**How it is looked at.** The rules of nftables and iptables are read, as root, and followed for a connection from a neighbour. Where that
-depends on what can't be known here (marks, rates, sets of addresses that change), nothing is said of it. Whether connections really come
-through is tried where several hosts meet; firewalls of clouds and switches show up only there.
+**How it is checked.** The rules of nftables and iptables are read, as root, and followed for a connection from a neighbour. Where that
+depends on what can't be known here (marks, rates, sets of addresses that change), nothing is reported. Whether connections really get
+through is tried with several hosts; firewalls of clouds and switches show up only there.
 
-**What to do.** Let TCP in from the other hosts' network, at all ports. The command is told for the firewall that was found.
+**What to do.** Let TCP in from the other hosts' network, at all ports. The command is printed for the firewall that was found.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield _tell_unsure(host, unsure, name)
     else:
         yield ok(
-            f"no rule keeps the other hosts' ranks out{name}"
+            f"no rule blocks the ranks of other hosts{name}"
             if firewall.program
             else "no firewall is running here"
         )
@@ -58,20 +58,20 @@ def _tell_blocked(host: Host, blocked: Mapping[str, tuple[Interface, list[str]]]
     ]
     what = f"the firewall drops TCP from neighbours{name}: {told}"
     if not has_several_hosts(host):
-        return ok(f"{what}; one host needs none of it")
+        return ok(f"{what}; a single host does not need it")
     return Reading(
         verdict="warn", what=what, class_id="I8", fix=suggest_opening(host, networks),
-        why="the ranks may meet, and then hang at the first collective: `connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
+        why="the ranks may rendezvous, and then hang at the first collective: `connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
     )  # fmt: skip
 
 
 def _tell_unsure(host: Host, unsure: Mapping[str, list[str]], name: str) -> Reading:
     told = ", ".join(f"{name} ({', '.join(ports)})" for name, ports in unsure.items())
-    what = f"whether the firewall lets TCP from neighbours in can't be told{name}: {told}"
+    what = f"whether the firewall lets TCP from neighbours in is not known{name}: {told}"
     if not has_several_hosts(host):
-        return ok(f"{what}; one host needs none of it")
+        return ok(f"{what}; a single host does not need it")
     return skipped(
-        what, "a rule depends on what can't be known here; where several hosts meet (rankwise doctor --hosts …), connections are tried"
+        what, "a rule depends on what can't be known here; with several hosts (rankwise doctor --hosts …), connections are tried"
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _judge(host: Host, firewall: Firewall, one: Interface) -> dict[bool | None, 
         f"ports {low} to {high}, where Gloo and NCCL listen"
     )
     if port is not None and host.job.is_master is not False:
-        found[_drops(firewall, one, port)].append(f"port {port}, where the ranks meet")
+        found[_drops(firewall, one, port)].append(f"the rendezvous port {port}")
     return found
 
 

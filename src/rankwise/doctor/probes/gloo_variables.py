@@ -1,11 +1,11 @@
 """The variables of Gloo and TensorPipe: do they name interfaces of this host, in the right form.
 
-**Why it matters.** `GLOO_SOCKET_IFNAME` holds whole names, with commas between them. A name that this host lacks, one without an address,
+**Why it matters.** `GLOO_SOCKET_IFNAME` holds whole names, separated by commas. A name that this host lacks, one without an address,
 a blank, or NCCL's `^` and `=`, end every rank: `Unable to find address for: ^lo`.
 
-**How it is looked at.** The values are split letter by letter as torch does it, and compared with the interfaces.
+**How it is checked.** The values are split exactly as torch does it, and compared with the interfaces.
 
-**What to do.** Set it to a name that `ip -br addr` shows on this host, or take it out. Where the names differ from host to host, each one
+**What to do.** Set it to a name that `ip -br addr` shows on this host, or unset it. Where the names differ from host to host, each one
 needs its own value.
 """
 
@@ -78,7 +78,7 @@ def _judge_names(host: Host) -> Iterator[Reading]:
             )  # fmt: skip
         elif one is not None and has_several_hosts(host) and one.kind in {"loopback", "container"}:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {say_interface(one)} is of this host only", class_id="I5",
+                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {say_interface(one)} is local to this host", class_id="I5",
                 why="the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", fix=_set(host, "GLOO_SOCKET_IFNAME"),
             )  # fmt: skip
         elif one is not None and not one.is_up:

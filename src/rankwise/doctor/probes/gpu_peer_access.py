@@ -1,14 +1,14 @@
 """Whether the GPUs can reach each other's memory, and whether something is in the way.
 
-**Why it matters.** NCCL lets GPUs on one PCIe switch copy directly into each other's memory. Where access control (ACS) or the IOMMU sends
+**Why it matters.** NCCL lets GPUs on one PCIe switch copy directly into each other's memory. Where access control (ACS) or the IOMMU routes
 these copies through the processor, they crawl, or never arrive: the first collective hangs with all GPUs at 100 %, with no error. Where GPUs can't
-do it at all, as most GeForce cards, NCCL knows, and goes through the host's memory: that is slower, and no fault.
+do it at all, as most GeForce cards, NCCL knows, and goes through the host's memory: that is slower, but not a fault.
 
-**How it is looked at.** The matrix of `nvidia-smi topo -p2p r`, the ways between the GPUs by `nvidia-smi topo -m`, what torch says of each pair, the
+**How it is checked.** The matrix of `nvidia-smi topo -p2p r`, the ways between the GPUs by `nvidia-smi topo -m`, what torch reports for each pair, the
 control bits of the PCIe switches above the GPUs by `lspci -vvv` (which shows them to root only), and the kernel's IOMMU domain of each GPU. In a
-virtual machine the real switches can't be seen. What could not be read is told as skipped.
+virtual machine the real switches can't be seen. What could not be read is reported as skipped.
 
-**What to do.** `NCCL_P2P_DISABLE=1` makes the job run at once, more slowly: if it helps, this is it. The cure is to switch ACS off on these switches
+**What to do.** `NCCL_P2P_DISABLE=1` makes the job run at once, more slowly: if it helps, this is the cause. The cure is to switch ACS off on these switches
 (`setpci`, until the next boot) or in the firmware, and to start the kernel with `iommu=pt`.
 """
 
@@ -104,7 +104,7 @@ def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
     if closed:
         a, b = closed[0]
         yield Reading(
-            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, and CUDA says that they don't ({say_count(len(closed), 'such pair')})",
+            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, but CUDA says that they don't ({say_count(len(closed), 'such pair')})",
             why="NCCL goes through the host's memory instead: slower", fix="NCCL_DEBUG=INFO rankwise run …  # shows the way that NCCL takes", class_id="R12",
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
         return
     if is_virtual(host):
         yield skipped(
-            "what stands between the GPUs on PCIe can't be seen",
+            "what is between the GPUs on PCIe can't be seen",
             "a virtual machine does not show the real switches",
         )
         return

@@ -3,8 +3,8 @@
 **Why it matters.** All ranks wait for the slowest one at each step. One GPU that has to slow down, because its fan or its power supply fails, makes
 a job of a thousand slow, without an error anywhere.
 
-**How it is looked at.** The driver says for each GPU whether heat, the power supply or the board slow it down at this moment. The power limits of GPUs
-of one model are compared on the host and between hosts. A GPU at its power limit under load is no fault.
+**How it is checked.** The driver says for each GPU whether heat, the power supply or the board slow it down at this moment. The power limits of GPUs
+of one model are compared on the host and between hosts. A GPU at its power limit under load is not a fault.
 
 **What to do.** Look at cooling and power; set the same power limit everywhere (`nvidia-smi -pl`).
 """

@@ -1,13 +1,13 @@
 """How the GPUs are connected with each other and with the network.
 
-**Why it matters.** All GPUs of a ring go at the speed of its slowest link. A broken NVLink, or a fabric of NVSwitch that is not set up, makes
+**Why it matters.** All GPUs of a ring run at the speed of its slowest link. A broken NVLink, or a fabric of NVSwitch that is not set up, makes
 the job many times slower or end with `system not yet initialized` (error 802). GPUs that reach each other only over the link between the processors
 (`SYS`) are slow by nature.
 
-**How it is looked at.** `nvidia-smi topo -m`, `nvidia-smi nvlink -s`, and the state of the fabric. A GPU that has fewer active links than the
+**How it is checked.** `nvidia-smi topo -m`, `nvidia-smi nvlink -s`, and the state of the fabric. A GPU that has fewer active links than the
 others of its model on this host has lost some.
 
-**What to do.** Start `nvidia-fabricmanager`, in the version of the driver. Lost links mostly need a reset of the GPU, or repair. A job on fewer GPUs
+**What to do.** Start `nvidia-fabricmanager`, in the version of the driver. Lost links usually need a reset of the GPU, or repair. A job on fewer GPUs
 than there are is faster on those that are near each other: choose them by `CUDA_VISIBLE_DEVICES`.
 """
 

@@ -3,11 +3,11 @@
 **Why it matters.** A rank of an earlier job that was not killed, or somebody else's notebook, keeps its memory on the GPU: a new job ends
 with `CUDA out of memory` although it has run here before, or the rank on that GPU is slower than the others and all wait for it.
 
-**How it is looked at.** `nvidia-smi` lists the processes with their memory; /proc tells whose they are and since when. A rank or a
-data-loading worker whose launcher is gone is a leftover. What belongs to the job that asks is left out. In a container other containers' processes can't
+**How it is checked.** `nvidia-smi` lists the processes with their memory; /proc shows whose they are and since when. A rank or a
+data-loading worker whose launcher is gone is a leftover. What belongs to the calling job is left out. In a container other containers' processes can't
 be seen; their memory can.
 
-**What to do.** Kill leftovers by their number. Of other people's processes ask the people, or take other GPUs by `CUDA_VISIBLE_DEVICES`.
+**What to do.** Kill leftovers by their PID. Ask the owners of other processes, or choose other GPUs by `CUDA_VISIBLE_DEVICES`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Whether the driver answers, and the job finds as many GPUs as it has ranks.
 
-**Why it matters.** A rank whose GPU is not there ends with `CUDA error: invalid device ordinal`. A driver that does not answer stops each rank
-in its first use of CUDA, without a word; after an update of the driver without a reboot torch says `CUDA is not available` and trains on the
+**Why it matters.** A rank whose GPU is not there ends with `CUDA error: invalid device ordinal`. A driver that does not answer hangs each rank in its
+first use of CUDA, silently; after an update of the driver without a reboot torch says `CUDA is not available` and trains on the
 CPU. A GPU with memory errors ends ranks with `uncorrectable ECC error encountered`, or makes them wrong or slow.
 
-**How it is looked at.** `nvidia-smi` must answer within 30 s. One that is late is a slow start of the driver, unless a second sign tells that
-it hangs: a program that is stuck in the kernel, or the driver's errors. Its list is held against `CUDA_VISIBLE_DEVICES` as CUDA reads it (it stops at the
-first entry that names no GPU) and against the number of ranks. Memory errors are asked for, and the kernel's log for the driver's serious errors
+**How it is checked.** `nvidia-smi` must answer within 30 s. A late answer is a slow start of the driver, unless a second sign shows that
+it hangs: a program that is stuck in the kernel, or the driver's errors. Its list is compared with `CUDA_VISIBLE_DEVICES` as CUDA reads it (it stops at the
+first entry that names no GPU) and with the number of ranks. Memory errors are queried, and the kernel's log is searched for the driver's serious errors
 (Xid), where it may be read. Between hosts, the number and the model of the GPUs are compared.
 
-**What to do.** Start as many ranks as there are GPUs. Keep a slow driver awake: `nvidia-smi -pm 1`, or the service
+**What to do.** Start as many ranks as there are GPUs. Keep a slow driver loaded: `nvidia-smi -pm 1`, or the service
 `nvidia-persistenced`. A driver that hangs, or that was updated, needs a reboot; a GPU that is lost does, too, and
 if it comes back like that, repair.
 """
@@ -123,7 +123,7 @@ def _tell_broken(host: Host, cards: Cards) -> Reading:
         return _tell_late(host, cards)
     if "mismatch" in cards.why:
         return Reading(
-            verdict="fail", what=f"nvidia-smi says: {cards.why}", fix=reboot,
+            verdict="fail", what=f"nvidia-smi reports: {cards.why}", fix=reboot,
             why="the driver's files were updated, and the old one is still loaded: torch says that CUDA is not available, and uses the CPU",
         )  # fmt: skip
     return Reading(
@@ -138,12 +138,12 @@ def _tell_late(host: Host, cards: Cards) -> Reading:
     if signs:
         return Reading(
             verdict="fail", what=f"{cards.why}, and {'; '.join(signs[:4])}", why="the driver hangs, mostly after a GPU has fallen off the bus: each "
-            "rank stops in its first use of CUDA, without a word, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
+            "rank hangs in its first use of CUDA, silently, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
         )  # fmt: skip
     return Reading(
-        verdict="warn", what=cards.why, fix="sudo nvidia-smi -pm 1  # keeps the driver awake\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs",
-        why="a driver that nothing holds awake starts anew for each program, and every rank waits for that; or it hangs, and each rank stops in its first "
-        "use of CUDA, without a word",
+        verdict="warn", what=cards.why, fix="sudo nvidia-smi -pm 1  # keeps the driver loaded\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs",
+        why="a driver that nothing keeps loaded is initialized again for each program, and every rank waits for that; "
+        "or it hangs, and each rank hangs in its first use of CUDA, silently",
     )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
     if unknown:
         yield Reading(
             verdict="warn", what=f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(cards.gpus)} here; {visible} are seen",
-            why="CUDA stops reading at the first entry that names no GPU, and takes none if one stands there twice", fix="unset CUDA_VISIBLE_DEVICES",
+            why="CUDA stops reading at the first entry that names no GPU, and uses none if one is listed twice", fix="unset CUDA_VISIBLE_DEVICES",
             class_id="L7",
         )  # fmt: skip
     if mig and (ranks or 0) > 1 and backend != "gloo":
@@ -237,7 +237,7 @@ def _check_kernel_log(cards: Cards, host: Host) -> Iterator[Reading]:
             yield Reading(
                 verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {say_count(count, 'time')} since the host was started: "
                 f"{_XIDS[number]}", why="ranks on this GPU fail or hang when it happens again",
-                fix="sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and look whether it comes back",
+                fix="sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and see whether it comes back",
             )  # fmt: skip
 
 

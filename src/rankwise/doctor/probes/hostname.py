@@ -1,14 +1,14 @@
 """The address of the host's own name, at which Gloo listens for the other ranks.
 
-**Why it matters.** Gloo asks for the addresses of the host's own name and listens at the first one that is its own. `/etc/hosts` of many
-systems says that this is `127.0.1.1`; then each other host connects to itself: `Gloo connectFullMesh failed`, `Connection refused`, or a
+**Why it matters.** Gloo looks up the addresses of the host's own name and listens at the first one that is its own. `/etc/hosts` of many
+systems maps it to `127.0.1.1`; then each other host connects to itself: `Gloo connectFullMesh failed`, `Connection refused`, or a
 hang. If the name has no address, or one of another host, Gloo falls back to `127.0.0.1`, with the same end.
 
-**How it is looked at.** The name is looked up as a rank does it, and compared with the addresses of the interfaces. On one host any
-answer will do, and ranks that use NCCL alone do not ask; so with GPUs it is a warning. Of several hosts no two may have the same name.
+**How it is checked.** The name is looked up as a rank does it, and compared with the addresses of the interfaces. On one host any
+answer will do, and ranks that use NCCL alone do not look it up; so with GPUs it is a warning. Of several hosts no two may have the same name.
 
-**What to do.** `GLOO_SOCKET_IFNAME` set to the interface that the hosts share makes Gloo ask no name; or `/etc/hosts` is mended, so that
-the name leads to the address of that interface.
+**What to do.** `GLOO_SOCKET_IFNAME` set to the interface that the hosts share avoids the lookup; or fix
+`/etc/hosts`, so that the name resolves to the address of that interface.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         if len(hosts) > 1:
             yield Reading(
                 verdict="warn", what=f"{len(hosts)} hosts are called {name}", hosts=tuple(hosts),
-                why="logs and reports can't tell them apart, and with --rdzv-backend c10d each one may take itself for the host of the store",
+                why="logs and reports can't tell them apart, and with --rdzv-backend c10d each may consider itself the host of the store",
                 fix="sudo hostnamectl set-hostname NAME  # another name on each; in containers: docker run --hostname NAME",
             )  # fmt: skip
 

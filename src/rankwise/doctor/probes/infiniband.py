@@ -1,12 +1,12 @@
 """InfiniBand and RoCE: ports, their speed, and whether ranks may use them.
 
 **Why it matters.** Where no port is active, or a container lacks `/dev/infiniband`, NCCL falls back to TCP, many times slower, and says so only
-with `NCCL_DEBUG=INFO`. Where a process may lock little memory, NCCL fails: `ibv_reg_mr failed`, `Cannot allocate memory`.
+with `NCCL_DEBUG=INFO`. If a process may lock only little memory, NCCL fails: `ibv_reg_mr failed`, `Cannot allocate memory`.
 
-**How it is looked at.** The kernel's files in `/sys/class/infiniband`, the device files, and the limit of locked memory. Of several hosts,
+**How it is checked.** The kernel's files in `/sys/class/infiniband`, the device files, and the limit of locked memory. Of several hosts,
 the number of active ports and their speed are compared. Amazon's EFA, which needs a plugin of NCCL, is left out.
 
-**What to do.** `ibstat` tells more of a port that is down; the cable, the switch, or the subnet manager (`opensm`) is to be looked at.
+**What to do.** `ibstat` shows more about a port that is down; check the cable, the switch, and the subnet manager (`opensm`).
 Containers get the devices by `--device=/dev/infiniband`, and the right to lock memory by `--cap-add=IPC_LOCK --ulimit memlock=-1`.
 """
 

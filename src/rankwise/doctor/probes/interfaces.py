@@ -1,11 +1,11 @@
-"""The network interfaces, and which of them Gloo and NCCL take.
+"""The network interfaces, and which of them Gloo and NCCL use.
 
-**Why it matters.** NCCL takes the interfaces that begin with `ib`, else all but `lo` and docker's; so the bridge of a container network,
+**Why it matters.** NCCL uses the interfaces that begin with `ib`, else all but `lo` and docker's; so the bridge of a container network,
 or a VPN, may be among them, or be the first. The other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system
-error`, or a hang at the first collective. Gloo takes the address of the host's name, which may be such a one, too.
+error`, or a hang at the first collective. Gloo uses the address of the host's name, which may be such a one, too.
 
-**How it is looked at.** Addresses and kinds of all interfaces are read, and the rules of Gloo and NCCL are followed, variables counted
-in. An interface that a variable names is taken to be meant.
+**How it is checked.** Addresses and kinds of all interfaces are read, and the rules of Gloo and NCCL are followed, variables counted
+in. An interface that a variable names counts as intended.
 
 **What to do.** `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` set to the interface that the hosts share. NCCL's is the beginning of names,
 or with `=` whole ones, or with `^` those to leave out; Gloo's is a whole name.
@@ -141,13 +141,13 @@ def _tell_none(interfaces: Sequence[Interface]) -> Reading:
         if one.is_up and one.kind != "loopback" and one.addresses and not one.reachable
     ]
     told = [f"{', '.join(down)} down"] if down else []
-    told += [f"{', '.join(local)} with an address for its cable only"] if local else []
+    told += [f"{', '.join(local)} with a link-local address only"] if local else []
     others = [say_interface(one) for one in interfaces if one.is_up and one.reachable]
     told += [f"there are {', '.join(others)}"] if others else []
     return Reading(
         verdict="warn" if others else "fail",
         what="no interface has an address that other hosts reach" + (f": {'; '.join(told)}" if told else ""),
-        why="the ranks of this host can't meet those of others", fix=f"sudo ip link set dev {down[0]} up" if down else "ip -br addr",
+        why="the ranks of this host can't reach those of others", fix=f"sudo ip link set dev {down[0]} up" if down else "ip -br addr",
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         yield Reading(
             verdict="warn", hosts=tuple(apart),
             what=f"all hosts are in {', '.join(sorted(common))}, and Gloo takes " + ", ".join(f"{name} on {host}" for host, name in apart.items()),
-            why="what others reach of this host is perhaps not where Gloo listens: `connectFullMesh failed`, or a hang",
+            why="other hosts may not reach this one where Gloo listens: `connectFullMesh failed`, or a hang",
             fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in there.items()),
         )  # fmt: skip
 

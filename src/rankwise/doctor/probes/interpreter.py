@@ -4,7 +4,7 @@
 `sudo` another one often comes first on `PATH` than in your terminal: the ranks then end with `ModuleNotFoundError: No module named 'torch'`, or
 use an older torch that you have forgotten. Hosts with different versions may hang at the first collective, or much later.
 
-**How it is looked at.** The ranks' interpreter is started once and imports torch. The interpreter that `torchrun` and `rankwise` on `PATH`
+**How it is checked.** The ranks' interpreter is started once and imports torch. The interpreter that `torchrun` and `rankwise` on `PATH`
 belong to is read from their first lines. Between hosts, the version of Python (3.11, without the third number) and that of torch are compared.
 
 **What to do.** Activate the environment in the job itself, or start the job by its full path: `/path/to/env/bin/rankwise run train.py`. Install the
@@ -53,7 +53,7 @@ def _write_fix(host: Host, name: str, python: str) -> str:
     if host.path(f"{folder}/{name}").is_file():
         return f'export PATH="{folder}:$PATH"'
     module = {"torchrun": "torch.distributed.run"}.get(name, name)
-    return f"{shlex.quote(python)} -m {module} …  # in the place of {name}"
+    return f"{shlex.quote(python)} -m {module} …  # instead of {name}"
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -1,13 +1,13 @@
 """IPv6: all of it, or nothing, and the same on all hosts.
 
-**Why it matters.** Where a name has an address of IPv6 first and this host has no way there, torch tries it first: warnings of
-`socket.cpp` with `errno: 97` or `101` stand before the real error, and a way that swallows packets costs the whole time-out. Gloo can't
+**Why it matters.** Where a name has an IPv6 address first and this host has no route to it, torch still tries it first: warnings of
+`socket.cpp` with `errno: 97` or `101` appear before the real error, and a route that drops packets costs the whole timeout. Gloo can't
 connect ranks of which some listen on IPv4, and some on IPv6.
 
-**How it is looked at.** The interfaces' addresses, the kernel's switches, and the addresses of the master's name. A host without IPv6 is
-well, also with the usual line for `::1` in `/etc/hosts`.
+**How it is checked.** The interfaces' addresses, the kernel's switches, and the addresses of the master's name. A host without IPv6 is
+ok, also with the usual line for `::1` in `/etc/hosts`.
 
-**What to do.** Let the master's address be one of IPv4. `GLOO_SOCKET_IFNAME` makes Gloo take IPv4 on an interface that has both.
+**What to do.** Use an IPv4 address for the master. `GLOO_SOCKET_IFNAME` makes Gloo use IPv4 on an interface that has both.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def _judge_master(host: Host) -> Iterator[Reading]:
     if not ips or ":" not in ips[0] or is_loopback_address(ips[0]) or _has_route(host):
         return
     other = next((ip for ip in ips if ":" not in ip), "")
-    told = (
-        f"the master's name {name} is {', '.join(ips)}, and this host has no address of IPv6 for other hosts"
-    )
+    told = f"the master's name {name} is {', '.join(ips)}, but this host has no IPv6 address for other hosts"
     if other:
         yield Reading(
             verdict="warn", what=told, class_id="I22", fix=f"export MASTER_ADDR={other}  # on all hosts",
@@ -71,7 +69,7 @@ def _judge_master(host: Host) -> Iterator[Reading]:
     else:
         yield Reading(
             verdict="fail", what=told, class_id="I22", why="ranks here never reach the store: `The client socket has timed out`",
-            fix="export MASTER_ADDR=…  # the master's address of IPv4, on all hosts",
+            fix="export MASTER_ADDR=…  # the master's IPv4 address, on all hosts",
         )  # fmt: skip
 
 
@@ -85,7 +83,7 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     names: dict[str, Fact] = {host: facts[host].get("interface") for host in hosts}
     yield Reading(
         verdict="fail", hosts=tuple(hosts), class_id="I22",
-        what=f"Gloo takes an address of IPv6 on {', '.join(hosts)}, and of IPv4 on {', '.join(families['IPv4'])}",
+        what=f"Gloo takes an IPv6 address on {', '.join(hosts)}, and an IPv4 address on {', '.join(families['IPv4'])}",
         why="it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
         fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in names.items()),
     )  # fmt: skip

@@ -1,11 +1,10 @@
-"""The variables by which launchers tell a process who it is, and what among them can't be true together.
+"""The variables by which launchers tell a process its rank, and which of them contradict each other.
 
-**Why it matters.** A `RANK` that was exported once is the same in every task of `srun`: two processes claim one rank, and the rest wait for
-ever. `MASTER_ADDR=localhost` is another host on each node. A launcher in each of several tasks on a node builds worlds that overlap. A
-name with a letter wrong is read by nobody, and nobody says so.
+**Why it matters.** A `RANK` that was exported once is the same in every task of `srun`: two processes claim one rank, and the rest wait forever. `MASTER_ADDR=localhost` is a different host on each node. A launcher in each of several tasks
+on a node builds worlds that overlap. A misspelt name is silently ignored.
 
-**How it is looked at.** The environment alone: what torchrun, Slurm, the kinds of MPI, Kubernetes, TF_CONFIG, SageMaker and SkyPilot say is
-read as `rankwise.init()` reads it, and compared. Where they differ by right, as for torchrun inside a step of Slurm, nothing is said.
+**How it is checked.** The environment alone: what torchrun, Slurm, the kinds of MPI, Kubernetes, TF_CONFIG, SageMaker and SkyPilot say is
+read as `rankwise.init()` reads it, and compared. Where they differ rightly, as for torchrun inside a step of Slurm, nothing is reported.
 Where a launcher is to be started, only what it does not set itself is looked at.
 Secrets are never shown.
 

@@ -1,16 +1,16 @@
-"""Processes and files that earlier jobs have left.
+"""Processes and files that earlier jobs left behind.
 
 **Why it matters.** A launcher that was killed leaves its ranks and their data-loading workers: they hold GPUs, memory and ports
-(`CUDA out of memory`, `address already in use`), and take cores from the next job. Batches that they were passing stay in `/dev/shm` until somebody
-removes them.
+(`CUDA out of memory`, `address already in use`), and take cores from the next job. Batches that they were passing stay in `/dev/shm` until they
+are removed.
 
-**How it is looked at.** A process counts if process 1 has adopted it and it is a rank that torchrun or rankwise has started, a worker of a `DataLoader`,
+**How it is checked.** A process counts if process 1 has adopted it and it is a rank that torchrun or rankwise has started, a worker of a `DataLoader`,
 or a child of `multiprocessing`; services and what you have sent to the background do not, nor does what a rank of a living job has started: its
-launcher is there, with the same job id and meeting place in its ranks' variables. Where process 1 is a shell or Python, as in a
-container, it may have started such processes itself: nothing can be said of them. A file in `/dev/shm` counts if it has the name that torch or NCCL
+launcher is there, with the same job id and rendezvous in its ranks' variables. Where process 1 is a shell or Python, as in a
+container, it may have started such processes itself: nothing is known of them. A file in `/dev/shm` counts if it has the name that torch or NCCL
 give theirs, is yours, and no process has it open. Other users' processes and files can't be judged, except by root.
 
-**What to do.** Kill the processes by number, remove the files. Jobs of `rankwise run` leave none: their ranks end with the launcher.
+**What to do.** Kill the processes by PID, remove the files. Jobs of `rankwise run` leave none: their ranks end with the launcher.
 """
 
 from __future__ import annotations

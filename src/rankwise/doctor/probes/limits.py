@@ -3,9 +3,9 @@
 **Why it matters.** A `DataLoader` with workers passes each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`. A
 container that allows few processes ends in `can't start new thread`. NCCL over InfiniBand locks its buffers in memory:
 `ibv_reg_mr failed with error Cannot allocate memory`. Login nodes often limit the processor time, or the size of a file: the kernel kills the rank
-without a word of Python.
+without a message from Python.
 
-**How it is looked at.** `/proc/self/limits`, the control group's limit of processes, and whether there is an InfiniBand card. A rank gets the limits
+**How it is checked.** `/proc/self/limits`, the control group's limit of processes, and whether there is an InfiniBand card. A rank gets the limits
 of the shell, the batch system or the container that starts it.
 
 **What to do.** `ulimit` in the shell that starts the job, `/etc/security/limits.conf` for good, `docker run --ulimit`, or your batch system's setting.

@@ -1,12 +1,12 @@
-"""Every pair of hosts, in both directions, on ports like those that Gloo and NCCL will take.
+"""Every pair of hosts, in both directions, on ports like those that Gloo and NCCL will use.
 
-**Why it matters.** Ranks connect to each other at ports that the kernel picks. A firewall that lets only the master's port in lets
-`init_process_group` pass; then the first collective hangs, or fails with `Connection reset by peer` or `connectFullMesh failed`.
+**Why it matters.** Ranks connect to each other at ports that the kernel picks. A firewall that lets in only the master's
+port lets `init_process_group` succeed; then the first collective hangs, or fails with `Connection reset by peer` or `connectFullMesh failed`.
 
-**How it is looked at.** Each host listens on several ports that its kernel picks, at the address that Gloo will take there and, where it is
-another one, at NCCL's. Every other host connects, and whoever answers says its name. So it is told apart whether a connection is
-dropped (a firewall), refused (a firewall that rejects, or nobody there), or answered by another host; and whether all ways into a host fail, all
-out of it, or a single one. If a host's own table of routes knows no way to an address, no firewall is blamed: what mends it is another
+**How it is checked.** Each host listens on several ports that its kernel picks, at the address that Gloo will use there and, where it is
+another one, at NCCL's. Every other host connects, and whatever answers sends its name. This shows whether a connection is
+dropped (a firewall), refused (a firewall that rejects, or nothing there), or answered by another host; and whether all ways into a host fail, all
+out of it, or a single one. If a host's own routing table has no route to an address, no firewall is blamed: the fix is another
 interface, or a route.
 
 **What to do.** Let the hosts of the job reach each other on all TCP ports, or at least on those of `/proc/sys/net/ipv4/ip_local_port_range`. The

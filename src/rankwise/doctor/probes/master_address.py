@@ -1,14 +1,14 @@
-"""The address at which the ranks meet: does it lead from here to the right host.
+"""The address of the rendezvous: does it lead from here to the right host.
 
-**Why it matters.** `MASTER_ADDR` must have an address here, and lead to the first host from every other one. `localhost` is another host on
+**Why it matters.** `MASTER_ADDR` must have an address here, and lead to the first host from every other one. `localhost` is a different host on
 every node: each waits for the rest. A name without an address ends in `The client socket has timed out`, and nothing says that it was
 the name.
 
-**How it is looked at.** The name is looked up as a rank does it. On the first host its addresses should be the host's own; on the others
+**How it is checked.** The name is looked up as a rank does it. On the first host its addresses should be the host's own; on the others
 they must not be. Of several hosts, what the others got is compared with the addresses of the first one.
 
-**What to do.** Give an address of the first host that the other ones reach: `ip -br addr` there, `getent hosts NAME` here. With
-`--rdzv-backend c10d` the endpoint must be a name that this very host knows itself by; an address of another interface belongs to nobody.
+**What to do.** Use an address of the first host that the other ones reach: `ip -br addr` there, `getent hosts NAME` here. With
+`--rdzv-backend c10d` the endpoint must be a name that this host has for itself; an address of another interface matches no host.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _judge_localhost(host: Host, name: str) -> Reading:
     # To listen on all addresses is what the first host does anyway; the others may be told where it is.
     is_open = is_unspecified(name) and host.job.is_master is True
     return Reading(
-        verdict="warn" if is_open else "fail", what=f"the master's address is {name}, and {host.job.num_nodes} hosts are to meet there", class_id="I4",
-        why="that is another host on each of them: every node waits for the rest" + (", unless those are told an address of this one" if is_open else ""),
+        verdict="warn" if is_open else "fail", what=f"the master's address is {name}, and {host.job.num_nodes} hosts are to rendezvous there", class_id="I4",
+        why="that is a different host on each of them: every node waits for the rest" + (", unless those are given an address of this one" if is_open else ""),
         fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "export MASTER_ADDR=…  # an address of the first host that the others reach",
     )  # fmt: skip
 
@@ -113,15 +113,15 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
         return Reading(
             # Two nodes may be played on one host, by its address; by a name that means loopback nobody does.
             verdict="fail" if is_loop else "warn", class_id="I2",
-            what=f"{_tell_ips(name, ips, noun)} here, this very host, and the ranks meet on another one",
+            what=f"{_tell_ips(name, ips, noun)} here, this host itself, but the ranks rendezvous on another one",
             why="ranks here look for the store on their own host: `Connection refused`, and the others wait",
             fix=f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address",
         )  # fmt: skip
     if host.job.is_master and not leads_here and has_several_hosts(host):
         best = suggest_interface(host, host.interfaces())
         return Reading(
-            verdict="warn", what=f"the ranks are to meet on this host, and {_tell_ips(name, ips)}, which is on no interface here",
-            why="behind a translated address this may work; else the ranks look for the store on another host: `The client socket has timed out`",
+            verdict="warn", what=f"the ranks are to rendezvous on this host, but {_tell_ips(name, ips)}, which is on no interface here",
+            why="behind NAT this may work; else the ranks look for the store on another host: `The client socket has timed out`",
             fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", class_id="I2",
         )  # fmt: skip
     return None
@@ -154,12 +154,12 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             name = told.get("name")
             yield Reading(
                 verdict="warn", what=f"{_tell_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
-                why="behind a translated address this may work; else ranks there look for the store on another host: `The client socket has timed out`",
+                why="behind NAT this may work; else ranks there look for the store on another host: `The client socket has timed out`",
                 fix=f"getent hosts {shlex.quote(str(name))}  # on {host}; and on {masters[0]}: ip -br addr", class_id="I2", hosts=(host,),
             )  # fmt: skip
 
 
 PROBE = Probe(
-    id="master-address", title="the address where the ranks meet", topic="network", speed="quick", look=look, compare=_compare,
+    id="master-address", title="the address of the rendezvous", topic="network", speed="quick", look=look, compare=_compare,
     classes=("I2", "I3", "I4", "I21"),
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """The memory that is left for the job, and whether the kernel has killed for lack of it.
 
-**Why it matters.** Where memory runs out, the kernel kills a process with SIGKILL: the rank is gone with exit code -9, without a word, and all
+**Why it matters.** Where memory runs out, the kernel kills a process with SIGKILL: the rank ends with exit code -9, silently, and all
 others hang or fail with `Connection closed by peer`. In a container the limit is that of the container, whatever the host has.
 
-**How it is looked at.** `MemAvailable` of the host and the limits of the control groups, whichever is less; how many processes of this container or session
+**How it is checked.** `MemAvailable` of the host and the limits of the control groups, whichever is less; how many processes of this container or session
 the kernel has killed; swap; and the strict mode in which the kernel refuses memory that might not be there.
 
 **What to do.** Fewer ranks or workers, or more memory: `--mem` of Slurm, `docker run --memory`, `resources.limits.memory` of Kubernetes.

@@ -1,9 +1,9 @@
 """The largest packet of each interface (MTU).
 
 **Why it matters.** Where one host sends packets of 9000 bytes and another, or a switch between them, takes 1500, small messages pass and
-large ones vanish: the ranks meet, and the first large collective hangs.
+large ones vanish: the rendezvous succeeds, and the first large collective hangs.
 
-**How it is looked at.** The MTU of the interfaces that other hosts reach. 1500 is usual, 9000 is for fast networks, 1400 to 1450 is for
+**How it is checked.** The MTU of the interfaces that other hosts reach. 1500 is usual, 9000 is for fast networks, 1400 to 1450 is for
 tunnels between virtual machines or pods. Of several hosts, those of the same network are compared.
 
 **What to do.** Give the interface the MTU of the other hosts of its network.

@@ -1,14 +1,14 @@
 """The variables of NCCL: their names, their form, and what is left over from debugging.
 
-**Why it matters.** NCCL says nothing of a name that it does not know, and reads most words as 0: `NCCL_IB_DISABLE=true` disables nothing,
-`NCCL_BUFFSIZE=4M` is 4 bytes. `NCCL_SOCKET_IFNAME` that fits no interface ends every rank: `no socket interface found`. A switch that
-was thrown to find a fault, as `NCCL_P2P_DISABLE=1`, makes training slow for as long as it is set.
+**Why it matters.** NCCL silently ignores a name that it does not know, and reads most words as 0: `NCCL_IB_DISABLE=true` disables nothing,
+`NCCL_BUFFSIZE=4M` is 4 bytes. `NCCL_SOCKET_IFNAME` that matches no interface ends every rank: `no socket interface found`. A switch that
+was set for debugging, such as `NCCL_P2P_DISABLE=1`, makes training slow for as long as it is set.
 
-**How it is looked at.** The environment, the user's file (`NCCL_CONF_FILE`, or `~/.nccl.conf`) and `/etc/nccl.conf` are read in NCCL's
+**How it is checked.** The environment, the user's file (`NCCL_CONF_FILE`, or `~/.nccl.conf`) and `/etc/nccl.conf` are read in NCCL's
 order, and compared with a table of the variables up to NCCL 2.32. Of several hosts, values that must agree are compared. `NCCL_PSK` is
 never shown.
 
-**What to do.** Set the variable as it is told, on all hosts, or take it out.
+**What to do.** Set the variable as reported, on all hosts, or unset it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _tell_old(host: Host, name: str, one: Setting) -> Reading:
         )  # fmt: skip
     if now in host.env:
         return Reading(
-            verdict="warn", what=f"{told} is an old name of {now}, which is set, too", why="torch takes the new one, and warns of the old one",
+            verdict="warn", what=f"{told} is an old name of {now}, which is set, too", why="torch uses the new one, and warns of the old one",
             fix=f"unset {name}",
         )  # fmt: skip
     return Reading(
@@ -156,7 +156,7 @@ def _find_fault(host: Host, name: str, value: str, form: Form) -> tuple[str, str
     """Return what is wrong with a value, and what comes of it; empty for nothing."""
     if form.kind == "file":
         is_there = host.has(value)
-        return ("", "") if is_there else (f"there is no file {value}", "NCCL goes on without it")
+        return ("", "") if is_there else (f"there is no file {value}", "NCCL continues without it")
     is_number = _NUMBER.match(value) is not None
     if form.kind == "number":
         return _find_wrong_number(name, value, form) if is_number else _tell_no_number(value)
@@ -231,8 +231,8 @@ def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:
     hca, net = settings.get("NCCL_IB_HCA"), settings.get("NCCL_NET")
     if hca and devices and len(hca.value) > 1 and not match_names(hca.value, devices):
         yield Reading(
-            verdict="warn", what=f"NCCL_IB_HCA={hca.value}{hca.place} fits none of {', '.join(devices)}",
-            why="NCCL goes by TCP instead of InfiniBand or RoCE, many times slower", fix=f"export NCCL_IB_HCA=={devices[0]}",
+            verdict="warn", what=f"NCCL_IB_HCA={hca.value}{hca.place} matches none of {', '.join(devices)}",
+            why="NCCL uses TCP instead of InfiniBand or RoCE, many times slower", fix=f"export NCCL_IB_HCA=={devices[0]}",
         )  # fmt: skip
     if net and net.value.upper() == "IB" and not devices:
         yield Reading(
@@ -256,7 +256,7 @@ def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     )
     name = "" if fits or not typed else suggest_name(host, interfaces, typed)
     yield Reading(
-        verdict=_bad(host), what=f"{told} fits no interface that is up with an address; there are: {names or 'none'}",
+        verdict=_bad(host), what=f"{told} matches no interface that is up with an address; there are: {names or 'none'}",
         why="every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
         fix=f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}",
     )  # fmt: skip
@@ -302,7 +302,7 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             yield Reading(
                 verdict="warn", what=f"{name} differs: {say_groups(groups)}", hosts=odd,
                 why="ranks may choose different ways for one collective: a hang at the first one, or `unhandled system error`",
-                fix=f"unset {name}  # on all hosts, or set it alike on all of them",
+                fix=f"unset {name}  # on all hosts, or set it to one value on all of them",
             )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
-"""The port at which the ranks meet, and the range from which all others are taken.
+"""The port of the rendezvous, and the range of all other ports.
 
 **Why it matters.** Where another process listens at `MASTER_PORT`, the store can't: `EADDRINUSE`, `address already in use`. Often it is
-the last job, which has not ended. A port in the range that the system itself gives out (`net.ipv4.ip_local_port_range`) is taken by
-chance now and then. From that range come the ports of Gloo and NCCL, too; where it is small or used up, connections fail.
+the last job, which has not ended. A port in the ephemeral range (`net.ipv4.ip_local_port_range`) is
+sometimes taken by chance. From that range come the ports of Gloo and NCCL, too; where it is small or used up, connections fail.
 
-**How it is looked at.** The kernel's tables of sockets and its settings are read; nothing is opened. Only the host where the ranks meet
+**How it is checked.** The kernel's tables of sockets and its settings are read; nothing is opened. Only the host of the rendezvous
 needs the port.
 
-**What to do.** Leave `--master-port` and `MASTER_PORT` out on one host: the launcher takes a free one. On several, take another one on all
+**What to do.** Leave `--master-port` and `MASTER_PORT` out on one host: the launcher picks a free one. On several, use another one on all
 of them, or end the process that holds it.
 """
 
@@ -52,7 +52,7 @@ def read_range(host: Host) -> tuple[int, int]:
 def _judge_port(host: Host, low: int, high: int) -> Reading:
     port = find_master(host)[1] or (_TORCH_PORT if has_several_hosts(host) else None)
     if host.job.is_master is False:
-        return skipped("the master's port", "the ranks meet on another host")
+        return skipped("the master's port", "the ranks rendezvous on another host")
     if port is None:
         return ok(f"no port given, so the launcher takes a free one from {low} to {high}")
     if "TORCHELASTIC_RUN_ID" in host.env:
@@ -69,14 +69,14 @@ def _judge_given(host: Host, port: int) -> Reading | None:
         if pid:  # its arguments may be secret
             holder = f"pid {pid} ({name_command(host.read(f'/proc/{pid}/cmdline').split(chr(0))) or 'without a name'})"
         return Reading(
-            verdict="fail", what=f"port {port}, where the ranks are to meet, is held by {holder}", class_id="I9",
-            why="rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks meet another job",
+            verdict="fail", what=f"the rendezvous port {port} is held by {holder}", class_id="I9",
+            why="rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks join another job",
             fix=f"kill {pid}  # if it is left over" if pid else f"export MASTER_PORT={_find_free(host, port)}  # on all hosts",
         )  # fmt: skip
     least = host.read("/proc/sys/net/ipv4/ip_unprivileged_port_start") or "1024"
     if port < int(least) and getattr(os, "geteuid", lambda: 0)() != 0:
         return Reading(
-            verdict="fail", what=f"port {port}, where the ranks are to meet, is below {least}", why="only root may open it: `Permission denied`",
+            verdict="fail", what=f"the rendezvous port {port} is below {least}", why="only root may open it: `Permission denied`",
             fix=f"export MASTER_PORT={_TORCH_PORT}  # on all hosts",
         )  # fmt: skip
     return None
@@ -85,11 +85,11 @@ def _judge_given(host: Host, port: int) -> Reading | None:
 def _judge_place(host: Host, port: int, low: int, high: int) -> Reading:
     if low <= port <= high and has_several_hosts(host):
         return Reading(
-            verdict="warn", what=f"port {port}, where the ranks are to meet, is in the ephemeral range ({low} to {high})",
+            verdict="warn", what=f"the rendezvous port {port} is in the ephemeral range ({low} to {high})",
             why="any program may be assigned it, and then the job fails to start: `EADDRINUSE`", class_id="I9",
             fix=f"export MASTER_PORT={_find_free(host, _TORCH_PORT)}  # on all hosts",
         )  # fmt: skip
-    return ok(f"port {port}, where the ranks are to meet, is free")
+    return ok(f"the rendezvous port {port} is free")
 
 
 def _find_free(host: Host, port: int) -> int:

@@ -1,9 +1,9 @@
 """Whether all hosts have the same program.
 
-**Why it matters.** Where the code is copied to each host, one of them easily keeps an older copy: the ranks there do other collectives or build
+**Why it matters.** Where the code is copied to each host, one of them easily keeps an older copy: the ranks there call other collectives or build
 another model. They hang, or end with `params[0] in this process with sizes ... appears not to match`, or keep training silently.
 
-**How it is looked at.** The script is read, and the modules that it imports from its own folder, and theirs; of a folder, all of its
+**How it is checked.** The script is read, and the modules that it imports from its own folder, and theirs; of a folder, all of its
 Python files. Nothing is run. Between hosts the contents are compared; only checksums leave a host.
 
 **What to do.** Copy the code to all hosts again (`rsync -a`), or start from a shared folder.
@@ -73,7 +73,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     more = f", and {len(differing) - 1} more file{'s' * (len(differing) > 2)}" if len(differing) > 1 else ""
     yield Reading(
         verdict="fail", what=f"{name} differs: {say_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
-        why="ranks with other code do other collectives or build another model: they hang, or keep training silently",
+        why="ranks with other code call other collectives or build another model: they hang, or keep training silently",
         fix="rsync -a ./ HOST:\"$PWD\"/  # to each of these hosts, from one whose code is right",
     )  # fmt: skip
 

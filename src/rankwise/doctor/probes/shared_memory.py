@@ -1,15 +1,15 @@
-"""Room in /dev/shm, through which data-loading workers and NCCL pass their data.
+"""Space in /dev/shm, through which data-loading workers and NCCL pass their data.
 
 **Why it matters.** The workers of a `DataLoader` hand each batch to the training process in a file in `/dev/shm`, and NCCL keeps the
 buffers of ranks on one host there. Where it is full, a worker or a rank is killed by SIGBUS (exit code -7), without an exception.
 Docker gives a container 64 MiB.
 
-**How it is looked at.** The size of the file system, what is free in it, and whether your user may write to it. Where it is full, the sizes of
+**How it is checked.** The size of the file system, what is free in it, and whether your user may write to it. Where it is full, the sizes of
 its files are summed up; nothing is written.
 
 **What to do.** Where files fill it, remove those that dead processes have left. Where it is small, give it more: `docker run --shm-size=16g` or
 `--ipc=host`; in Kubernetes an `emptyDir` with `medium: Memory` at `/dev/shm`; elsewhere `mount -o remount,size=16g /dev/shm`.
-Never more than half of the memory that there is: beyond, the kernel kills processes instead (SIGKILL).
+Never more than half of the host's memory: beyond that, the kernel kills processes instead (SIGKILL).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOST_FILES, _MOST_NAMES = 5000, 3
 #: What a launcher of rankwise keeps there, and removes itself.
 _OWN = "rankwise-"
 #: Apptainer and Singularity mostly bind it from the host.
-_OUTSIDE = "/dev/shm mostly is the host's, outside the container; there"
+_OUTSIDE = "/dev/shm is usually the host's, outside the container; there"
 _WHO_HAS_IT = r"find /proc/[0-9]*/fd /proc/[0-9]*/map_files -lname '/dev/shm/*' -printf '%h %l\n' 2>/dev/null | sort -u  # who has what open there"
 
 
@@ -117,7 +117,7 @@ def _say_held(host: Host, used: int) -> tuple[str, list[str]]:
     if is_all and nameless > used // 2:
         # torch's workers remove the names of their files at once.
         told.append(
-            f"{nameless // _MIB} MiB are in files without a name, which go with the processes that have them open"
+            f"{nameless // _MIB} MiB are in files without a name, which are freed when the processes that have them open end"
         )
     sudo = "" if getattr(os, "geteuid", lambda: 0)() == 0 else "sudo "
     return ", ".join(told), [*_list_commands(host, large), sudo + _WHO_HAS_IT, *_list_removals(host, large)]
@@ -137,9 +137,9 @@ def _list_removals(host: Host, large: Sequence[str]) -> Iterator[str]:
     plain = [name for name in large if name not in own and re.fullmatch(r"\w[\w.+=@-]*", name, re.ASCII)]
     if plain:
         flag = "-r " if any(_is_folder(host, name) for name in plain) else ""
-        yield f"# what nobody has open or needs can go: rm {flag}{' '.join(f'{_SHM}/{name}' for name in plain)}"
+        yield f"# what no process has open or needs can be deleted: rm {flag}{' '.join(f'{_SHM}/{name}' for name in plain)}"
     if own:
-        yield "# what is called rankwise-… belongs to a running job, and goes with its launcher, or with the next one's start"
+        yield "# what is called rankwise-… belongs to a running job, and is removed with its launcher, or when the next one starts"
 
 
 def _is_folder(host: Host, name: str) -> bool:

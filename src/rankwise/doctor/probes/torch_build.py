@@ -2,10 +2,10 @@
 
 **Why it matters.** `pip install torch` may bring a build for the CPU: then `Distributed package doesn't have NCCL built in`. A build for a newer
 CUDA than the driver serves finds no GPU (`The NVIDIA driver on your system is too old`), and one that is older than the GPU has no code for it
-(`no kernel image is available for execution on the device`). A second NCCL on `LD_LIBRARY_PATH` or in `LD_PRELOAD` takes the place of torch's own, and
-NCCL's network plugin on some hosts only makes the first collective hang.
+(`no kernel image is available for execution on the device`). A second NCCL on `LD_LIBRARY_PATH` or in `LD_PRELOAD` replaces torch's own, and
+NCCL's network plugin on only some hosts makes the first collective hang.
 
-**How it is looked at.** torch is asked for its CUDA, its architectures, its NCCL and what it says of the GPUs; Python for all packages
+**How it is checked.** torch is queried for its CUDA, its architectures, its NCCL and the GPUs it sees; Python for all packages
 that hold torch or NCCL; the kernel for the file of NCCL that was really loaded; `nvidia-smi` for the driver's CUDA. Between hosts, CUDA, NCCL,
 the driver and the plugin are compared.
 
@@ -77,7 +77,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     if len(drivers) > 1:
         yield Reading(
             verdict="warn", what=f"the NVIDIA driver differs: {say_groups(drivers)}", hosts=find_odd_hosts(drivers),
-            why="most jobs run so; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",
+            why="most jobs work; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",
             fix="# install the same driver on all hosts",
         )  # fmt: skip
 
@@ -117,7 +117,7 @@ def _may_see(host: Host) -> bool:
 def _tell_unusable(host: Host, told: TorchFacts, cards: Cards) -> Reading:
     serves_up_to = find_driver_cuda(host)
     is_older = bool(serves_up_to) and _to_numbers(serves_up_to)[0] < _to_numbers(told.cuda or "0")[0]
-    why = told.cuda_error or "torch says no more; `nvidia-smi` sees them"
+    why = told.cuda_error or "torch reports no reason; `nvidia-smi` sees them"
     if is_older:
         why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {told.cuda}; {why}"
     return Reading(

@@ -2,11 +2,11 @@
 
 **Why it matters.** `CUDA_LAUNCH_BLOCKING=1` and `TORCH_DISTRIBUTED_DEBUG=DETAIL` find faults, and make every step slow for as long as they
 are set; with DETAIL, torch 2.13 without CUDA crashes when a model is wrapped in DistributedDataParallel. A wrong value of
-`TORCH_DISTRIBUTED_DEBUG` ends every program that imports torch.distributed. A misspelt `TORCH_NCCL_...` does nothing, without a word.
+`TORCH_DISTRIBUTED_DEBUG` ends every program that imports torch.distributed. A misspelt `TORCH_NCCL_...` silently does nothing.
 
-**How it is looked at.** The environment is compared with the names and values that torch 2.13 reads.
+**How it is checked.** The environment is compared with the names and values that torch 2.13 reads.
 
-**What to do.** Take the variable out, or write it as it is told.
+**What to do.** Unset the variable, or spell it as reported.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _judge_debugging(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
     if log and log.upper() not in _LOG:
         yield Reading(
-            verdict="warn", what=f"TORCH_CPP_LOG_LEVEL={log} is not one of {', '.join(_LOG[:4])}", why="torch says so, and goes on without it",
+            verdict="warn", what=f"TORCH_CPP_LOG_LEVEL={log} is not one of {', '.join(_LOG[:4])}", why="torch warns, and continues without it",
             fix="export TORCH_CPP_LOG_LEVEL=INFO",
         )  # fmt: skip
     if _is_on(host, "CUDA_LAUNCH_BLOCKING"):

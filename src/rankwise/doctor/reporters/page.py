@@ -74,7 +74,7 @@ def render(together: Together, *, made: str) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="sub">{escape(made)}, in {together.took_s:.1f} s; {escape(count_verdicts(readings))}</p>',
         *_render_missing(together.missing),
-        "<h2>Findings</h2>" if bad else '<p class="finding ok">Nothing fails, and nothing is doubtful.</p>',
+        "<h2>Findings</h2>" if bad else '<p class="finding ok">No failures and no warnings.</p>',
         *(_render_finding(line, names) for line in bad),
         *_render_maps(together, names),
         *_render_all_reduce(together),
@@ -97,7 +97,7 @@ def _write(words: str) -> str:
 
 def _render_missing(missing: Sequence[str]) -> Iterator[str]:
     if missing:
-        verb = "did not come"
+        verb = "did not arrive"
         yield f'<div class="finding fail"><b>{escape(name_hosts(missing, ()))}</b>{verb}</div>'
 
 

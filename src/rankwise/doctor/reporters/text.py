@@ -126,7 +126,7 @@ class _Text:
             told = count_host(host, self._all)
             yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {told}".rstrip()
         for name in self._all.missing:
-            yield f"  {name:<{width}}  {self._paint('1;31', 'did not come')}"
+            yield f"  {name:<{width}}  {self._paint('1;31', 'did not arrive')}"
         yield from self._tell_measures()
         if (reduced := self._all.all_reduce) is not None:
             if reduced.why:

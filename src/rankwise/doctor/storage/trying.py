@@ -103,7 +103,7 @@ def _rename(place: Path) -> str:
         )
     except OSError as error:
         return error.strerror or str(error)
-    return "" if is_good else "the renamed file has not the new content"
+    return "" if is_good else "the renamed file does not have the new content"
 
 
 def _lock(path: Path) -> bool:

@@ -43,11 +43,11 @@ def find_slip(text: str) -> Slip | None:
     if not scheme and not inner and not digits and not text.endswith("/"):
         return None
     if scheme:
-        what = f"begins with {scheme}, as no host's name does"
+        what = f"begins with {scheme}, as no host name does"
     elif digits:
         what = f"has a port in it, {digits}"
     elif not inner:
-        what = "ends with /, as no host's name does"
+        what = "ends with /, as no host name does"
     else:
         what = "has brackets, which belong to HOST:PORT only"
     return Slip(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=bool(inner) and not scheme and not digits)  # fmt: skip
@@ -76,9 +76,9 @@ def write_remedy(slip: Slip, port: int | None) -> str:
     if slip.port is None:
         return command
     if port is None:
-        return f"{command} MASTER_PORT={slip.port}  # a port belongs into MASTER_PORT"
+        return f"{command} MASTER_PORT={slip.port}  # a port belongs in MASTER_PORT"
     if port == slip.port:
-        return f"{command}  # its port stands in MASTER_PORT"
+        return f"{command}  # its port is in MASTER_PORT"
     return f"{command}  # MASTER_PORT is {port}; if {slip.port} is meant: export MASTER_PORT={slip.port}"
 
 

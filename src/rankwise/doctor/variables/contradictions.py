@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LEFT_OVER = (
     "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc"
 )
-_OR_BY_RIGHT = "; or another launcher ordered them, as Ray does, and all is well"
+_OR_BY_RIGHT = "; or another launcher ordered them, as Ray does, and they are correct"
 
 
 def find_contradictions(
@@ -85,7 +85,7 @@ def _check_readable(env: Mapping[str, str]) -> Iterator[Reading]:
     try:
         it = read_identity(env)
     except UsageError as error:
-        is_other_task = "no part of a process group" in error.message
+        is_other_task = "not part of a process group" in error.message
         if find_place(env) is None or not _is_half(env):
             yield Reading(
                 verdict="warn" if is_other_task else "fail", what=error.message, why="rankwise.init() and init_process_group() stop here",
@@ -114,7 +114,7 @@ def _check_rank(env: Mapping[str, str]) -> Iterator[Reading]:
         rank, world = it.told.get("rank", ""), it.told.get("world_size", "")
         yield Reading(
             verdict="fail", what=f"rank {it.rank} of {it.world_size}: {rank}, {world}", class_id="I11",
-            why=f"ranks are 0 to {it.world_size - 1}: the store refuses it, or all others wait for a rank that never comes",
+            why=f"ranks are 0 to {it.world_size - 1}: the store refuses it, or all others wait for a rank that never arrives",
             fix=f"# count {it.names[0]} from 0, and let {it.names[1]} be the number of all processes",
         )  # fmt: skip
 
@@ -136,14 +136,14 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
             is_stale = _is_stale(env)
             yield Reading(
                 verdict="fail" if is_stale else "warn", what=f"WORLD_SIZE={world}, and {who} has started {outer.world_size} processes ({size})", class_id="I12",
-                why=f"all {outer.world_size} are told the same WORLD_SIZE: they form other worlds, or wait for ranks that nobody starts" + ("" if is_stale else _OR_BY_RIGHT),
+                why=f"all {outer.world_size} have the same WORLD_SIZE: they form other worlds, or wait for ranks that are not started" + ("" if is_stale else _OR_BY_RIGHT),
                 fix=_LEFT_OVER,
             )  # fmt: skip
     elif world is not None and rank is not None and rank != outer.rank:
         is_stale = _is_stale(env)
         yield Reading(
             verdict="fail" if is_stale else "warn", what=f"RANK={rank}, and {who} says rank {outer.rank} ({outer.told['rank']}), of {world} both", class_id="I10",
-            why="a RANK that was exported once is the same in all processes: two claim one rank, and others never come" + ("" if is_stale else _OR_BY_RIGHT), fix=_LEFT_OVER,
+            why="a RANK that was exported once is the same in all processes: two claim one rank, and others never arrive" + ("" if is_stale else _OR_BY_RIGHT), fix=_LEFT_OVER,
         )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def _check_ports(env: Mapping[str, str]) -> Iterator[Reading]:
         if text and port is None:
             what = f"{name}={text!r} is not a whole number"
         elif port is not None and not first <= port <= 65535:
-            what = f"{name}={port} is not a port that all ranks can meet at: {first} to 65535"
+            what = f"{name}={port} is not a port for the rendezvous of all ranks: {first} to 65535"
         else:
             continue
         yield Reading(verdict="fail", what=what, why="the store can't be opened, or each rank looks for it elsewhere", fix=f"export {name}=29500")  # fmt: skip
@@ -256,7 +256,7 @@ def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
         return  # it was derived: scripts with their own address are none of our business
     example = "29500" if lacks == "MASTER_PORT" else "HOST  # where rank 0 runs, the same on all"
     yield Reading(
-        verdict="fail", what=f"{has}={env[has]} is set, and {lacks} is not", why=f"ValueError: environment variable {lacks} expected, but not set",
+        verdict="fail", what=f"{has}={env[has]} is set, but {lacks} is not", why=f"ValueError: environment variable {lacks} expected, but not set",
         fix=f"export {lacks}={example}",
     )  # fmt: skip
 
@@ -274,8 +274,8 @@ def _check_place(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if find_place(env) is None and len(list(read_all(env))) == 1:
         yield Reading(
-            verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, and neither MASTER_ADDR nor MASTER_PORT is",
-            why="ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself says where to meet (init_method=…)",
+            verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
+            why="ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself names the rendezvous (init_method=…)",
             fix="export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all",
         )  # fmt: skip
 
@@ -297,13 +297,13 @@ def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if int(low) > have:
         yield Reading(
-            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, and Slurm has given {have} ({name}={have})", class_id="I1",
-            why="the launcher waits for nodes that nobody starts", fix=f"export PET_NNODES={have}",
+            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, but Slurm has allocated {have} ({name}={have})", class_id="I1",
+            why="the launcher waits for nodes that are not started", fix=f"export PET_NNODES={have}",
         )  # fmt: skip
     elif in_step is not None and 1 < int(most) < have:
         yield Reading(
-            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, and the step runs on {have} nodes ({name}={have})", class_id="I12",
-            why="nodes are left over that no world takes in", fix=f"export PET_NNODES={have}",
+            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, but the step runs on {have} nodes ({name}={have})", class_id="I12",
+            why="some nodes are in no world", fix=f"export PET_NNODES={have}",
         )  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
     yield Reading(
         verdict="fail" if outer.local_rank and is_rank else "warn", class_id="I24",
         what=f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']}), and {each}",
-        why="more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait for ever", fix="# srun --ntasks-per-node=1 …",
+        why="more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait forever", fix="# srun --ntasks-per-node=1 …",
     )  # fmt: skip
 
 

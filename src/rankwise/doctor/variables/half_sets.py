@@ -26,15 +26,15 @@ def find_half_set(env: Mapping[str, str]) -> Reading | None:
     node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
     if node is not None and nodes is not None and node >= nodes > 1:
         return Reading(
-            verdict="warn", what=f"NODE_RANK={node}, and there are {nodes} nodes: they are numbered 0 to {nodes - 1}", class_id="I11",
-            why="a launcher with this number is refused, or the others wait for a node that never comes", fix="# count NODE_RANK from 0",
+            verdict="warn", what=f"NODE_RANK={node}, but there are {nodes} nodes: they are numbered 0 to {nodes - 1}", class_id="I11",
+            why="a launcher with this number is refused, or the others wait for a node that never arrives", fix="# count NODE_RANK from 0",
         )  # fmt: skip
     if find_exported_node(env) is not None:
         return None
     local, pmix = number(env, "LOCAL_RANK"), number(env, "PMIX_RANK")
     if pmix is not None and pmix >= 0:
         return Reading(
-            verdict="warn", what=f"PMIX_RANK={pmix} is set, and no variable says how many processes there are",
+            verdict="warn", what=f"PMIX_RANK={pmix} is set, but no variable says how many processes there are",
             why="a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
             fix="export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
         )  # fmt: skip
@@ -45,15 +45,15 @@ def _tell_local(env: Mapping[str, str], local: int) -> Reading:
     found = _find_other(env, local)
     if found is None:
         return Reading(
-            verdict="warn", what=f"LOCAL_RANK={local} is set, and neither RANK nor WORLD_SIZE is",
-            why="libraries take the process for one of several (accelerate: `environment variable RANK expected, but not set`), "
+            verdict="warn", what=f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
+            why="libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), "
             f"and scripts take GPU {local}",
             fix="unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …",
         )  # fmt: skip
     name, rank = found
     return Reading(
-        verdict="warn", what=f"LOCAL_RANK={local} is set, as {name}={local} says too, and neither RANK nor WORLD_SIZE is",
-        why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE takes it for the only one",
+        verdict="warn", what=f"LOCAL_RANK={local} is set, as {name}={local} says too, but neither RANK nor WORLD_SIZE is",
+        why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one",
         fix=f"export RANK={rank} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
     )  # fmt: skip
 
@@ -83,11 +83,9 @@ def find_exported_node(env: Mapping[str, str]) -> Place | None:
     count = "NNODES" if number(env, "NNODES") is not None else "NUM_NODES"
     names = [name for name, value in (("NODE_RANK", node), (count, nodes)) if value is not None]
     names += ["MASTER_ADDR"] if is_met else []
-    lacking = (
-        "" if nodes else "no variable says how many nodes there are: put their number in the place of NODES"
-    )
+    lacking = "" if nodes else "no variable says how many nodes there are: replace NODES with their number"
     if node is None:
-        lacking = "no variable says which node this is: put its number, counted from 0, in the place of NODE"
+        lacking = "no variable says which node this is: replace NODE with its number, counted from 0"
     addr, port = find_meeting(env)
     return Place(
         told_by=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,

@@ -29,7 +29,7 @@ IDENTITY: Final[dict[str, str]] = {
     "ROLE_WORLD_SIZE": "how many ranks its role has",
     "ROLE_NAME": "the role of the ranks",
     "NODE_RANK": "the number of this node, for Lightning and scripts; torchrun reads PET_NODE_RANK",
-    "MASTER_ADDR": "the host where the ranks meet",
+    "MASTER_ADDR": "the host of the rendezvous",
     "MASTER_PORT": "the port there",
 }
 
@@ -40,13 +40,13 @@ _PET = {
     "MASTER_ADDR": "address of node 0",
     "MASTER_PORT": "port on node 0",
     "LOCAL_ADDR": "address of this node",
-    "RDZV_BACKEND": "how the nodes meet: static or c10d",
-    "RDZV_ENDPOINT": "where they meet, host:port",
+    "RDZV_BACKEND": "rendezvous backend: static or c10d",
+    "RDZV_ENDPOINT": "rendezvous endpoint, host:port",
     "RDZV_ID": "name of the job, the same on all nodes",
-    "RDZV_CONF": "further settings of the meeting",
+    "RDZV_CONF": "further rendezvous settings",
     "STANDALONE": "1: this node alone, on a free port",
     "MAX_RESTARTS": "how often all ranks are started again",
-    "MONITOR_INTERVAL": "seconds between looks at the ranks",
+    "MONITOR_INTERVAL": "seconds between polls of the ranks",
     "START_METHOD": "how functions are started",
     "ROLE": "role of the ranks",
     "MODULE": "1: the script is a module",
@@ -75,8 +75,8 @@ _TORCHELASTIC = {
     "SIGNALS_TO_HANDLE": "set in ranks: signals that are passed on",
     "ENABLE_FILE_TIMER": "1: watches ranks by a file of timers",
     "TIMER_FILE": "the file of timers",
-    "HEALTH_CHECK_PORT": "port at which the launcher says that it lives",
-    "LOG_LINE_PREFIX_TEMPLATE": "what stands in front of a rank's lines",
+    "HEALTH_CHECK_PORT": "port of the launcher's health check",
+    "LOG_LINE_PREFIX_TEMPLATE": "prefix of a rank's lines",
     "DEFAULT_EVENT_LOG_HANDLER": "where torchrun's events go",
 }
 
@@ -90,7 +90,7 @@ _RANKWISE = {
     "DOCTOR": "0: the launcher does not ask the doctor",
     "EVIDENCE": "folder for what is recorded of a hang",
     "HANDSHAKE": "lenient: ranks of other versions or code are a warning",
-    "MEMORY": "where the ranks' share of memory is told",
+    "MEMORY": "folder of the job in the host's memory",
     "ON_HANG": "what the launcher does at a hang",
     "PRELOAD": "modules that are imported before the ranks are forked",
     "WATCH": "0: collectives are not recorded; dispatcher: those of C++ as well",
@@ -114,7 +114,7 @@ _TORCH = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "entries of the flight recorder; 0: it is off",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "where its dumps go",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1: a timeout writes a dump",
-    "TORCH_NCCL_DESYNC_DEBUG": "1: a timeout tells which rank was elsewhere",
+    "TORCH_NCCL_DESYNC_DEBUG": "1: a timeout shows which rank was elsewhere",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "seconds until a stuck watchdog ends the rank",
     "TORCH_NCCL_ENABLE_MONITORING": "0: a stuck watchdog is left alone",
     "TORCH_NCCL_ENABLE_TIMING": "1: collectives are timed",
@@ -142,10 +142,10 @@ _GLOO = {
 }
 
 _THREADS_AND_GPUS = {
-    "OMP_NUM_THREADS": "CPU threads of each rank; launchers set 1 if nobody does",
+    "OMP_NUM_THREADS": "CPU threads of each rank; launchers set 1 if it is not set",
     "OMP_PROC_BIND": "whether threads stay on their cores",
     "OMP_PLACES": "which cores threads may take",
-    "OMP_SCHEDULE": "how loops are dealt out to threads",
+    "OMP_SCHEDULE": "how loops are divided among threads",
     "OMP_DYNAMIC": "whether the number of threads may vary",
     "OMP_WAIT_POLICY": "whether waiting threads spin",
     "OMP_STACKSIZE": "stack of each thread",
@@ -229,9 +229,9 @@ _NCCL = {
     "NCCL_CROSS_NIC": "whether a ring may change cards between hosts",
     "NCCL_TOPO_FILE": "file with the host's topology",
     "NCCL_TOPO_DUMP_FILE": "where the topology is written",
-    "NCCL_COMM_ID": "host:port where ranks meet without a store",
+    "NCCL_COMM_ID": "host:port where ranks connect without a store",
     "NCCL_CONF_FILE": "file with such settings",
-    "NCCL_HOSTID": "what tells hosts apart",
+    "NCCL_HOSTID": "what identifies a host",
     "NCCL_NVLS_ENABLE": "1: sums in the NVLink switch",
     "NCCL_COLLNET_ENABLE": "1: sums in the network switch",
     "NCCL_IGNORE_CPU_AFFINITY": "1: the process's CPUs do not bind NCCL's threads",
@@ -263,5 +263,5 @@ def find_family(name: str) -> str:
     if name in IDENTITY:
         return "who this process is"
     if name in TOLD_BY_LAUNCHERS:
-        return "told by launchers"
+        return "set by launchers"
     return next((family for family, prefixes in FAMILIES.items() if name.startswith(prefixes)), "")

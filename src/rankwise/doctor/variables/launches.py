@@ -75,7 +75,7 @@ def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
     if len(on) > 1:
         yield Reading(
             verdict="fail", what=f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen", class_id="L16",
-            why="one of them is left over from another launch: the model is spread in a way that nobody asked for, or accelerate stops", fix=f"unset {on[1]}  # or {on[0]}",
+            why="one of them is left over from another launch: the model is spread in a way that was not intended, or accelerate stops", fix=f"unset {on[1]}  # or {on[0]}",
         )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
     ):
         return
     is_sure = num_nodes > 1 and bool(outer.local_rank)
-    worlds = f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait for ever"  # fmt: skip
+    worlds = f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"  # fmt: skip
     yield Reading(
         verdict="fail" if is_sure else "warn", class_id="I24", what=f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']}), and each of them starts a launcher",
         why=worlds, fix="# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …",
@@ -116,8 +116,8 @@ def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
         and "SLURM_JOB_ID" in env
     ):
         yield Reading(
-            verdict="warn", what=f"the job is to have {num_nodes} nodes, and Slurm has given {have}", class_id="I1",
-            why="the launcher waits for nodes that nobody starts, unless they come from another Slurm job", fix=f"rankwise run --nnodes {have} …",
+            verdict="warn", what=f"the job is to have {num_nodes} nodes, but Slurm has allocated {have}", class_id="I1",
+            why="the launcher waits for nodes that are not started, unless they come from another Slurm job", fix=f"rankwise run --nnodes {have} …",
         )  # fmt: skip
 
 
@@ -126,5 +126,5 @@ def _check_devices(env: Mapping[str, str], num_ranks: int | None) -> Iterator[Re
     if num_ranks is not None and devices is not None and devices < num_ranks:
         yield Reading(
             verdict="warn", what=f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} {'GPU' if devices == 1 else 'GPUs'} for {num_ranks} ranks on this node", class_id="L7",
-            why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are well", fix=f"rankwise run --nproc-per-node {devices} …",
+            why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are not affected", fix=f"rankwise run --nproc-per-node {devices} …",
         )  # fmt: skip

@@ -35,7 +35,7 @@ class Listed:
 
 def list_variables(env: Mapping[str, str]) -> list[Listed]:
     """Return the variables of the known families, by family; all others are left out, whatever they hold."""
-    order = ["who this process is", "told by launchers", *FAMILIES]
+    order = ["who this process is", "set by launchers", *FAMILIES]
     found = [
         Listed(
             family=family, name=name, value=mask_value(name, value, is_known=name in KNOWN), does=KNOWN.get(name, ""),

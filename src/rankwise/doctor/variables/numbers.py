@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.identity import Identity
 
-_WHY = "one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never comes"
+_WHY = "one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never arrives"
 
 
 def check_numbers(env: Mapping[str, str], outer: Identity | None) -> Iterator[Reading]:

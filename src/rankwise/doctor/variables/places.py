@@ -158,7 +158,7 @@ def _read_pod(env: Mapping[str, str]) -> Place | None:
     return Place(
         told_by="Kubernetes", what=told, node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), str(node), addr, str(port), "auto"),
-        note="" if nodes else "no variable says how many pods there are: put the job's completions in the place of NODES",
+        note="" if nodes else "no variable says how many pods there are: replace NODES with the job's completions",
     )  # fmt: skip
 
 

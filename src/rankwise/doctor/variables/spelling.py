@@ -42,7 +42,7 @@ def tell_misspellings(env: Mapping[str, str]) -> list[Reading]:
     """Return a warning for each name that is probably misspelt."""
     return [
         Reading(
-            verdict="warn", what=f"{name} is set, which nothing reads; did you mean {meant}?", why=f"{meant} stays at its default, without a word",
+            verdict="warn", what=f"{name} is set, which nothing reads; did you mean {meant}?", why=f"{meant} silently stays at its default",
             fix=f"unset {name}  # and set {meant}",
         )
         for name, meant in find_misspellings(env)

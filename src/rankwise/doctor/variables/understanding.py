@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Role = Literal["rank", "node", "alone", "unclear"]
 VALUES = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_addr", "master_port")  # fmt: skip
 _LAUNCHERS = {
-    "RANK and WORLD_SIZE": "whoever set RANK and WORLD_SIZE",
+    "RANK and WORLD_SIZE": "whatever set RANK and WORLD_SIZE",
     "Slurm": "srun (Slurm)",
     "Open MPI": "mpirun (Open MPI)",
     "MPICH": "mpiexec (MPICH)",

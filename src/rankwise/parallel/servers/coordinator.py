@@ -202,7 +202,7 @@ class Coordinator:
         return True
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until all that was scheduled is done."""
+        """Wait until all scheduled functions are done."""
         self._wait(lambda: self._open == 0, timeout_s, lambda: f"{self._open} scheduled functions")
         with self._changed:
             self._raise_failure()
@@ -228,7 +228,7 @@ class Coordinator:
                     raise CollectiveError(
                         f"no worker is left for {what()}: {reasons}",
                         rank=self._rank,
-                        hint="look at the output of the first that went",
+                        hint="look at the output of the first that ended",
                     )
                 if left_s <= 0:
                     raise CollectiveTimeoutError(

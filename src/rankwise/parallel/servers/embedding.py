@@ -60,7 +60,7 @@ class RowCache:
 
 @final
 class ServedEmbedding(nn.Module):  # type: ignore[misc]
-    """An embedding whose rows stand on the servers of ``parameter_server``; on workers it has those of the batch only.
+    """An embedding whose rows are on the servers of ``parameter_server``; on workers it has those of the batch only.
 
     It is used as ``torch.nn.Embedding``. Its rows are pulled in the forward pass, and ``ps.push()`` sends their gradients.
 
@@ -68,10 +68,10 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
         num_rows: How many rows.
         size: How many numbers a row has.
         dtype: Of them; None: torch's default.
-        sharding: ``"hash"``: neighbours stand on different servers; ``"range"``: together.
+        sharding: ``"hash"``: neighbours are on different servers; ``"range"``: together.
         seed: Of the first values.
         std: Their standard deviation.
-        cache_age: For so many steps a row is not asked for again, in modes that allow old parameters.
+        cache_age: For so many steps a row is not fetched again, in modes that allow old parameters.
         cache_rows: How many such rows a worker keeps.
 
     Raises:
@@ -143,7 +143,7 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
         return values
 
     def bind(self, fetch: Callable[[Tensor], Tensor]) -> None:
-        """Say where rows come from.
+        """Set where rows come from.
 
         Args:
             fetch: Given ascending row numbers, returns their values, shape (rows, ``size``).
@@ -151,7 +151,7 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
         self._fetch = fetch
 
     def collect(self) -> tuple[Tensor, Tensor]:
-        """Return the rows that have gradients, ascending, and these, shape (rows, ``size``); and forget them."""
+        """Return the rows that have gradients, ascending, and the gradients, shape (rows, ``size``); and forget them."""
         used = [(rows, values.grad) for rows, values in self._used if values.grad is not None]
         self._used.clear()
         self._step += 1

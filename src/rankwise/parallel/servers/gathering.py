@@ -73,7 +73,7 @@ def name_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     strangers = [one for group in optimizer.param_groups for one in group["params"] if one not in names]
     if strangers:
         raise UsageError(
-            f"resume: the optimizer has {len(strangers)} parameters that the model has not",
-            hint="give the optimizer of this model that the checkpoint was loaded into",
+            f"resume: the optimizer has {len(strangers)} parameters that the model does not have",
+            hint="pass the optimizer of this model that the checkpoint was loaded into",
         )
     return {names[one]: state for one, state in optimizer.state.items()}

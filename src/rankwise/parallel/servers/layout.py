@@ -106,7 +106,9 @@ def spread(model: nn.Module, num_shards: int, *, split_bytes: int | None = SPLIT
         UsageError: ``split_bytes`` makes no sense.
     """
     if split_bytes is not None and split_bytes < 1:
-        raise UsageError(f"split_bytes={split_bytes} is no number of bytes above 0", hint="None: never split")
+        raise UsageError(
+            f"split_bytes={split_bytes} is not a number of bytes above 0", hint="None: never split"
+        )
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     if not trained:
         raise ModelError(

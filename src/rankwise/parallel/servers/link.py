@@ -153,7 +153,7 @@ class Link:
                 note = json.loads(text)
             except ValueError:
                 self.close()
-                raise self._tell_lost("it sends what is no message") from None
+                raise self._tell_lost("it sent an invalid message") from None
         message = Message(kind, shard, number, weight, seen, note)
         if not size:
             return message
@@ -224,7 +224,7 @@ class Link:
         if self._is_late:
             raise CollectiveTimeoutError(
                 f"the link to {self.peer} was closed when it was late", rank=self._rank,
-                hint="make the parameter server anew, or let the process end: it can be started again",
+                hint="create the parameter server again, or let the process end: it can be started again",
             )  # fmt: skip
 
     def _set_timeout(self, timeout_s: float) -> None:

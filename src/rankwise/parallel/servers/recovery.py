@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.servers.shard import Shard
 
-_NO_SPACE_HINT = "give recovery_folder a larger file system; copies in the host's memory take twice what the servers hold (docker run --shm-size)"
+_NO_SPACE_HINT = "put recovery_folder on a larger file system; copies in the host's memory take twice what the servers hold (docker run --shm-size)"
 #: How the folders begin from which a run goes on after one that was stopped.
 _STOPPED = "stopped-"
 
@@ -99,7 +99,7 @@ class Recovery:
                 whole.append((max(int(one["version"]) for one in facts), folder))
             else:
                 sys.stderr.write(
-                    f"rankwise: {folder} is not whole, or of another model or number of servers: not used\n"
+                    f"rankwise: {folder} is incomplete, or of another model or number of servers: not used\n"
                 )
         version, newest = max(whole, default=(-1, None))
         return newest if version >= num_updates else None

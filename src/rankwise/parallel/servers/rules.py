@@ -63,18 +63,18 @@ def check_rules(
     """
     if mode not in MODES:
         raise UsageError(
-            f"mode={mode!r} is none of {', '.join(MODES)}", hint='mode="sync" equals one process'
+            f"mode={mode!r} is not one of {', '.join(MODES)}", hint='mode="sync" equals one process'
         )
     if mode != "stale" and staleness is not None:
         raise UsageError(
-            f"staleness={staleness} with mode={mode!r}", hint='give mode="stale", or no staleness'
+            f"staleness={staleness} with mode={mode!r}", hint='pass mode="stale", or no staleness'
         )
     if mode == "stale" and (
         staleness is None or isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0
     ):
         raise UsageError(
             f"mode='stale' with staleness={staleness!r}",
-            hint="say by how many updates a worker may be ahead: staleness=2; 0 equals sync",
+            hint="pass by how many updates a worker may be ahead: staleness=2; 0 equals sync",
         )
     if backup_workers and mode != "sync":
         raise UsageError(
@@ -84,8 +84,10 @@ def check_rules(
     if not 0 <= backup_workers < num_workers:
         raise UsageError(
             f"backup_workers={backup_workers} of {num_workers} workers",
-            hint="one worker at least must be waited for: 0 to workers - 1",
+            hint="at least one worker must be waited for: 0 to workers - 1",
         )
     if clip_norm is not None and not clip_norm > 0:
-        raise UsageError(f"clip_norm={clip_norm} is no norm above 0", hint="None: gradients are not clipped")
+        raise UsageError(
+            f"clip_norm={clip_norm} is not a norm above 0", hint="None: gradients are not clipped"
+        )
     return staleness or 0

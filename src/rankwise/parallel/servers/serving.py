@@ -136,9 +136,9 @@ class Server:
             if self.lost and not self.ended and not self._is_stopping:
                 reasons = "; ".join(f"worker {worker}: {why}" for worker, why in sorted(self.lost.items()))
                 raise CollectiveError(
-                    f"all workers are gone, and none said that it had ended: {reasons}",
+                    f"all workers are gone, and none reported that it had ended: {reasons}",
                     rank=self.rank,
-                    hint="look at the output of the first that went",
+                    hint="look at the output of the first that ended",
                 )
             if self.recovery is not None:
                 self.recovery.finish(self.shards, is_stopped=self._is_stopping)
@@ -187,7 +187,7 @@ class Server:
                 self._remove(worker, None, None)
             elif now > until_s:
                 sys.stderr.write(
-                    f"rankwise: [rank {self.rank}] {name_ranks([worker])} did not reach the server in time; going on without\n"
+                    f"rankwise: [rank {self.rank}] {name_ranks([worker])} did not reach the server in time; continuing without\n"
                 )
                 self._give_up(worker)
 
@@ -347,7 +347,7 @@ class Server:
             is_restarted = self._store.check([f"copied/{self.number}"])
             run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
         if self.recovery is None and is_restarted:
-            raise CollectiveError(f"server {self.number} has died, and with it what it held", rank=self.rank,
+            raise CollectiveError(f"server {self.number} has died, and what it held is lost", rank=self.rank,
                                   hint="start the whole job again, from a checkpoint")  # fmt: skip
         if self.recovery is not None:
             newest = max((shard.version for shard in self.shards.values()), default=0)

@@ -196,7 +196,7 @@ def _count_by_role(ctx: RankContext) -> int:
     while absent := [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]:
         if SYSTEM_CLOCK.monotonic() > end:
             raise RendezvousError(
-                f"{name_ranks(absent)} did not come within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at their output"
+                f"{name_ranks(absent)} did not arrive within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at their output"
             )  # fmt: skip
         SYSTEM_CLOCK.sleep(_POLL_S)
     roles = [ctx.store.get(key).decode() for key in keys]

@@ -60,7 +60,7 @@ class TableFacts:
                     f"{name}={value} of a served embedding", hint="it needs one row and one number at least"
                 )
         if self.sharding not in SHARDINGS:
-            raise UsageError(f"sharding={self.sharding!r} is none of {', '.join(SHARDINGS)}")
+            raise UsageError(f"sharding={self.sharding!r} is not one of {', '.join(SHARDINGS)}")
 
     def find_owners(self, rows: Tensor, num_shards: int) -> tuple[Tensor, Tensor]:
         """Return for each row its shard, and its place there; both of the shape of ``rows``, int64."""

@@ -161,7 +161,7 @@ class Worker:
     def _check(self, answer: Message) -> Message:
         if answer.kind == REFUSED:
             raise CollectiveError(
-                (answer.note or {})["error"], rank=self._rank, hint="the server's output says more"
+                (answer.note or {})["error"], rank=self._rank, hint="the server's output has the details"
             )
         return answer
 
@@ -279,9 +279,9 @@ class Worker:
             )
         if not 0 <= weight < math.inf:
             raise UsageError(
-                f"weight={weight!r} is no number of samples",
+                f"weight={weight!r} is not a number of samples",
                 rank=self._rank,
-                hint="give the number of samples of this worker's batch",
+                hint="pass the number of samples of this worker's batch",
             )
         rows = [table.collect() for table in self._tables]
         factor = self._find_factor([gradient for _, gradient in rows])

@@ -152,7 +152,7 @@ def _name_parting(axes: Any, comparison: Comparison, colour: str, *, height: flo
         return
     is_late = losses.parting.step > (losses.first.step + losses.last.step) / 2
     axes.annotate(
-        f"they part at step {losses.parting.step}",
+        f"they diverge at step {losses.parting.step}",
         (losses.parting.step, 0),
         xycoords=("data", "axes fraction"),
         xytext=(-4 if is_late else 4, height),

@@ -83,7 +83,7 @@ def _blame_model(comparison: Comparison, differing: dict[str, Setting]) -> Itera
     if weights.only_a or weights.only_b:
         yield Reason(
             fact=f"the models are not the same: {len(weights.only_a)} parameters are in a only, {len(weights.only_b)} in b only",
-            do="compare runs of one model, or look at what they have in common only",
+            do="compare runs of one model, or compare only what they have in common",
             head="the models are not the same",
         )
     if weights.differing and comparison.losses.parting and weights.step >= comparison.losses.parting.step:
@@ -93,14 +93,14 @@ def _blame_model(comparison: Comparison, differing: dict[str, Setting]) -> Itera
         drawn = f", as the seeds do ({seed.a} and {seed.b})" if seed else ""
         yield Reason(
             fact=f"the initial weights differ{drawn}",
-            do="call torch.manual_seed with one number before the model is made, or let both begin with one checkpoint",
+            do="call torch.manual_seed with one number before the model is made, or start both from one checkpoint",
             head="the initial weights differ",
         )
     elif weights.differing:
         yield Reason(
-            fact=f"the weights with which both went on after step {weights.step} differ",
-            do="let both go on from the same checkpoint",
-            head=f"the weights after step {weights.step}, where both went on, differ",
+            fact=f"the weights with which both resumed after step {weights.step} differ",
+            do="resume both from the same checkpoint",
+            head=f"the weights after step {weights.step}, where both resumed, differ",
         )
 
 
@@ -134,10 +134,10 @@ def _differ_by(comparison: Comparison, step: int) -> bool:
 
 def _blame_rounding(differing: dict[str, Setting]) -> Iterable[Reason]:
     causes = [_show(differing[name]) for name in _ROUNDING if name in differing]
-    why = f"with {', '.join(causes)} the same sums are added in another order" if causes else "nothing that the journals tell would change the order of sums, so kernels that are not deterministic may be it"  # fmt: skip
+    why = f"with {', '.join(causes)} the same sums are added in another order" if causes else "nothing in the journals would change the order of sums, so kernels that are not deterministic may be the cause"  # fmt: skip
     yield Reason(
         fact=f"the difference begins as small as rounding and grows step by step: {why}",
-        do="train both in float64 for some steps: what is only rounding stays below 1e-9 there, and what is not comes out",
+        do="train both in float64 for some steps: what is only rounding stays below 1e-9 there, and what is not shows",
     )
 
 
@@ -146,7 +146,7 @@ def _blame_parameter(comparison: Comparison) -> Iterable[Reason]:
     if norms is not None and at is not None and norms.parting_step is not None and norms.parting_step < at.step:  # fmt: skip
         first = norms.parted[0]
         yield Reason(
-            fact=f"at step {norms.parting_step}, before the losses part, the norm of {first.name} differs by {first.difference:.2g} (more than that of any other parameter): it may begin there",
+            fact=f"at step {norms.parting_step}, before the losses diverge, the norm of {first.name} differs by {first.difference:.2g} (more than that of any other parameter): it may begin there",
             do="look at what is special about it: its optimizer group, frozen or not, used by some ranks only; a parameter that began with zeros may differ so by rounding too",
         )
 
@@ -198,8 +198,8 @@ def _blame_moment(comparison: Comparison, a: Journal, b: Journal) -> Iterable[Re
     again = [(name, step) for name, run in (("a", a), ("b", b)) if (step := _resumed_before(run, at.step))]
     for name, step in again:
         yield Reason(
-            fact=f"{name} was started again after step {step}, and they part at step {at.step}",
-            do="look for what is not among the parts of its checkpoint: scheduler, loader, scaler; the random generators of ranks are seeded anew at another number of ranks",
+            fact=f"{name} was started again after step {step}, and they diverge at step {at.step}",
+            do="look for what is not among the parts of its checkpoint: scheduler, loader, scaler; the random generators of ranks are reseeded at another number of ranks",
         )
     if again:
         return

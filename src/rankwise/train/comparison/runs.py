@@ -236,7 +236,7 @@ def _tell_precision(journal: Journal) -> str:
 
 def _tell_steps(journal: Journal) -> str:
     steps = journal.losses().keys()
-    told = f"tells of steps {min(steps)} to {max(steps)}" if steps else "tells of no step yet"
+    told = f"has steps {min(steps)} to {max(steps)}" if steps else "has no step yet"
     return f"{journal.path} {told}"
 
 

@@ -31,7 +31,7 @@ class Moment:
 
     Attributes:
         step: Steps done.
-        num_steps: Of all; None if nobody knows.
+        num_steps: Of all; None if not known.
         facts: Texts beside the bar, from left to right, each with its rank when room is short: the highest numbers go first,
             and the drawn bar goes in its turn, by ``BAR_RANK``.
     """

@@ -27,11 +27,11 @@ class CsvLines(Logger):
     reports.csv has a row for each report: ``step,epoch,loss,lr,samples_per_s,tokens_per_s`` and what else the loss function returns,
     means since the report before. evaluations.csv has a row for each evaluation: ``step,epoch`` and its metrics.
 
-    What is unknown is empty; a metric that comes up later gets a column then. A new training writes the tables anew, and one that goes on
+    What is unknown is empty; a metric that appears later gets a column then. A new training overwrites the tables, and one that continues
     cuts off the rows of steps that did not happen after all; a file with other columns is renamed to ``steps.csv.old``. Numbers have all their digits; what is not finite is ``nan``, ``inf``
     or ``-inf``.
 
-    What can't be written (a full disk) is lost, with a warning; the training goes on.
+    What can't be written (a full disk) is lost, with a warning; the training continues.
 
     Args:
         path: The table of steps; its folder is made when the training starts. The others are called like it, with "reports" and

@@ -91,7 +91,7 @@ class CsvTable:
         kept = next(path for path in map(self._path.with_name, names) if not path.exists())
         self._path.rename(kept)
         self._complain(
-            f"{self._path} has other columns than this training writes: it is called {kept.name} now"
+            f"{self._path} has other columns than this training writes: it is now called {kept.name}"
         )
 
     def _add(self, rows: list[Mapping[str, Any]]) -> None:

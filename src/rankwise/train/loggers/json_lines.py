@@ -24,9 +24,9 @@ class JsonLines(Logger):
 
     The kinds are started, report, evaluated and ended, and the keys are the fields of the classes of these names. JSON has no NaN:
     it is the string "NaN", and there are "Infinity" and "-Infinity". Nothing is ever taken out: a ``started`` with a step
-    says that what was told of later steps did not happen. ``rankwise compare`` reads it.
+    means that what was recorded of later steps did not happen. ``rankwise compare`` reads it.
 
-    A line that can't be written (a full disk) is lost, with a warning; the training goes on.
+    A line that can't be written (a full disk) is lost, with a warning; the training continues.
 
     Args:
         path: The file; its folder is made when the training starts.

@@ -60,7 +60,7 @@ class Outlet:
             OSError: There is none.
         """
         if self._stream is None:
-            raise OSError("nobody reads here any more")
+            raise OSError("nothing reads here any more")
         return self._stream.fileno()
 
 

@@ -29,9 +29,9 @@ _NUM_LOSSES = 10
 
 @final
 class Progress(Logger):
-    """Tells people how the training gets on; nothing that breaks here ends it.
+    """Shows people the progress of the training; no error here ends it.
 
-    On a terminal there is a bar (with rich installed), and evaluations are lines above it. Elsewhere, in a log file say, a report
+    On a terminal there is a bar (with rich installed), and evaluations are lines above it. Elsewhere, as in a log file, a report
     is a line of its own, but not more than one in ``every_s`` seconds; the first one, the last one and evaluations always are.
     Both go to standard error, which leaves standard output to the script.
 

@@ -21,8 +21,8 @@ class TensorBoard(Logger):
     """Writes event files for TensorBoard.
 
     ``train/loss``, ``train/lr`` and ``train/grad_norm`` are there for each step, ``train/samples_per_s``, ``train/tokens_per_s``
-    where the loss counts tokens, and other metrics for each report, and ``eval/...`` for each evaluation. A training that goes on writes a file of its own, and tells TensorBoard to forget what
-    was said of later steps. Files are opened when the training starts, so every rank may make this object.
+    where the loss counts tokens, and other metrics for each report, and ``eval/...`` for each evaluation. A training that continues writes a file of its own,
+    and makes TensorBoard forget what was recorded of later steps. Files are opened when the training starts, so every rank may make this object.
 
     Args:
         folder: Where the event files go: a folder for each run.

@@ -25,11 +25,11 @@ class WandB(Logger):
     """Logs ``train/loss``, ``train/lr``, ``train/grad_norm``, ``train/samples_per_s`` (and ``train/tokens_per_s``), other metrics of each report, and ``eval/...``.
 
     The loss is the mean since the last report, since a call of W&B's costs too much for each step; rate and norm are those of the last step.
-    A training that goes on goes on in the same run: its id is kept in ``wandb.json`` in the training's folder. All is drawn over
+    A training that continues does so in the same run: its id is kept in ``wandb.json`` in the training's folder. All is drawn over
     a number ``step`` of our own, since W&B drops what comes with a smaller step than it has seen; what was logged of steps that did not
     happen after all stays there, and is drawn twice.
 
-    Whatever W&B fails at ends no training: there is one warning, and nothing more is logged. It starts with the training, so every rank may
+    No failure of W&B ends the training: there is one warning, and nothing more is logged. It starts with the training, so every rank may
     make this object.
 
     Args:
@@ -124,7 +124,7 @@ class WandB(Logger):
     def _give_up(self, what: str, error: Exception) -> None:
         self._run = None
         reason = next(iter(str(error).splitlines()), "")
-        warn(f"W&B: {what}, and the training goes on: {type(error).__name__}: {reason}")
+        warn(f"W&B: {what}, and the training continues: {type(error).__name__}: {reason}")
 
 
 def _read_id(file: Path) -> str | None:

@@ -55,7 +55,7 @@ def describe_start(started: Started) -> str:
     line = ", ".join(parts)
     folder = settings.get("folder")
     if started.step:
-        return f"{line}; goes on after step {started.step}" + (f" of {folder}" if folder else "")
+        return f"{line}; continues after step {started.step}" + (f" of {folder}" if folder else "")
     return line + (f"; writes to {folder}" if folder else "")
 
 

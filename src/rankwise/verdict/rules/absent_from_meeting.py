@@ -43,7 +43,7 @@ def _tell_init(view: View, waiting: list[Standing]) -> tuple[Sight, ...]:
         tell_absence(
             view, absence, rule=RULE, class_id=None if any(map(view.may_come, missing)) else "I1", culprits=missing,
             certainty="proof" if has_ended else "suspicion",
-            fix=f"let all ranks reach init_process_group (the others do at {at}): what takes long, or may fail, on one rank belongs behind it",
+            fix=f"let all ranks reach init_process_group (the others do at {at}): what takes long, or may fail, on one rank belongs after it",
         ),
     )  # fmt: skip
 

@@ -125,8 +125,8 @@ def _tell_parted(view: View, standings: list[Standing], parted: tuple[int, ...],
     away = [view.standings[rank] for rank in parted]
     class_id, fix = explain_fewer(view, inside[0].site, inside[0].rank, parted, [one.site for one in away]) or (
         "D14",
-        f"let all stages make the same number of steps: {name_ranks(parted)} came to {shorten(away[0].site)} without that of the others at "
-        f"{shorten(inside[0].site)}; to skip a step needs one decision for all (all_reduce the flag first)",
+        f"let all stages make the same number of steps: {name_ranks(parted)} reached {shorten(away[0].site)} without that of the others at "
+        f"{shorten(inside[0].site)}; skipping a step needs one decision for all (all_reduce the flag first)",
     )  # fmt: skip
     told = [
         f"{name_stages(view.stages[one.rank])} (rank {one.rank}) is in {name_op(one.op)} at {shorten(one.site)}"

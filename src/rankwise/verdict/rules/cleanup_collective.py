@@ -34,16 +34,14 @@ def find(view: View) -> tuple[Sight, ...]:
         others = [op for ranks, op in parting.sides if ranks[0] not in cleaning]
         # Who is through with its batches earlier reaches the finally just as well.
         is_early = any(map(is_gradient, others)) and not _is_excepting(view, parting, cleaning)
-        told = (
-            f"{name_ranks(cleaning)} left a try block early and made the collective of its except or finally"
-        )
+        told = f"{name_ranks(cleaning)} left a try block early and called the collective in its except or finally"
         behind = f"look for the exception that led to {shorten(at)}: it has not been printed yet{', or for a loop that ended earlier' if is_early else ''}"
         known = [rank for rank in cleaning if rank in raised]
         if is_early and not known and _is_explained(view, parting, cleaning):
             continue  # the script's own lines tell why there was a step less: gradients_met says so
         if known:
             is_early, told = False, _tell_raised(known, cleaning, raised, at)
-            behind = f"fix the exception raised at {shorten(raised[known[0]].where)}: it was not printed, because the collective after it still waits"
+            behind = f"fix the exception raised at {shorten(raised[known[0]].where)}: it was not printed, because the collective after it still blocks"
         sight = tell_parting(
             view, parting, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning, told=told,
             fix=f"{behind}; and take the collective out of the except or finally",
@@ -66,7 +64,7 @@ def _tell_raised(
     told = f"{name_ranks(known[:1])} raised {first.message} at {shorten(first.where)}"
     if more := [rank for rank in cleaning if rank != known[0]]:
         told += f", {name_ranks(more)} left the block too"
-    return f"{told}, and made the collective of the except, finally or __exit__ at {shorten(at)}"
+    return f"{told}, and called the collective in the except, finally or __exit__ at {shorten(at)}"
 
 
 def _find_raised(view: View, parting: Parting) -> dict[int, FaultRecord]:

@@ -1,4 +1,4 @@
-"""Replicas of a model in DistributedDataParallel that have drifted apart: its gradients, or its state, are not shared (D7-D10, D23, D26)."""
+"""Replicas of a model in DistributedDataParallel that have diverged: its gradients, or its state, are not shared (D7-D10, D23, D26)."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _find_unknown(drift: Drift) -> _Told | None:
     class_id, told = _UNKNOWN[max(_UNKNOWN, key=letters.count)]
     wrapped = _wrapped(drift)
     fix = {
-        "D8": f"give the model all of its layers before it is wrapped{wrapped}, or wrap it anew after they have been changed",
-        "D9": f"unfreeze before wrapping{wrapped}, or wrap the model anew when its layers have been unfrozen",
+        "D8": f"add all layers to the model before it is wrapped{wrapped}, or wrap it again after they were changed",
+        "D9": f"unfreeze before wrapping{wrapped}, or wrap the model again after its layers were unfrozen",
         "D10": f"move the model to its device and dtype before it is wrapped{wrapped}",
     }[class_id]
     they = "they were" if len(letters) > 1 else "it was"
@@ -140,7 +140,7 @@ def _find_rates(drift: Drift) -> _Told | None:
     return (
         None,
         f"their learning rates differ: {told}",
-        "step the scheduler on all ranks, and give one that looks at a loss (ReduceLROnPlateau) the mean over the ranks",
+        "step the scheduler on all ranks, and pass one that depends on a loss (ReduceLROnPlateau) the mean over the ranks",
     )
 
 
@@ -176,7 +176,7 @@ def _tell(drift: Drift, class_id: str | None, cause: str, fix: str) -> Sight:
         culprits=drift.culprits,
         class_id=class_id,
         where=replica.site or None,
-        message=f"the replicas of the model wrapped{_wrapped(drift)} have drifted apart{sofar}: {tell_drift(drift)}; {cause}",
+        message=f"the replicas of the model wrapped{_wrapped(drift)} have diverged{sofar}: {tell_drift(drift)}; {cause}",
         fix=fix,
         is_stuck=False,
         key=f"drift of model {replica.model} of {name_ranks(replica.members)}",

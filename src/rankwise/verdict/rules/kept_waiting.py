@@ -66,7 +66,7 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
         line = next(guard.line for guard in away if guard.kind == "except")
         return (
             "R1",
-            f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or tell the other ranks first",
+            f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or notify the other ranks first",
         )
     # The stages of a pipeline stand under tests of the rank, and are meant to.
     waiting = [one for one in absence.waiting if one.op is None or one.op.flow is None]
@@ -75,7 +75,7 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
     if test := next((guard for guard in own if guard.is_rank_test), None):
         return (
             "C1",
-            f"move the collective at {at} out of the rank test at line {test.line}: all ranks must call it, only what follows may differ",
+            f"move the collective at {at} out of the rank test at line {test.line}: all ranks must call it; only what follows may differ",
         )
     if own and view.scene.is_whole and not any(guard.is_rank_test for guard in away):
         return (
@@ -88,7 +88,7 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
     if not waiting:
         return (
             None,
-            f"find out why {who} {verb(absence.missing, 'do', 'does')} not go on: each stage waits for its neighbours, so all must run the same steps",
+            f"find out why {who} {verb(absence.missing, 'do', 'does')} not continue: each stage waits for its neighbours, so all must run the same steps",
         )
     return (
         None,

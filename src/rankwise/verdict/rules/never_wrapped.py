@@ -36,7 +36,7 @@ def _is_meant_as_one(drift: Drift) -> bool:
 
 
 def _tell(drift: Drift) -> Sight:
-    told = "the ranks began with the same model and share the data, but train apart: no gradient was ever averaged"
+    told = "the ranks began with the same model and share the data, but train separately: no gradient was ever averaged"
     return Sight(
         kind="mismatch",
         # Nobody can see whether one model is meant.
@@ -44,8 +44,8 @@ def _tell(drift: Drift) -> Sight:
         rule=RULE,
         culprits=drift.culprits,
         class_id="D7",
-        message=f"{told}; {tell_drift(drift)}; that is wrong unless this is meant (ensembles, weights averaged by files)",
-        fix="wrap the model in torch.nn.parallel.DistributedDataParallel before the first step, and call the wrapper in training; if it is meant, RANKWISE_DIGESTS=0 turns this off",
+        message=f"{told}; {tell_drift(drift)}; that is wrong unless intended (ensembles, weights averaged by files)",
+        fix="wrap the model in torch.nn.parallel.DistributedDataParallel before the first step, and call the wrapper in training; if it is intended, RANKWISE_DIGESTS=0 turns this off",
         is_stuck=False,
         key=f"drift of a model of {name_ranks(drift.replica.members)} in no wrapper",
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 RULE = "other_members"
 _FIX = (
     "call new_group on all ranks of the job, members or not, with the same lists in the same order, "
-    "and keep the group that contains the own rank"
+    "and keep the group that contains this rank"
 )
 
 
@@ -54,7 +54,7 @@ def _tell(view: View, name: str, sides: dict[tuple[int, ...], list[int]]) -> Sig
     ordered = sorted(sides.items(), key=lambda side: (side[0] not in blamed, len(side[1]), side[1]))
     ranks = tuple(sorted(rank for _, some in ordered for rank in some))
     clauses = [
-        f"{name_ranks(some)} {'say' if len(some) > 1 else 'says'} {list(members)}"
+        f"{name_ranks(some)} {'list' if len(some) > 1 else 'lists'} {list(members)}"
         for members, some in ordered
     ]
     waiting = [

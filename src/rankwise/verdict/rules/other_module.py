@@ -30,7 +30,7 @@ def _tell(view: View, parting: Parting) -> Sight:
         return tell_parting(
             view, parting, rule=RULE, class_id=None, told="the ranks of an FSDP model are at different modules of it",
             fix="run the same modules in the same order on all ranks: where one is dropped or skipped, all must drop it "
-            "(draw it from a generator of one seed, or broadcast the decision)",
+            "(draw it from a generator with the same seed, or broadcast the decision)",
         )  # fmt: skip
     ahead = tuple(sorted(rank for ranks, _ in forward for rank in ranks))
     # Either of the two has passed over something; a rank in its next forward has passed over its backward.

@@ -30,7 +30,7 @@ def _tell(view: View, parting: Parting) -> Sight:
     at = shorten(op.site)
     if "broadcast_object_list" in op.inside:
         class_id = "C20"
-        fix = f"at {at} the lists must be equally long on all ranks: [None] * n on those that receive"
+        fix = f"at {at} the lists must have the same length on all ranks: [None] * n on those that receive"
     elif find_family(op) == "all_gather":
         class_id = "C5"
         fix = f"at {at} gather the lengths first and pad to the longest, or use all_gather_object"

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 RULE = "other_splits"
 _FIXES = {
     "all_to_all": "row r of all input_split_sizes must be column r of all output_split_sizes: exchange the counts first, with an all_to_all_single "
-    "of one number per rank, and cut the output by what came",
+    "of one number per rank, and split the output by what arrived",
     "all_gather": "make each output as large as what that rank sends: gather the lengths first, or pad to the longest",
-    "reduce_scatter": "cut the inputs alike on all ranks, with part r as large as the output of rank r",
+    "reduce_scatter": "split the inputs alike on all ranks, with piece r as large as the output of rank r",
 }
 
 
@@ -52,5 +52,5 @@ def _tell_misfit(misfit: Misfit, op: Op) -> str:
     given = misfit.given // size
     whom = "itself" if misfit.giver == misfit.getter else f"rank {misfit.getter}"
     return (
-        f"rank {misfit.giver} gives {whom} {given} {unit}{'' if given == 1 else 's'}, and {misfit.expected // size} {'is' if misfit.expected == size else 'are'} expected"
+        f"rank {misfit.giver} sends {whom} {given} {unit}{'' if given == 1 else 's'}, but {misfit.expected // size} {'is' if misfit.expected == size else 'are'} expected"
     )  # fmt: skip

@@ -28,7 +28,7 @@ def find(view: View) -> tuple[Sight, ...]:
             sights.append(
                 tell_absence(
                     view, absence, rule=RULE, certainty="proof", is_stuck=False, culprits=stopped,
-                    fix=f"someone or something stopped it: `kill -CONT {pids or 'PID'}` lets it go on",
+                    fix=f"someone or something stopped it: `kill -CONT {pids or 'PID'}` lets it continue",
                 )
             )  # fmt: skip
     return tuple(sights)

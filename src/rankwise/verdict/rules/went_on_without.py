@@ -55,7 +55,7 @@ def _tell(lane: Lane, op: Op, came: tuple[int, ...], gone: tuple[int, ...]) -> S
         kind="mismatch", certainty="suspicion", rule=RULE, culprits=culprits, where=where, is_stuck=False, doing="ended",
         key=f"went on without {name_ranks(gone, None)} {lane.key} #{op.seq}",
         message=f"{name_ranks(gone)} ended after {' or '.join(map(str, counts))} collectives of their group; {name_ranks(came)} called one more, "
-        f"{name_op(op)} at {shorten(op.site)}: it failed because of that, the exception was caught, and they went on without its result",
+        f"{name_op(op)} at {shorten(op.site)}: it failed because of that, the exception was caught, and they continued without its result",
         fix=f"all ranks must reach {shorten(op.site)} equally often: let an exception caught around it end the rank, "
         "or agree to skip the step on all ranks (all_reduce the flag first)",
     )  # fmt: skip
