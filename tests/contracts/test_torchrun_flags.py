@@ -41,6 +41,7 @@ _OWN_DESTS = {
     "resident",
     "preload",
     "role_counts",
+    "join_every",
 }
 
 # Reads {"cases": [[argv, env]…], "launches": [argv…]}; tells torchrun's actions, namespaces and launch configurations.
