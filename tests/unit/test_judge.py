@@ -227,6 +227,7 @@ def test_a_rank_beyond_the_world_means_another_world_size() -> None:
         _raised(0, "RuntimeError: Timed out waiting 4000ms for recv operation to complete", at=4.0),
     )
     assert (verdict.kind, verdict.culprits, verdict.class_id) == ("hang", (1,), "I12")
+    assert "waited for rank 2, but this job has 2 ranks" in verdict.message
 
 
 def test_a_mismatch_is_called_one() -> None:

@@ -309,7 +309,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             class_id="I12",
             where=first.where,
             message=f"{_name_alike(case, alike)} waited for rank {missing[0]}, but this job has "
-            "{case.world_size} ranks: the script set another world size",
+            f"{case.world_size} ranks: the script set another world size",
             fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher gives every rank the same value",
         )
     culprits = [by_rank[rank] for rank in missing if rank in by_rank]
