@@ -39,6 +39,9 @@ def test_a_silence_counts_by_a_peers_own_habits() -> None:
     stalled = Silence(0.0)
     stalled.forgive(5.0)
     assert 5.5 - stalled.heard_s <= stalled.bound_s(100.0)
+    for _ in range(10):
+        stalled.forgive(0.6)
+    assert 6.0 - stalled.heard_s > stalled.bound_s(100.0)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,15 @@ def test_a_cut_blames_nobody_of_ones_own_side(number: int, data: st.DataObject) 
         assert set(node.detector.losses) <= there
         assert not any(loss.is_ended for loss in node.detector.losses.values())
         assert set(node.detector.losses) >= near[node.number] & there
+
+
+def test_a_slow_node_hears_of_a_loss_as_well(settled: None) -> None:
+    """The root freezes; one of its children, to whose part of the tree nobody else could tell it, pauses for up to 0.6 s between two looks: all know in a few seconds."""
+    network = Network(100, slow={5: 0.5})
+    network.run(2.0)
+    network.freeze(0)
+    network.run(4.0)
+    assert all(set(node.detector.losses) == {0} for node in network.nodes[1:])
 
 
 @pytest.mark.usefixtures("settled")

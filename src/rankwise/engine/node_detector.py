@@ -71,16 +71,18 @@ class Silence:
 
     def __init__(self, now_s: float) -> None:
         self.begun_s = self.heard_s = now_s
-        self._longest_s = BEAT_S
+        self._longest_s, self._forgiven_s = BEAT_S, 0.0
 
     def hear(self, now_s: float) -> None:
         """Note that something came."""
         self._longest_s = max(now_s - self.heard_s, self._longest_s * (1 - _FORGET))
-        self.heard_s = now_s
+        self.heard_s, self._forgiven_s = now_s, 0.0
 
     def forgive(self, stalled_s: float) -> None:
-        """Take from the silence what this process could not have heard."""
-        self.heard_s += stalled_s
+        """Take from the silence what this process could not have heard: the longest stall, since one that stalls again and again would never judge."""
+        more_s = max(0.0, stalled_s - self._forgiven_s)
+        self.heard_s += more_s
+        self._forgiven_s += more_s
 
     def bound_s(self, now_s: float) -> float:
         """Return how long a silence is none of its habits."""
