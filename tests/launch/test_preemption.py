@@ -27,7 +27,7 @@ pytestmark = pytest.mark.linux
 TRAIN = """
     import os, pathlib, signal, sys, time, torch, rankwise
     with rankwise.init() as ctx:
-        ctx.listen_for_stop()
+        ctx.listen_for_stop(signals=("SIGTERM", "SIGUSR1", "SIGINT"))
         pathlib.Path("started").open("a").write(".")
         for step in range(1_000_000):
             rankwise.all_reduce(torch.ones(1))
@@ -75,10 +75,11 @@ def send(job: Running, to: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "stopped_by"), [("SIGTERM", "SIGTERM"), ("SIGUSR1", None), ("rank 1 alone", None)]
+    ("to", "stopped_by"),
+    [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGUSR1", None), ("rank 1 alone", None)],
 )
 def test_all_save_at_one_step_and_leave_with_75(to: str, stopped_by: str | None, tmp_path: Path) -> None:
-    """A notice to the launcher or to one rank: one step, exit code 75, one line, and no restart."""
+    """A notice to the launcher (Ctrl-C too, if they listen for it) or to one rank: one step, exit code 75, one line, no restart."""
     write_train(tmp_path)
     with start_rankwise([*TWO, "train.py"], tmp_path) as job:
         wait_up(tmp_path)
@@ -103,7 +104,7 @@ def test_a_signal_to_every_process_of_the_job(name: str, tmp_path: Path) -> None
     write_train(tmp_path, busy="next(batches)")
     loader = "torch.utils.data.DataLoader(range(10_000_000), num_workers=2, multiprocessing_context='fork')"
     text = (tmp_path / "train.py").read_text()
-    text = text.replace("ctx.listen_for_stop()", f"ctx.listen_for_stop(); batches = iter({loader})")
+    text = text.replace('pathlib.Path("started', f'batches = iter({loader}); pathlib.Path("started')
     (tmp_path / "train.py").write_text(text)
     with start_rankwise([*TWO, "train.py"], tmp_path) as job:
         wait_up(tmp_path)
@@ -231,7 +232,7 @@ def test_one_that_the_kernel_kills_meanwhile_is_a_failure(tmp_path: Path) -> Non
     assert (report["kind"], report["culprits"], report["exits"]) == ("failure", [1], {"0": 75, "1": -9})
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_failure_while_saving_is_a_failure(name: str, tmp_path: Path) -> None:
     """Rank 1 can't save: its error is the first cause, and its exit code the launcher's, not 75."""
     write_train(tmp_path, save="ctx.rank and [][1]")
@@ -265,7 +266,7 @@ def test_a_deadline_needs_no_signal(tmp_path: Path) -> None:
     """RANKWISE_DEADLINE alone stops all ranks in time."""
     write_train(tmp_path)
     env = {"RANKWISE_DEADLINE": None, "SLURM_JOB_END_TIME": None}
-    script = (tmp_path / "train.py").read_text().replace("listen_for_stop()", "listen_for_stop(after_s=0.2)")
+    script = (tmp_path / "train.py").read_text().replace("listen_for_stop(", "listen_for_stop(after_s=0.2, ")
     (tmp_path / "train.py").write_text(script)
     result, report = run_reported(["--nproc-per-node", "2", "train.py"], tmp_path, env=env)
     assert (result.code, report["kind"]) == (75, "requeue"), result.err

@@ -19,6 +19,8 @@ END_SIGNAL: int | None = signal.SIGRTMIN + 12 if hasattr(signal, "SIGRTMIN") els
 
 #: How the notes of a rank begin (evidence/recorder.py), and the lines that say how 75 is meant, and that the rank leaves so.
 _FIRST, _ASKED, _LEAVES = b'{"note": "armed"', b'{"note": "requeue"}\n', b'{"note": "leaves"}\n'
+#: That SIGINT is a notice to it, and that it is none any more.
+_HEEDS, _HEEDS_NOT = b'{"note": "heeds SIGINT"}\n', b'{"note": "heeds SIGINT no more"}\n'
 
 
 def ask_requeue(*, leaves: bool = False) -> None:
@@ -28,6 +30,20 @@ def ask_requeue(*, leaves: bool = False) -> None:
         leaves: Tell also that this rank has done what it had to.
     """
     write_note(_ASKED + _LEAVES * leaves)
+
+
+def note_interrupts(*, listens: bool) -> None:
+    """Tell the launcher, if it is ours, whether SIGINT is a notice to stop: Python catches it always, and /proc shows no difference.
+
+    Args:
+        listens: Whether it is.
+    """
+    write_note(_HEEDS if listens else _HEEDS_NOT)
+
+
+def heeds_interrupts(notes: str) -> bool:
+    """Tell from a rank's notes whether SIGINT is a notice to it now."""
+    return notes.rfind(_HEEDS.decode()) > notes.rfind(_HEEDS_NOT.decode())
 
 
 def write_note(lines: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import KILL_SIGNAL, listens_to
-from rankwise.base.requeue import END_SIGNAL
+from rankwise.base.requeue import END_SIGNAL, heeds_interrupts
 from rankwise.evidence.memory import count_oom_kills
 from rankwise.evidence.notes import parse_imported, parse_notes
 from rankwise.evidence.place import EvidencePlace
@@ -218,7 +218,8 @@ class Attempt:
 
     def _tell_end(self) -> None:
         """Tell other nodes that this attempt ends here, unless they know it from elsewhere: their ranks are not to wait for ours."""
-        has_notice = self._interrupted == signal.SIGTERM and any(map(self._is_saving, self._living()))
+        number = self._interrupted
+        has_notice = number is not None and any(self._is_notice(number, rank) for rank in self._living())
         failed = [rank for rank in self._ranks if self._has_failed(rank)]
         if (failed or self._interrupted is not None) and not (has_notice or self._lookout.has_hung):
             self._lone.tell_end(self._to_case(failed or self._ranks))
@@ -316,16 +317,20 @@ class Attempt:
             self._interrupted = number
             if number == signal.SIGINT:
                 self._pump.hide_interrupts()
-        elif number == signal.SIGTERM and any(self._is_saving(rank) for rank in self._living()):
+        elif number == signal.SIGTERM and any(
+            rank.was_noticed or self._is_notice(number, rank) for rank in self._living()
+        ):
             return  # a scheduler repeats itself
         else:
             self._hurry = True
             self._job.console.hurry()
 
     @staticmethod
-    def _is_saving(rank: Rank) -> bool:
-        """Whether SIGTERM is a notice to a rank: it had ours, or would take it so."""
-        return rank.was_noticed or listens_to(rank.pid, END_SIGNAL, or_ignores=True)
+    def _is_notice(number: int, rank: Rank) -> bool:
+        """Whether a rank takes this signal for a notice to save and leave."""
+        if number == signal.SIGINT:
+            return heeds_interrupts(read_all(rank.notes_fd))
+        return number == signal.SIGTERM and listens_to(rank.pid, END_SIGNAL, or_ignores=True)
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.is_alive]
@@ -386,13 +391,13 @@ class Attempt:
 
     def _send_stop(self, rank: Rank, number: int) -> float:
         """Tell a rank to stop, and return how many seconds it may take."""
-        listens = listens_to(rank.pid, END_SIGNAL, or_ignores=True)
-        if listens and END_SIGNAL is not None and self._interrupted is None and not self._regroup:
+        fails = self._interrupted is None and not self._regroup
+        if END_SIGNAL is not None and fails and listens_to(rank.pid, END_SIGNAL, or_ignores=True):
             # SIGTERM is a notice to it. With a rank that has failed it could never agree on a step to save at.
             rank.stopped_s = self._clock.monotonic()
             self._workers.signal(rank.tag, END_SIGNAL)
             return min(_PARTING_S, self._job.spec.shutdown_timeout_s)
-        rank.was_noticed = listens and number == signal.SIGTERM
+        rank.was_noticed = self._is_notice(number, rank)
         if not rank.was_noticed:
             rank.stopped_s = self._clock.monotonic()
         self._workers.signal(rank.tag, number, tree=self._job.spec.program.how == "program")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.base.osdoor import listens_to
-from rankwise.base.requeue import END_SIGNAL
+from rankwise.base.requeue import END_SIGNAL, note_interrupts
 from rankwise.runtime.child_shield import close_shield, open_shield
 from rankwise.runtime.stop_vote import StopVote
 
@@ -158,6 +158,8 @@ class StopWatch:
         for number, handler in self._before.items():
             if getattr(signal.getsignal(number), "__self__", None) is self:
                 signal.signal(number, handler)
+        if signal.SIGINT in self._before:
+            note_interrupts(listens=False)
 
     def ignore_notices(self) -> None:
         """Ignore whatever is still ours: the interpreter goes down, and no handler will run any more."""
@@ -191,6 +193,8 @@ class StopWatch:
             # None: set by native code before Python came, and not to be had back.
             self._before[number] = signal.SIG_DFL if before is None else before
             signal.signal(number, self._note)
+        if signal.SIGINT in self._before:
+            note_interrupts(listens=True)
         # Who has a handler of his own for SIGTERM wants to hear it from a launcher whose job has failed, too.
         if END_SIGNAL is not None and self._before.get(signal.SIGTERM) == signal.SIG_DFL:
             self._before[END_SIGNAL] = signal.SIG_DFL
@@ -201,7 +205,8 @@ class StopWatch:
         self._has_notice = True
         self._came.put(number)
         before = self._before[number]
-        if callable(before):
+        # Python's own for SIGINT is no handler of the script's: it would raise KeyboardInterrupt, and nothing would be saved.
+        if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:

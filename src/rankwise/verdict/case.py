@@ -34,7 +34,7 @@ class RankEnd:
         code: Exit code, or minus the signal that killed it; None if it was never started.
         ended_s: When it was gone, on the host's monotonic clock.
         stopped_s: When we told it to stop; None if it went by itself.
-        was_noticed: Whether we passed SIGTERM on to it, and it takes that for a notice: how it ends is its own doing.
+        was_noticed: Whether we passed a signal on to it, and it takes that for a notice: how it ends is its own doing.
         asks_requeue: Whether it left with exit code 75, and has said that this is to mean a requeue.
         fault: The exception that ended it, if it was one.
         finished_s: When its script was through, if it was.
