@@ -41,8 +41,11 @@ def test_clean_found_and_wrong(folder: Path, capsys: pytest.CaptureFixture[str])
     assert _check("bad.py", "--exit-zero") == 0
     assert _check("ok.py", "gone.py") == 2
     told = capsys.readouterr()
-    assert "gone.py: there is no such file" in told.err
+    assert "gone.py: there is no such file or folder\n" in told.err
     assert "no findings" not in told.out
+    (folder / "train.py").write_text("")
+    assert _check("trian.py") == 2
+    assert "trian.py: there is no such file or folder; did you mean train.py?" in capsys.readouterr().err
 
 
 def test_nothing_to_check_is_no_clean_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,14 @@ def test_unknown_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean RW801 (trailing-comma)?" in capsys.readouterr().err
 
 
+def test_a_part_of_a_name_is_enough_for_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    """All rules whose names hold the word are offered, with or without its dash."""
+    assert main(["rule", "setepoch"]) == 2
+    told = capsys.readouterr().err
+    assert "(set-epoch-forgotten) or RW" in told
+    assert "(set-epoch-without-effect)?" in told
+
+
 @pytest.mark.parametrize("word", ["RW999", "RW0"])
 def test_a_far_rule_is_not_guessed(capsys: pytest.CaptureFixture[str], word: str) -> None:
     """What is near to no rule is not called a slip of one."""

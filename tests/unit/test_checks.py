@@ -66,6 +66,8 @@ def test_a_number_of_ranks_that_is_none(value: str) -> None:
     (finding,) = check_command(parse(argv, {}), argv)
     assert (finding.id, finding.severity) == ("L4", "error")
     assert repr(value) in finding.what
+    # A number is no flag that has lost its value.
+    assert ("lose its value" in finding.fix) == (value not in {"0", "-1"})
 
 
 def test_a_script_that_does_not_exist_is_guessed() -> None:
@@ -87,6 +89,12 @@ def test_a_script_that_resembles_no_other_is_not_guessed(name: str, folder: Path
 def test_a_second_command_is_seen() -> None:
     """L5: two commands glued together are told apart."""
     assert "second command" in _check("torchrun --nproc_per_node 2 train.py")[0].fix
+
+
+@pytest.mark.parametrize("python", ["python", "python3.11"])
+def test_python_before_the_script_is_to_be_left_out(python: str) -> None:
+    """Who writes `python train.py`, as behind srun, is told to leave out that word."""
+    assert _one(f"{python} train.py").fix.startswith(f"leave out '{python}'")
 
 
 def test_a_module_without_m_is_seen() -> None:

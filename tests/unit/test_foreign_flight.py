@@ -197,6 +197,8 @@ def test_a_folder_without_dumps_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "notes.txt").write_text("nothing of ours")
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no evidence" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nosuch")]) == 2
+    assert f"there is no file or folder {tmp_path / 'nosuch'}" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "rank0"), str(tmp_path / "rank1")]) == 2
     assert "rank0 can't be read" in capsys.readouterr().err
 

@@ -85,8 +85,10 @@ def find_ranks(pid: int) -> tuple[LivingRank, ...]:
     """
     if read_process(pid) is None:
         raise UsageError(
-            f"there is no process {pid} here",
-            hint="`rankwise why` needs /proc, on the host of the ranks",
+            f"there is no process {pid} on this host",
+            hint="has it ended, or does the job run on another host?"
+            if Path("/proc/self/stat").exists()
+            else "`rankwise why` needs /proc, which this system does not have",
         )
     parents = _list_parents()
     below = [pid, *_list_below(pid, parents)]
@@ -103,7 +105,7 @@ def find_ranks(pid: int) -> tuple[LivingRank, ...]:
             hint="run it as the user who runs the job, or as root",
         )
     raise UsageError(
-        f"process {pid} is not a rank, and none of the {len(below) - 1} processes below it is one",
+        f"process {pid} is not a rank, and none of the processes below it is one ({len(below) - 1})",
         hint="ranks are recognized by RANK, SLURM_PROCID or the like in their environment; pass the PID of torchrun, or of a rank",
     )
 

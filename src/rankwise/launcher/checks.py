@@ -7,7 +7,6 @@ start, warnings are printed above the run.
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.findings import Finding
 from rankwise.base.host import count_gpus, is_loopback, is_unspecified
+from rankwise.base.near_files import find_near
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +68,8 @@ def _check_nproc(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
         id="L4",
         severity="error",
         what=f"{_spelled(spec, '--nproc-per-node')} {value!r} is not a number of ranks",
-        fix="a number above 0, gpu, cpu, xpu or auto; did the flag lose its value?",
+        fix="a number above 0, gpu, cpu, xpu or auto"
+        + ("" if re.fullmatch(r"-?\d+", value) else "; did the flag lose its value?"),
     )
 
 
@@ -119,15 +120,14 @@ def _check_script(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
 
 
 def _guess(script: str) -> str:
-    if script.startswith("torch") or script in {"python", "python3", "rankwise", "accelerate"}:
+    if re.fullmatch(r"python[\d.]*", script):
+        return f"leave out {script!r}: the script runs in the Python that rankwise runs in"
+    if script.startswith("torch") or script in {"rankwise", "accelerate"}:
         return f"a second command begins at {script!r}: keep one of the two"
     if re.fullmatch(r"[\w.]+", script) and "." in script and not script.endswith(".py"):
         return f"for a module: -m {script}"
-    path = Path(script)
-    # Folder and ending are alike anyway, and say nothing of how near a name is.
-    names = {one.stem: one for one in path.parent.glob("*.py")} if path.parent.is_dir() else {}
-    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7)
-    return f"did you mean {names[near[0]]}?" if near else "check the path, and the current folder"
+    near = find_near(Path(script))
+    return f"did you mean {near}?" if near else "check the path, and the current folder"
 
 
 def _check_late_flags(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from rankwise.base.errors import UsageError
 from rankwise.lint import rules
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import ModuleType
 
     from rankwise.lint.piece import Language
@@ -32,6 +33,8 @@ CHAPTERS = {
     "RW9": "Text that can't be parsed",
 }
 _LANGUAGES: dict[str, Language] = {"python": "python", "bash": "shell", "sh": "shell"}
+#: So many letters of a name make a part that is told from chance.
+_LEAST_PART = 4
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Where the part of the page begins to which the fences below it belong.
 _PART = re.compile(r"^(?:(Bad|Good):|\*\*)", re.MULTILINE)
@@ -64,12 +67,19 @@ def rule(id_or_name: str) -> Rule[Any]:
     known = {word: one for one in all_rules() for word in (one.id.lower(), one.name.lower())}
     word = id_or_name.strip().lower()
     if word not in known:
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
-        hint = f"did you mean {known[near[0]].id} ({known[near[0]].name})?" if near else None
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8) or _list_holding(word, known)
+        named = " or ".join(f"{known[one].id} ({known[one].name})" for one in near)
+        hint = f"did you mean {named}?" if near else None
         raise UsageError(
             f"there is no rule {id_or_name!r}", hint=hint or "`rankwise rules` lists all of them"
         )
     return known[word]
+
+
+def _list_holding(word: str, names: Iterable[str]) -> list[str]:
+    """Return at most three names of which a word is a part, whatever stands between its own parts."""
+    bare = re.sub(r"[\s_-]", "", word)
+    return [name for name in names if bare in name.replace("-", "")][:3] if len(bare) >= _LEAST_PART else []
 
 
 def page(one: Rule[Any]) -> str:

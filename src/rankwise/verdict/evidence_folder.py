@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankwise.evidence.facts import Scene
 
 _SCENE, _CASE = "scene.json", "case.json"
+_WHICH = "pass the folder that the report names, with scene.json in it, or the folder of logs above it"
 #: Of a thousand ranks it has some 50 MB.
 _MOST_BYTES = 1 << 30
 
@@ -43,8 +44,10 @@ def find(folder: Path) -> Path:
     """Return the evidence folder itself, the last attempt's, given a folder of logs, of an attempt, or of evidence.
 
     Raises:
-        UsageError: There is none in it.
+        UsageError: There is none in it, or no such folder.
     """
+    if not folder.exists():
+        raise UsageError(f"there is no file or folder {folder}", hint=_WHICH)
     attempts = sorted(
         folder.glob("attempt_*/evidence"), key=lambda path: int(path.parent.name.partition("_")[2])
     )
@@ -58,7 +61,7 @@ def find(folder: Path) -> Path:
             return path
     raise UsageError(
         f"{folder} holds no evidence of a job",
-        hint="pass the folder that the report names, with scene.json in it, or the folder of logs above it",
+        hint=_WHICH,
     )
 
 

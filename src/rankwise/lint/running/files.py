@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankwise import __version__
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.host import count_cores
+from rankwise.base.near_files import find_near
 from rankwise.lint import registry
 from rankwise.lint.inputs.discovery import find_files
 from rankwise.lint.running.cache import Cache, digest_of
@@ -84,7 +85,7 @@ def check_files(paths: Sequence[str], settings: Settings, plan: Plan | None = No
     cache = Cache(plan.cache_folder, _name_of_all_else(roots))
     known = {path: kept for path in files if (kept := cache.find(path)) is not None}
     results = {path: Result(path=path, kept=kept) for path, kept in known.items()}
-    failures = [f"{path}: there is no such file or folder" for path in missing]
+    failures = [f"{path}: there is no such file or folder{_guess(path)}" for path in missing]
     try:
         for result in _check_all([path for path in files if path not in known], roots, plan.jobs, failures):
             results[result.path] = result
@@ -94,6 +95,11 @@ def check_files(paths: Sequence[str], settings: Settings, plan: Plan | None = No
         cache.save(int(SYSTEM_CLOCK.time() * 1e9))  # also what was done until Ctrl-C
     outcome = summarize([results[path] for path in files if path in results], settings, failures, named=paths)
     return replace(outcome, num_cached=len(known), seconds=SYSTEM_CLOCK.monotonic() - started)
+
+
+def _guess(path: str) -> str:
+    near = find_near(Path(path))
+    return f"; did you mean {near}?" if near else ""
 
 
 def check_text(path: str, data: bytes, settings: Settings) -> Outcome:
