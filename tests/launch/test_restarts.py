@@ -72,7 +72,7 @@ def test_used_up_restarts_say_so(tmp_path: Path) -> None:
     result, report = run_reported(["--max-restarts", "1", "train.py"], tmp_path)
     assert result.code == 1
     assert report["attempts"] == 2
-    assert "all 1 restarts are used up" in result.err
+    assert "the only restart is used up" in result.err
 
 
 def test_a_crash_loop_stops_early(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_without_restarts_left_the_job_ends(tmp_path: Path) -> None:
     assert report["kind"] == "failure"
     assert "killed by SIGKILL" in report["message"]
     assert report["message"].startswith(("worker 0 (rank 1): ", "worker 1 (rank 2): "))
-    assert "all 1 restarts are used up" in result.err
+    assert "the only restart is used up" in result.err
 
 
 #: Worker 1 fails at its third step, with its `finally` between, and leaves a child; worker 2 fails when it has trained; the server's rule fails once.

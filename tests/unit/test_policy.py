@@ -49,14 +49,18 @@ def test_used_up_restarts_are_told() -> None:
     """The last failure says that the restarts are used up."""
     decision = decide([_fail("a"), _fail("b")], 1)
     assert isinstance(decision, GiveUp)
-    assert "1 restart" in decision.reason
+    assert decision.reason == "the only restart is used up"
+    assert decide([_fail("a"), _fail("b"), _fail("c")], 2) == GiveUp(reason="all 2 restarts are used up")
 
 
 def test_the_same_failure_three_times_is_a_loop() -> None:
     """Same cause, same place, no progress: it stops early and says how many restarts are left."""
     decision = decide([_fail(), _fail(), _fail()], 9)
     assert isinstance(decision, GiveUp)
-    assert "7 more restarts" in decision.reason
+    assert "7 more restarts would" in decision.reason
+    decision = decide([_fail(), _fail(), _fail()], 3)
+    assert isinstance(decision, GiveUp)
+    assert "1 more restart would" in decision.reason
 
 
 def test_numbers_in_messages_are_ignored() -> None:

@@ -86,7 +86,7 @@ def _check(it: Identity) -> None:
         and not 0 <= it.local_rank < it.local_world_size
     ):
         raise UsageError(
-            f"[{it.source}] local rank {it.local_rank} with {it.local_world_size} ranks on this host",
+            f"[{it.source}] local rank {it.local_rank} with {it.local_world_size} rank{'s' * (it.local_world_size != 1)} on this host",
             rank=it.rank,
             hint=f"LOCAL_RANK is 0 to LOCAL_WORLD_SIZE - 1 ({it.local_world_size - 1})",
         )

@@ -62,11 +62,13 @@ def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:
     """Decide after the last of ``failures``, which are all attempts so far."""
     used = len(failures) - 1
     if used >= max_restarts:
-        return GiveUp(reason=f"all {max_restarts} restarts are used up" if max_restarts else "")
+        used_up = "the only restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
+        return GiveUp(reason=f"{used_up} used up" if max_restarts else "")
     if _is_loop(failures):
+        left = max_restarts - used
         return GiveUp(
             reason=f"the last {_LOOP_LENGTH} attempts failed for the same cause at the same place, none getting further: "
-            f"{max_restarts - used} more restarts would not help"
+            f"{left} more restart{'s' * (left > 1)} would not help"
         )
     return Restart()
 

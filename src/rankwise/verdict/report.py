@@ -153,7 +153,9 @@ def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
         doing = f"in {op} " if op else ""
         lines.append(f"{name_ranks(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
     more = len(lines) - _MOST_PLACES
-    return lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} more places"]
+    return (
+        lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} more place{'s' * (more > 1)}"]
+    )
 
 
 def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:
