@@ -100,6 +100,15 @@ def ask(
     return found[-1]
 
 
+def test_a_process_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a PID that nobody has the host is not blamed: the job may have ended, or run elsewhere."""
+    assert main(["why", "999999999"]) == 2
+    told = capsys.readouterr().err
+    assert "there is no process 999999999 on this host" in told
+    assert "has it ended, or does the job run on another host?" in told
+    assert "/proc" not in told
+
+
 @needs_pyspy
 def test_a_rank_that_sleeps_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of torchrun's two ranks one sleeps: told with both lines, by torchrun's PID and by a rank's, and all go on."""
@@ -115,7 +124,7 @@ def test_a_rank_that_sleeps_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
         rank = int((tmp_path / "pid1").read_text())
         assert main(["why", str(rank)]) == 1
         said = capsys.readouterr().out
-        assert said.startswith("rankwise: the job hangs\n")
+        assert said.startswith("rankwise: the job may hang\n")
         assert "rank 1 is sleeping at train.py" in said
         assert job.process.poll() is None
 

@@ -45,13 +45,16 @@ def test_a_rank_at_work_is_slow_and_one_that_sleeps_is_not(share: float, kind: s
     verdict = judge_scene(found)
     assert (verdict.kind, verdict.culprits) == (kind, (2,))
     assert ("just be slow" in verdict.message) == (kind == "ok")
+    # Stacks alone prove no hang: the rank may sleep for a while in each step.
+    assert say(verdict, is_now=True).startswith("rankwise: the job may hang\n") == (kind == "hang")
 
 
 def test_places_are_folded_the_smallest_group_first_and_counted_beyond_twelve() -> None:
     """Two ranks of one place are one line; of thirty places twelve are shown."""
     ranks = [seen(number, elsewhere(at=number // 2)) for number in range(60)]
     lines = fold(scene(*ranks))
-    assert (lines[0], len(lines), lines[-1]) == ("ranks 0, 1: at train.py:0", 13, "and 18 places more")
+    assert (lines[0], len(lines), lines[-1]) == ("ranks 0, 1: at train.py:0", 13, "and 18 more places")
+    assert fold(scene(*ranks[:26]))[-1] == "and 1 more place"
 
 
 def test_nothing_known_is_said() -> None:

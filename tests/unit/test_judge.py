@@ -284,7 +284,11 @@ def test_a_kill_for_memory_is_told() -> None:
     verdict = _judge(_end(0, -9, at=1.0, last_words=_PEER), _raised(1, _PEER, at=1.1), oom_kills=1)
     assert (verdict.culprits, verdict.class_id, verdict.exit_code) == ((0,), "R3", 137)
     assert "ran out of memory" in verdict.reason
-    assert "no OOM kill" in _judge(_end(0, -9), _stopped(1)).reason
+    # A script may have killed itself: nobody can know who sent it.
+    assert (
+        "no OOM kill was counted for this job: SIGKILL (-9) probably"
+        in _judge(_end(0, -9), _stopped(1)).reason
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rankwise.verdict.sight import Sight
     from rankwise.verdict.standing import Standing
 
+#: What is said of a verdict that no sight proves.
+NO_PROOF = "this is what the evidence suggests, not proof"
 _MOST_GROUPS = 12
 #: Who does this may come yet.
 _AT_WORK = frozenset({"busy", "compiling", "debugged", "loading data", "saving"})
@@ -45,7 +47,7 @@ def judge_scene(scene: Scene, notes: Sequence[str] = (), *, has_hung: bool = Fal
     if sights:
         verdict = judge(Case(ranks=_to_ends(scene), world_size=scene.world_size, scene=scene, hung=True))
         if not any(sight.is_proof for sight in sights):
-            told = ("this is what the evidence suggests, not proof", *told)
+            told = (NO_PROOF, *told)
         return _hide_unknown(replace(verdict, casualties=(), exits={}, notes=(*verdict.notes, *told)))
     if _wait_apart(scene, has_hung=has_hung):
         return Verdict(
@@ -96,7 +98,7 @@ def fold(scene: Scene) -> tuple[str, ...]:
     ordered = sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     lines = [f"{name_ranks(ranks)}: {text}" for text, ranks in ordered[:_MOST_GROUPS]]
     more = len(ordered) - _MOST_GROUPS
-    return (*lines, f"and {more} places more") if more > 0 else tuple(lines)
+    return (*lines, f"and {more} more place{'s' * (more > 1)}") if more > 0 else tuple(lines)
 
 
 def _tell(facts: RankFacts, standing: Standing) -> str:
@@ -163,7 +165,8 @@ def say(verdict: Verdict, *, is_now: bool = False, width: int | None = None) -> 
     if verdict.kind == "ok":
         return "\n".join([f"rankwise: {verdict.message}", *(f"  {note}" for note in verdict.notes)])
     text = render(verdict, width=width)
-    return text.replace("the job hung", "the job hangs", 1) if is_now else text
+    now = "the job may hang" if NO_PROOF in verdict.notes else "the job hangs"
+    return text.replace("the job hung", now, 1) if is_now else text
 
 
 def say_ranks(scene: Scene) -> str:

@@ -68,9 +68,7 @@ def _explain_kill(case: Case) -> str:
             f"the kernel ran out of memory for this job (oom_kill count went up by {case.oom_kills}): "
             "less memory per rank, fewer loader workers, or a larger limit"
         )
-    return (
-        "no OOM kill was counted for this job, so a scheduler, a supervisor or a person sent it SIGKILL (-9)"
-    )
+    return "no OOM kill was counted for this job: SIGKILL (-9) probably came from a scheduler, a supervisor or a person, if not from the script"
 
 
 def _explain_bus(case: Case) -> str:

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.case import Case, Fate, Kind, RankEnd
 
 
-_SILENT_EXIT = (
-    "look for a silent exit (os._exit, sys.exit) after {at}: an exception instead would name its line"
-)
+_SILENT_EXIT = "look for a silent exit (os._exit, sys.exit), anywhere in what runs once {at} has run: an exception instead would name its line"
 _EXPIRED = "the body of the timer's `with` took longer than `after`: look at what the rank did there, or allow more time"
 _LOST_NODE = "check that host; with --nnodes MIN:MAX the job continues on the remaining nodes, with --max-restarts it waits for a replacement"
 
@@ -221,7 +219,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
         culprits=tuple(alike),
         message=f"{who}: {_tell_end(first)}"
-        + (f", after {name_op(last)} at {shorten(last.site)}" if last else ""),
+        + (f"; its last collective was {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=last.site if last else first.where,
         fix=(_EXPIRED if first.expired else "")
@@ -309,7 +307,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             class_id="I12",
             where=first.where,
             message=f"{_name_alike(case, alike)} waited for rank {missing[0]}, but this job has "
-            f"{case.world_size} ranks: the script set another world size",
+            f"{case.world_size} rank{'s' * (case.world_size > 1)}: the script set another world size",
             fix="don't set WORLD_SIZE in the script and don't pass world_size=: the launcher gives every rank the same value",
         )
     culprits = [by_rank[rank] for rank in missing if rank in by_rank]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.faults import FaultRecord
 from rankwise.verdict.blame import find_blame
-from rankwise.verdict.bystander import fold, judge_scene
+from rankwise.verdict.bystander import NO_PROOF, fold, judge_scene
 from rankwise.verdict.case import Case, RankEnd, Verdict, Waiting, name_ranks
 from rankwise.verdict.judge import judge
 from rankwise.verdict.look import look
@@ -125,5 +125,5 @@ def _judge_absent(left: Left) -> Verdict | None:
         message=f"{name_ranks(ranks)} {verb(ranks, 'wait', 'waits')} in init_process_group at {shorten(waiting[0].site)} for {gone}, which {verb(left.absent, 'have', 'has')} left no evidence",
         fix=f"check that {gone} {verb(left.absent, 'were', 'was')} started at all, on every host, with the same MASTER_ADDR and MASTER_PORT",
         exit_code=1,
-        notes=("this is what the evidence suggests, not proof", *fold(left.scene)),
+        notes=(NO_PROOF, *fold(left.scene)),
     )
