@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.shared_server]
 TRAIN = """
     import pathlib, torch, rankwise
     with rankwise.init() as ctx:
-        ctx.listen_for_stop()
+        ctx.listen_for_stop(signals=("SIGTERM", "SIGINT"))
         for step in range(1_000_000):
             rankwise.all_reduce(torch.ones(1))
             if step == 3: pathlib.Path(f"up.{ctx.rank}").touch()
@@ -29,10 +29,12 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize("preempted", [0, 1])
-@pytest.mark.parametrize("meeting", ["static", "c10d"])
-def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, tmp_path: Path) -> None:
-    """SIGTERM to one agent of two: both exit with 75, without a restart, after one step for all three ranks."""
+@pytest.mark.parametrize(
+    ("meeting", "preempted", "name"),
+    [("static", 0, "SIGINT"), ("static", 1, "SIGTERM"), ("c10d", 0, "SIGTERM"), ("c10d", 1, "SIGINT")],
+)
+def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, name: str, tmp_path: Path) -> None:
+    """SIGTERM, or a SIGINT that ranks listen to, for one agent of two: both exit with 75, without a restart, after one step for all three ranks."""
     write_script(tmp_path, TRAIN)
     place = f"127.0.0.1:{free_port()}"
     host, port = place.split(":")
@@ -51,7 +53,7 @@ def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, tmp_path: 
         )
     try:
         wait_until(lambda: len(list(tmp_path.glob("up.*"))) == 3, 40, "ranks")
-        os.kill(agents[preempted].process.pid, signal.SIGTERM)
+        os.kill(agents[preempted].process.pid, getattr(signal, name))
         results = [agent.finish(40) for agent in agents]
     finally:
         for agent in agents:
@@ -65,7 +67,7 @@ def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, tmp_path: 
     assert [report["kind"] for report in reports] == ["requeue", "requeue"]
     assert [report["attempts"] for report in reports] == [1, 1]
     assert [report["stopped_by"] for report in reports] == [
-        "SIGTERM" if node == preempted else None for node in range(2)
+        name if node == preempted else None for node in range(2)
     ]
 
 
