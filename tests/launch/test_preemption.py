@@ -232,10 +232,19 @@ def test_one_that_the_kernel_kills_meanwhile_is_a_failure(tmp_path: Path) -> Non
     assert (report["kind"], report["culprits"], report["exits"]) == ("failure", [1], {"0": 75, "1": -9})
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_a_failure_while_saving_is_a_failure(name: str, tmp_path: Path) -> None:
-    """Rank 1 can't save: its error is the first cause, and its exit code the launcher's, not 75."""
-    write_train(tmp_path, save="ctx.rank and [][1]")
+@pytest.mark.parametrize(
+    ("name", "save", "culprits"),
+    [
+        ("SIGTERM", "ctx.rank and [][1]", [1]),
+        ("SIGUSR1", "ctx.rank and [][1]", [1]),
+        ("SIGINT", "[][1]", [0, 1]),
+    ],
+)
+def test_a_failure_while_saving_is_a_failure(
+    name: str, save: str, culprits: list[int], tmp_path: Path
+) -> None:
+    """Rank 1 (or all) can't save: its error is the first cause, and its exit code the launcher's, not 75 or 128 and the signal."""
+    write_train(tmp_path, save=save)
     args = ["--report", "report.json", "--nproc-per-node", "2", "train.py"]
     with start_rankwise(args, tmp_path) as job:
         wait_up(tmp_path)
@@ -243,7 +252,7 @@ def test_a_failure_while_saving_is_a_failure(name: str, tmp_path: Path) -> None:
         result = job.finish(20)
     assert result.code == 1, result.err
     report = read_report(tmp_path / "report.json")
-    assert (report["kind"], report["culprits"]) == ("failure", [1])
+    assert (report["kind"], report["culprits"]) == ("failure", culprits)
     assert "IndexError" in report["message"]
 
 
