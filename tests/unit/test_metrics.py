@@ -21,6 +21,7 @@ from rankwise.data.metrics import (
     Sum,
 )
 from rankwise.data.tally import Tally
+from rankwise.train.evaluating import Evaluation
 
 SCORES = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 2.0], [2.0, 1.0, 0.0]])
 TARGETS = torch.tensor([0, 2, 2, 1])
@@ -122,14 +123,18 @@ def test_what_does_not_fit_is_told_with_its_shapes(
     ("metric", "told"),
     [
         (Accuracy, r"give an instance: Accuracy\(\)"),
-        (cross_entropy, r"Mean\(function\)"),
+        (cross_entropy, r"rankwise\.data\.metrics\.Mean\(function\)"),
         (7, "is a int, not a metric"),
     ],
 )
 def test_what_is_no_metric_is_told(metric: Any, told: str) -> None:
-    """A class, a function and a number each get their own advice."""
-    with pytest.raises(UsageError, match="(?s)" + told):
-        Tally({"m": metric}, torch.device("cpu"), None)
+    """A class, a function and a number each get their own advice, from a Trainer's Evaluation when it is made."""
+    for make in (
+        lambda: Tally({"m": metric}, torch.device("cpu"), None),
+        lambda: Evaluation([], {"m": metric}, batch_size=1),
+    ):
+        with pytest.raises(UsageError, match="(?s)" + told):
+            make()
 
 
 def test_a_metric_of_ones_own_with_a_wrong_size_is_told() -> None:

@@ -35,22 +35,19 @@ class Tally:
         ctx: The job; None: there is none.
 
     Raises:
-        UsageError: Something is no metric.
+        UsageError: Something is not a metric.
     """
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device, ctx: RankContext | None) -> None:
-        if not metrics:
-            raise UsageError("no metrics", hint="metrics={'accuracy': Accuracy()}, say")
+        check_metrics(metrics)
         self._ctx, self._num_samples, self._names = ctx, 0, list(metrics)
         self._own: dict[str, Metric] = {}
         self._foreign: dict[str, Any] = {}
         for name, metric in metrics.items():
             if _is_torchmetrics(metric):
                 self._foreign[name] = _borrow(metric, device, ctx)
-            elif not isinstance(metric, type) and isinstance(metric, Metric):
-                self._own[name] = metric
             else:
-                raise _tell_unfit(name, metric)
+                self._own[name] = metric
         place = "cpu" if device.type == "mps" else device
         self._sums = {
             name: torch.full((metric.num_sums,), _START[metric.reduction], dtype=torch.float64, device=place)
@@ -122,11 +119,27 @@ def _is_torchmetrics(metric: Any) -> bool:
     )
 
 
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """Refuse what can't be measured, before anything is computed for it.
+
+    Args:
+        metrics: By name.
+
+    Raises:
+        UsageError: There is none, or something is not a metric.
+    """
+    if not metrics:
+        raise UsageError("no metrics", hint="metrics={'accuracy': Accuracy()}, say")
+    for name, metric in metrics.items():
+        if not _is_torchmetrics(metric) and (isinstance(metric, type) or not isinstance(metric, Metric)):
+            raise _tell_unfit(name, metric)
+
+
 def _tell_unfit(name: str, metric: Any) -> UsageError:
     if isinstance(metric, type):
         hint = f"give an instance: {metric.__name__}()"
     elif callable(metric):
-        hint = "wrap a function of outputs and targets that gives a value for each sample: Mean(function)"
+        hint = "wrap a function of outputs and targets that gives a value for each sample: rankwise.data.metrics.Mean(function)"
     else:
         hint = "pass one of rankwise.data.metrics or torchmetrics, or an object with their four attributes"
     return UsageError(f"metrics[{name!r}] is a {type(metric).__name__}, not a metric", hint=hint)

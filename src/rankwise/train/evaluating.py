@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import UsageError
 from rankwise.data.evaluation import evaluate, predict_pair
+from rankwise.data.tally import check_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +32,9 @@ class Evaluation:
         predict: Takes the model and a batch; returns outputs and targets. None: a batch is a pair of inputs and targets.
         collate_fn: Makes a batch of a list of samples.
         num_workers: Processes that load, for each rank.
+
+    Raises:
+        UsageError: Something is not a metric.
     """
 
     dataset: Any
@@ -39,6 +43,9 @@ class Evaluation:
     predict: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        check_metrics(self.metrics)
 
     def run(self, model: nn.Module, precision: Precision, ctx: RankContext) -> dict[str, float]:
         """Evaluate a model.
