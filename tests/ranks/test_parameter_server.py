@@ -136,8 +136,12 @@ def freeze() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"servers": 0}, "servers=0 of 2 ranks"),
-        ({"servers": 2}, "servers=2 of 2 ranks"),
+        ({"servers": 0}, "servers=0"),
+        ({"servers": 2}, "this job has 2 ranks, and needs 3 or more: 2 servers, at least 1 worker"),
+        (
+            {"coordinator": True, "mode": "async"},
+            "needs 3 or more: 1 server, 1 coordinator, at least 1 worker",
+        ),
         ({"mode": "fast"}, "mode='fast'"),
         ({"mode": "stale"}, "staleness=None"),
         ({"staleness": 1}, "staleness=1 with mode='sync'"),

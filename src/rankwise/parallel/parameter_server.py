@@ -119,7 +119,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     Collective: every rank must call this, with the same arguments; afterwards no rank waits for all.
     """
     ctx = current()
-    num_servers = count_servers(ctx, servers)
+    num_servers = count_servers(ctx, servers, coordinator=coordinator)
     ctx._stop_without_agreement()
     first, name = num_servers + coordinator, f"servers/{ctx._count('servers')}"
     bound = check_rules(mode, staleness, backup_workers, ctx.world_size - first, clip_norm)
@@ -127,15 +127,8 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         mode=mode, staleness=bound, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
         clip_norm=clip_norm, timeout_s=ctx.timeout_s if timeout_s is None else timeout_s,
     )  # fmt: skip
-    _check(
-        ctx,
-        model,
-        rules,
-        num_workers=ctx.world_size - first,
-        coordinator=coordinator,
-        save_every=save_every,
-        recovers=recovery_folder is not None or replicate,
-    )
+    recovers = recovery_folder is not None or replicate
+    _check(ctx, model, rules, coordinator=coordinator, save_every=save_every, recovers=recovers)
     if replicate and (num_servers < 2 or recovery_folder is not None):
         raise UsageError(
             f"replicate=True with {num_servers} servers and recovery_folder={recovery_folder!r}", rank=ctx.rank,
@@ -159,12 +152,13 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
 
 
 def _check(
-    ctx: RankContext, model: nn.Module, rules: Rules, *, num_workers: int, coordinator: bool, save_every: int, recovers: bool
+    ctx: RankContext, model: nn.Module, rules: Rules, *, coordinator: bool, save_every: int, recovers: bool
 ) -> None:  # fmt: skip
     """Refuse what makes no sense together."""
-    if coordinator and (not rules.is_async or num_workers < 1):
-        raise UsageError(f"coordinator=True with mode={rules.mode!r}, and {num_workers} workers", rank=ctx.rank,
-                         hint='scheduled functions reach workers unevenly: mode="async"; and one rank must be a worker')  # fmt: skip
+    if coordinator and not rules.is_async:
+        raise UsageError(
+            f"coordinator=True with mode={rules.mode!r}", rank=ctx.rank, hint='scheduled functions reach workers unevenly: mode="async"'
+        )  # fmt: skip
     if not rules.timeout_s > 0:
         raise UsageError(
             f"timeout_s={rules.timeout_s} is not a number of seconds above 0",

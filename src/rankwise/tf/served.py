@@ -21,6 +21,7 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.parameter_server import parameter_server
 from rankwise.parallel.servers.coordinator import PerWorker
 from rankwise.parallel.servers.layout import SPLIT_BYTES
+from rankwise.parallel.servers.sides import check_num_ranks
 from rankwise.runtime.context import current, find_current
 from rankwise.runtime.joining import find_role
 from rankwise.runtime.nested import flatten
@@ -86,6 +87,7 @@ class ParameterServerStrategy(Strategy):
             cluster_resolver = find_resolver(None, rank=0, world_size=1)
         ctx = join(cluster_resolver, ("ps", "chief", "worker"), role=_find_role(cluster_resolver))
         spec = {} if cluster_resolver is None else cluster_resolver.cluster_spec().as_dict()
+        check_num_ranks(ctx, len(spec.get("ps", ())) or 1, coordinator=True)
         resolver = find_resolver(cluster_resolver, rank=ctx.rank, world_size=ctx.world_size)
         split = variable_partitioner or MinSizePartitioner()
         self._updates = _Served(
@@ -173,11 +175,8 @@ class _Served:
 
     def before_step(self, optimizer: Optimizer) -> None:
         if optimizer is not self._optimizers[0] or not self._is_fresh:
-            what = (
-                "a second optimizer.step()"
-                if optimizer is self._optimizers[0]
-                else "step() of another optimizer"
-            )
+            is_second = optimizer is self._optimizers[0]
+            what = "a second optimizer.step()" if is_second else "step() of another optimizer"
             raise UsageError(
                 f"{what} in one strategy.run() with parameter servers", rank=current().rank,
                 hint="the servers have the optimizer that was made under the scope; one step for each run()",

@@ -153,7 +153,7 @@ class Coordinator:
         try:
             hello = link.receive(timeout_s=_JOIN_S).note or {}
             worker = int(hello["worker"])
-            link.peer = f"worker {worker}"
+            link.peer = f"rank {worker}"
             answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
             with self._changed:
                 # One that has raised runs again: its error may have been what ended the former coordinator.
@@ -224,7 +224,7 @@ class Coordinator:
                 left_s = end - SYSTEM_CLOCK.monotonic()
                 alone_s = self._lost_s + self._return_s - SYSTEM_CLOCK.monotonic()
                 if not self._connected and alone_s <= 0:
-                    reasons = "; ".join(f"worker {one}: {why}" for one, why in sorted(self._lost.items()))
+                    reasons = "; ".join(f"rank {one}: {why}" for one, why in sorted(self._lost.items()))
                     raise CollectiveError(
                         f"no worker is left for {what()}: {reasons}",
                         rank=self._rank,
@@ -277,9 +277,11 @@ class Coordinator:
     def _finish(self, handle: Handle, answer: Message, worker: int, *, keeps: bool = True) -> None:
         value, error, pickled = None, None, b""
         if answer.kind == REFUSED:
-            text = (answer.note or {}).get("error")
+            note = answer.note or {}
+            # The cause stands in the first line: a report shows no more of it.
             error = RankFailedError(
-                f"scheduled function {handle.number} raised on worker {worker}:\n{text}", rank=worker
+                f"scheduled function {handle.number} raised on rank {worker}: {note.get('cause')}\n{note.get('error')}",
+                rank=worker,
             )
         elif answer.body is not None:
             try:
@@ -287,7 +289,7 @@ class Coordinator:
                 value = pickle.loads(pickled)  # noqa: S301 - from a rank of our own job
             except Exception as problem:  # noqa: BLE001 - any class may have a pickle that fails in its own way
                 error = RankFailedError(
-                    f"what scheduled function {handle.number} returned on worker {worker} can't be read here: {problem!r}",
+                    f"what scheduled function {handle.number} returned on rank {worker} can't be read here: {problem!r}",
                     rank=worker,
                 )
         with self._changed:
@@ -381,5 +383,6 @@ def _call(message: Message, own: dict[int, Any], index: int, num_workers: int) -
         value = function(*[own[one.number] if isinstance(one, PerWorker) else one for one in args])
         return Message(ANSWER, number=message.number, note=note, body=_to_body(pickle.dumps(value)))
     except Exception as error:  # noqa: BLE001 - the coordinator raises it
+        note["cause"] = traceback.format_exception_only(error)[-1].partition("\n")[0]
         note["error"] = "".join(traceback.format_exception(error))
         return Message(REFUSED, number=message.number, note=note)

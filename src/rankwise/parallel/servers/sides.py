@@ -158,12 +158,13 @@ class Sides:
         raise SystemExit(0)
 
 
-def count_servers(ctx: RankContext, servers: Any) -> int:
+def count_servers(ctx: RankContext, servers: Any, *, coordinator: bool) -> int:
     """Return how many ranks are servers; they are the first ones.
 
     Args:
         ctx: The rank's.
         servers: What the caller says; None: as the ranks' roles, or 1.
+        coordinator: Whether one more rank is no worker.
 
     Raises:
         UsageError: Caller and roles contradict each other, or it leaves no server or no worker.
@@ -177,16 +178,27 @@ def count_servers(ctx: RankContext, servers: Any) -> int:
             hint="leave out servers",
         )
     num_servers = servers if servers is not None else (by_role or 1)
-    if (
-        isinstance(num_servers, bool)
-        or not isinstance(num_servers, int)
-        or not 1 <= num_servers < ctx.world_size
-    ):
-        raise UsageError(
-            f"servers={num_servers!r} of {ctx.world_size} ranks", rank=ctx.rank,
-            hint="at least one rank must be a server, and one a worker",
-        )  # fmt: skip
+    if isinstance(num_servers, bool) or not isinstance(num_servers, int) or num_servers < 1:
+        raise UsageError(f"servers={num_servers!r}", rank=ctx.rank, hint="at least one rank must be a server")
+    check_num_ranks(ctx, num_servers, coordinator=coordinator)
     return num_servers
+
+
+def check_num_ranks(ctx: RankContext, num_servers: int, *, coordinator: bool) -> None:
+    """Refuse a job without a worker.
+
+    Raises:
+        UsageError: Servers and coordinator are all ranks, or more.
+    """
+    needed = num_servers + coordinator + 1
+    if ctx.world_size >= needed:
+        return
+    servers = "1 server" if num_servers == 1 else f"{num_servers} servers"
+    raise UsageError(
+        f"this job has {ctx.world_size} {'rank' if ctx.world_size == 1 else 'ranks'}, and needs {needed} or more: {servers}, "
+        f"{'1 coordinator, ' * coordinator}at least 1 worker",
+        rank=ctx.rank, hint=f"rankwise run --nproc-per-node {needed} train.py; with TF_CONFIG, a task for each of them",
+    )  # fmt: skip
 
 
 def _count_by_role(ctx: RankContext) -> int:
