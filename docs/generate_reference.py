@@ -55,7 +55,7 @@ GROUPS = {
         "InputReplicationMode", "AutoShardPolicy", "Optional", "ValueContext", "Variable", "VariableAggregation", "VariableSynchronization",
         "ClusterCoordinator", "RemoteValue", "PerWorkerDataset", "PerWorkerIterator", "MinSizePartitioner", "CommunicationOptions",
         "CommunicationImplementation", "ClusterResolver", "ClusterSpec", "TFConfigClusterResolver", "SlurmClusterResolver", "KubernetesClusterResolver",
-        "SimpleClusterResolver", "BackupAndRestore", "Checkpoint", "CheckpointManager", "PreemptionCheckpointHandler", "TerminationConfig",
+        "SimpleClusterResolver", "BackupAndRestore", "Checkpoint", "CheckpointManager", "PreemptionCheckpointHandler", "TerminationConfig", "latest_checkpoint",
     ],
     "Launching": ["launch", "RankEnv"],
     "Errors": [

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,8 +73,9 @@ def train_replicas(strategy_name: str, kind: Any, options: dict[str, Any]) -> tu
     torch.manual_seed(strategy.replica_id)
     with strategy.scope():
         model = Branching()
-    with strategy.scope():
-        optimizer = kind(model.parameters(), **options)
+    # As from a checkpoint; and an optimizer made outside of the scope is one all the same.
+    model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()})
+    optimizer = kind(model.parameters(), **options)
     data = strategy.experimental_distribute_dataset(DataLoader(make_data(), batch_size=BATCH))
 
     def step(x: torch.Tensor, y: torch.Tensor, num: int) -> torch.Tensor:
@@ -97,7 +99,7 @@ SGD = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.01}
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_replicas_train_as_one_process(world_size: int) -> None:
-    """Losses of three epochs with an uneven last batch equal a plain loop's; parameters that nobody used stay untouched."""
+    """Losses of three epochs with an uneven last batch equal a plain loop's, as do values loaded after the scope; parameters that nobody used stay untouched."""
     wanted = train_alone(torch.optim.SGD, SGD)
     for losses, states, num_batches in run_ranks(
         train_replicas, world_size, "MirroredStrategy", torch.optim.SGD, SGD
@@ -108,7 +110,7 @@ def test_replicas_train_as_one_process(world_size: int) -> None:
 
 
 def test_central_storage_has_one_optimizer() -> None:
-    """The same losses with Adam, whose state only the first replica has."""
+    """The same losses with Adam, whose state only the first replica has, wherever the optimizer was made."""
     wanted = train_alone(torch.optim.Adam, {"lr": 0.05})
     results = run_ranks(train_replicas, 2, "CentralStorageStrategy", torch.optim.Adam, {"lr": 0.05})
     for losses, _, _ in results:
@@ -264,10 +266,10 @@ def test_values_join_as_in_tensorflow() -> None:
 
 def misuse(kind: str) -> Any:
     strategy = tf.MirroredStrategy()
-    if kind == "outside":
+    if kind in {"outside", "no scope"}:
         model = nn.Linear(3, 1)
-    with strategy.scope():
-        if kind != "outside":
+    with nullcontext() if kind == "no scope" else strategy.scope():
+        if kind not in {"outside", "no scope"}:
             model = (
                 nn.LazyLinear(1)
                 if kind == "lazy"
@@ -296,6 +298,7 @@ def misuse(kind: str) -> Any:
     ("kind", "error", "text"),
     [
         ("outside", rankwise.UsageError, "2 of 2 parameters were not made under this strategy's scope"),
+        ("no scope", rankwise.UsageError, "the first is Linear.weight of shape (1, 3)"),
         ("mean", rankwise.UsageError, "MSELoss() averages over the samples of this replica"),
         ("step", rankwise.UsageError, "nothing adds the gradients of the 2 replicas"),
         ("reduce", rankwise.UsageError, "strategy.reduce() inside of a function"),
@@ -329,13 +332,22 @@ def run_parts() -> Any:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        norm = strategy.run(clipped, args=(torch.randn(4, 3, dtype=torch.float64),))
+        norm = strategy.run(clipped, args=(torch.randn(4, 3, dtype=torch.float64) + strategy.replica_id,))
         strategy.run(
             lambda x: (tf.compute_average_loss(model(x)[:, 0]).backward(), optimizer.step()),
             args=(torch.ones(4, 3, dtype=torch.float64),),
         )
+    # As the page on TensorFlow has it: statistics of BatchNorm, which differ, are averaged.
+    means = strategy.gather(model[1].running_mean[None], axis=0)
+    assert not torch.equal(means[0], means[1])
+    for one in model.buffers():
+        one.copy_(strategy.reduce("MEAN", one))
+    assert torch.allclose(model[1].running_mean, means.mean(0))
+    assert model[1].num_batches_tracked == 2
     errors = []
-    for call in (lambda: tf.MirroredStrategy(["gpu:0"]), lambda: tf.OneDeviceStrategy("cpu")):
+    for call in (
+        lambda: tf.MirroredStrategy(["gpu:0"]), lambda: tf.OneDeviceStrategy("cpu"), tf.ParameterServerStrategy,
+    ):  # fmt: skip
         with pytest.raises(rankwise.UsageError) as error:
             call()
         errors.append(str(error.value))
@@ -350,12 +362,15 @@ def run_parts() -> Any:
 
 
 def test_clipping_same_batches_and_a_trainer() -> None:
-    """Gradients can be clipped after they were added; equal batches are told once; devices are counted; fit() goes on from a scope."""
+    """Gradients can be clipped after they were added; equal batches are told once; statistics are averaged; devices and ranks are counted; fit() goes on from a scope."""
     (norm, told, errors, steps), (other, quiet, _, _) = run_ranks(run_parts, 2)
     assert norm == other > 0.01
     assert (len(told), quiet) == (1, [])
     assert "rankwise run --nproc-per-node 1" in errors[0]
     assert "a job of 2 ranks" in errors[1]
+    assert (
+        "this job has 2 ranks, and needs 3 or more: 1 server, 1 coordinator, at least 1 worker" in errors[2]
+    )
     assert steps == 2
 
 

@@ -84,10 +84,29 @@ def restore(folder: str) -> list[Any]:
     for epoch in range(kept.parts["epoch"], kept.parts["epoch"] + 2):
         kept.parts["epoch"] = epoch + 1
         found.append(manager.save().name)
-    return [*found, strategy.num_replicas_in_sync]
+    return [*found, strategy.num_replicas_in_sync, keep_without_manager(f"{folder}/alone")]
+
+
+def keep_without_manager(folder: str) -> list[Any]:
+    """As tf's tutorial on custom loops: a prefix in a folder, and the latest of the folder."""
+    kept = tf.train.Checkpoint(epoch=0)
+    kept.restore(tf.train.latest_checkpoint(folder))
+    kept.parts["epoch"] += 1
+    for _ in range(2):
+        written = kept.write(f"{folder}/once")
+    names = [kept.save(f"{folder}/ckpt").name, kept.save(f"{folder}/ckpt").name]
+    kept.parts["epoch"] = 100
+    kept.read(written)
+    return [written.parent.name, *names, kept.save_counter, kept.parts["epoch"]]
 
 
 def test_a_loop_of_tfs_guide_goes_on_where_it_was(tmp_path: Path) -> None:
-    """`checkpoint.restore(manager.latest_checkpoint)`: nothing at first, then the last one, from whose number the next are counted."""
-    assert run_ranks(restore, 2, str(tmp_path)) == [["step-1", "step-2", 2]] * 2
-    assert run_ranks(restore, 2, str(tmp_path)) == [["step-3", "step-4", 2]] * 2
+    """`checkpoint.restore(manager.latest_checkpoint)`: nothing at first, then the last one, from whose number the next are counted; the same without a manager."""
+    assert (
+        run_ranks(restore, 2, str(tmp_path))
+        == [["step-1", "step-2", 2, ["once", "step-1", "step-2", 2, 1]]] * 2
+    )
+    assert (
+        run_ranks(restore, 2, str(tmp_path))
+        == [["step-3", "step-4", 2, ["once", "step-3", "step-4", 4, 2]]] * 2
+    )

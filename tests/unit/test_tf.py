@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankwise
 from rankwise import tf
+from rankwise.base.identity_clusters import read_tf_config
 from rankwise.tf.datasets import find_part
-from rankwise.tf.missing import METHODS
 from rankwise.tf.rows import count_rows, cut_rows
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]}
@@ -58,6 +58,10 @@ def test_slurm_and_kubernetes_are_read() -> None:
         (lambda: tf.ClusterSpec(CLUSTER).task_address("worker", 5), "task 5 of job 'worker', which has 2"),
         (lambda: tf.ClusterSpec(CLUSTER).job_tasks("x"), "no job 'x'"),
         (lambda: tf.SimpleClusterResolver(CLUSTER, task_type="evaluator", task_id=0).order(("worker",)), "task evaluator 0"),
+        (lambda: tf.SimpleClusterResolver({"worker": ["h"]}, task_type="worker", task_id=0).order(("worker",)), "worker 0 has no port in the cluster: 'h'"),
+        (lambda: tf.TFConfigClusterResolver(env={"TF_CONFIG": '{"cluster": {"ps": ["h:"]}, "task": {"type": "ps", "index": 0}}'}).order(("ps",)),
+         "ps 0 has no port in TF_CONFIG: 'h:'"),
+        (lambda: read_tf_config({"TF_CONFIG": '{"cluster": {"worker": ["h", "i:1"]}, "task": {"type": "worker", "index": 1}}'}), "worker 0 has no port in TF_CONFIG: 'h'"),
         (lambda: tf.InputContext(2, 0, 2).get_per_replica_batch_size(7), "global_batch_size=7 for 2 replicas"),
         (lambda: tf.compute_average_loss(torch.zeros(())), "loss without a batch dim"),
         (lambda: tf.compute_average_loss(torch.zeros(2), global_batch_size=0), "global_batch_size=0"),
@@ -92,18 +96,48 @@ def test_data_that_is_split_or_not_batched_is_refused(dataset: Any) -> None:
 
 
 def test_names_are_found_as_in_tensorflow() -> None:
-    """Tf's modules and old names lead to ours; what has no meaning says what to use; other names are AttributeErrors."""
+    """Tf's modules and old names lead to ours."""
     assert tf.distribute.cluster_resolver.TFConfigClusterResolver is tf.TFConfigClusterResolver  # type: ignore[attr-defined]
     assert tf.distribute.experimental.CollectiveCommunication is tf.CommunicationImplementation  # type: ignore[attr-defined]
     assert tf.nn.compute_average_loss is tf.compute_average_loss  # type: ignore[attr-defined]
-    for name in ("TPUStrategy", "Server", "GradientTape", "NcclAllReduce", "function", "scale_loss"):
-        with pytest.raises(rankwise.UsageError, match=f"tf's {name} has no meaning on torch\n  -> "):
-            getattr(tf.distribute, name)  # type: ignore[attr-defined]
-    for name in METHODS:
-        with pytest.raises(rankwise.UsageError, match="has no meaning on torch\n  -> "):
-            getattr(tf.get_strategy(), name)
-    for owner in (tf, tf.get_strategy()):
-        assert not hasattr(owner, "no_such_name")
+    assert tf.train.latest_checkpoint is tf.latest_checkpoint  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("distribute.TPUStrategy", "no TPUStrategy\n  -> MirroredStrategy()"), ("function", "torch.compile"), ("GradientTape", "loss.backward()"),
+        ("keras.callbacks.BackupAndRestore", "tf.BackupAndRestore"), ("data.experimental.AutoShardPolicy", "tf.AutoShardPolicy"),
+        ("constant", "the names of tf.distribute only, and no constant\n  -> in torch: "), ("config.list_physical_devices", "torch.cuda has the devices"),
+        ("summary", "torch.utils.tensorboard"), ("compat", "and no compat"), ("nn.softmax", "in torch there is torch.softmax"), ("nn.relu6", "torch.nn.functional.relu6"),
+        ("random.set_seed", "in torch there is torch.random"), ("train.CheckpointsManager", "the nearest name here is tf.CheckpointManager"),
+        ("distribute.experimental_set_strategy", "with strategy.scope()"), ("distribute.ReduceOp.MIN", "ReduceOp has no MIN\n  -> its members are SUM, MEAN"),
+        ("AutoShardPolicy.HINT", "its members are AUTO, DATA, FILE, OFF"),
+        ("get_strategy.experimental_run_v2", "strategy.experimental_run_v2 is called run here"), ("get_strategy.extended", "has no meaning on torch\n  -> reduce()"),
+        ("get_strategy.experimental_distribute_datasets_from_function", "is called distribute_datasets_from_function here"),
+        ("get_strategy.experimental_gather", "the nearest name here is strategy.gather"),
+    ],
+)  # fmt: skip
+def test_names_that_are_not_here_say_what_to_use(path: str, text: str) -> None:
+    """Any name of tf that is not here is a UsageError with what to use, and an AttributeError: hasattr() answers."""
+    owner: Any = tf
+    for name in path.split("."):
+        if not hasattr(owner, name):
+            break
+        owner = getattr(owner, name)
+        owner = owner() if name == "get_strategy" else owner
+    with pytest.raises(rankwise.UsageError) as error:
+        getattr(owner, name)
+    assert text in str(error.value)
+    assert isinstance(error.value, AttributeError)
+
+
+def test_names_that_nobody_has_are_plain_errors() -> None:
+    """Python's own questions, and members that exist, are no matter of tf's names."""
+    for owner in (tf, tf.get_strategy(), tf.ReduceOp):
+        assert not hasattr(owner, "__no_such_name__")
+    assert [one.name for one in tf.ReduceOp] == ["SUM", "MEAN"]
+    assert tf.ReduceOp["SUM"] is tf.ReduceOp.SUM is tf.ReduceOp("SUM")
 
 
 def test_every_public_name_is_there() -> None:
@@ -133,7 +167,7 @@ def test_the_default_strategy_is_one_replica() -> None:
 
 
 def test_losses_are_parts_of_the_global_mean() -> None:
-    """compute_average_loss divides the weighed sum, and knows empty batches; regularization is divided by the replicas."""
+    """compute_average_loss divides the weighted sum, and knows empty batches; regularization is divided by the replicas."""
     losses = torch.tensor([1.0, 2, 3])
     assert tf.compute_average_loss(losses) == 2
     assert tf.compute_average_loss(losses, torch.tensor([0.0, 1, 1]), global_batch_size=10) == 0.5

@@ -51,7 +51,9 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
     it.told = {"rank": task_said, "world_size": cluster_said, "local_rank": f"{task_said}, among those of its host", "local_world_size": "entries of its host in TF_CONFIG's cluster",
                "node_rank": f"{task_said}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
     told = it.port()
-    if told is None and port.isdigit():
+    if told is None:
+        job = "ps" if servers else "chief" if chiefs else "worker"
+        refuse_no_port(job, addresses[0], "TF_CONFIG")
         told = it.derive("master_port", int(port), "first entry of TF_CONFIG's cluster")
     return Identity(
         rank=rank, world_size=len(addresses), local_rank=hosts[:rank].count(hosts[rank]), local_world_size=hosts.count(hosts[rank]),
@@ -59,6 +61,25 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         master_addr=it.addr(hosts[0], "first entry of TF_CONFIG's cluster"), master_port=told,
         source="TF_CONFIG", names=("TF_CONFIG task index", "TF_CONFIG cluster size"), told=it.told, role=kind if servers else None,
     )  # fmt: skip
+
+
+def refuse_no_port(job: str, address: str, where: str) -> None:
+    """Refuse an address at which the others can't find a job's first task.
+
+    Args:
+        job: As in ``"worker"``.
+        address: The task's.
+        where: What has the address.
+
+    Raises:
+        UsageError: It has no port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(
+            f"{job} 0 has no port in {where}: {address!r}",
+            hint=f'"{address.rstrip(":")}:29500", say: a free port on its host',
+        )
 
 
 def read_sagemaker(env: Mapping[str, str]) -> Identity | None:

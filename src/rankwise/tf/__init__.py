@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         CheckpointManager as CheckpointManager,
         PreemptionCheckpointHandler as PreemptionCheckpointHandler,
         TerminationConfig as TerminationConfig,
+        latest_checkpoint as latest_checkpoint,
     )
     from rankwise.tf.kinds import (
         CentralStorageStrategy as CentralStorageStrategy,
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "rankwise.tf.contexts": "ReplicaContext",
     "rankwise.tf.datasets": "AutoShardPolicy DistributedDataset DistributedIterator InputContext InputOptions InputReplicationMode Optional ValueContext",
-    "rankwise.tf.keeping": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig",
+    "rankwise.tf.keeping": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig latest_checkpoint",
     "rankwise.tf.kinds": "CentralStorageStrategy CommunicationImplementation CommunicationOptions MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy",
     "rankwise.tf.losses": "compute_average_loss scale_regularization_loss",
     "rankwise.tf.resolvers": "ClusterResolver ClusterSpec KubernetesClusterResolver SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver",
@@ -106,10 +107,10 @@ __all__ = [*_HOME]  # noqa: PLE0604 - strings all
 def __getattr__(name: str) -> object:
     if name in MODULES:
         return sys.modules[__name__]
-    error = explain(name)
-    if error is not None:
-        raise error
-    return _find(RENAMED.get(name, name))
+    name = RENAMED.get(name, name)
+    if name not in _HOME:
+        raise explain(name, _HOME)
+    return _find(name)
 
 
 def __dir__() -> list[str]:

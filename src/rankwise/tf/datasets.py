@@ -19,13 +19,14 @@ from rankwise.data.loader import DataLoader as OurLoader
 from rankwise.data.prefetch import move_tree
 from rankwise.runtime.collectives import all_gather, all_reduce, broadcast
 from rankwise.runtime.context import current
+from rankwise.tf.missing import NamedMembers
 from rankwise.tf.rows import count_rows, cut_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-class AutoShardPolicy(Enum):
+class AutoShardPolicy(Enum, metaclass=NamedMembers):
     """How ``experimental_distribute_dataset`` splits a data set."""
 
     AUTO = "AUTO"
@@ -34,7 +35,7 @@ class AutoShardPolicy(Enum):
     OFF = "OFF"
 
 
-class InputReplicationMode(Enum):
+class InputReplicationMode(Enum, metaclass=NamedMembers):
     """For whom ``distribute_datasets_from_function`` makes a data set: here each replica is a worker."""
 
     PER_WORKER = "PER_WORKER"

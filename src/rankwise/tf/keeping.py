@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.checkpoint.folder import latest, open_checkpoint
 from rankwise.checkpoint.loading import load
 from rankwise.checkpoint.retention import Keep
@@ -33,6 +33,47 @@ class Checkpoint:
     def __init__(self, **parts: Any) -> None:
         self.parts, self.save_counter = parts, 0
 
+    def save(self, file_prefix: str | Path) -> Path:
+        """Save as ``file_prefix/step-N``, where N is one more than the last.
+
+        Args:
+            file_prefix: A folder of these checkpoints; shared by all hosts, the same on all ranks. None is deleted: ``CheckpointManager`` does that.
+
+        Returns:
+            The checkpoint's folder, for ``restore``.
+
+        Collective: every rank.
+        """
+        self.save_counter += 1
+        return save(file_prefix, self.parts, step=self.save_counter).wait()
+
+    def write(self, file_prefix: str | Path) -> Path:
+        """Save as ``file_prefix/step-0``, in place of what was written there; nothing is counted.
+
+        Args:
+            file_prefix: As for ``save``.
+
+        Returns:
+            The checkpoint's folder, for ``read``.
+
+        Collective: every rank.
+        """
+        return save(file_prefix, self.parts, step=0).wait()
+
+    def read(self, save_path: str | Path) -> None:
+        """Load a checkpoint; nothing is counted.
+
+        Args:
+            save_path: What ``write`` was given, or has returned.
+
+        Raises:
+            CheckpointError: There is none.
+
+        Collective: every rank.
+        """
+        if load(save_path, self.parts) is None:
+            raise CheckpointError(f"{save_path} holds no checkpoint", hint="pass what write() has returned")
+
     def restore(self, save_path: str | Path | None) -> None:
         """Load a checkpoint.
 
@@ -49,6 +90,21 @@ class Checkpoint:
             found = open_checkpoint(save_path)
             load(Path(save_path).parent, self.parts, step=found.step)
             self.save_counter = found.step
+
+
+def latest_checkpoint(checkpoint_dir: str | Path) -> Path | None:
+    """Return the folder of the checkpoint that was saved last in a folder or in one below it, as by ``Checkpoint.save("folder/ckpt")``.
+
+    Args:
+        checkpoint_dir: It need not exist.
+
+    Returns:
+        The checkpoint's folder, for ``restore``, which sees that all ranks mean the same; None if there is none.
+    """
+    top = Path(checkpoint_dir)
+    places = [top, *(one for one in top.glob("*") if one.is_dir())]
+    found = [one for one in map(latest, places) if one is not None]
+    return max(found, key=lambda one: one.stat().st_mtime_ns, default=None)
 
 
 @final

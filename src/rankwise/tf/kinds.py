@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
+from weakref import WeakSet
 
 import torch
 
@@ -14,6 +15,7 @@ from rankwise.runtime.collectives import broadcast_
 from rankwise.runtime.context import find_current
 from rankwise.runtime.joining import init
 from rankwise.tf.mirroring import Noted, list_parameters
+from rankwise.tf.missing import NamedMembers
 from rankwise.tf.resolvers import find_resolver
 from rankwise.tf.strategy import Strategy, SumOfReplicas
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.tf.resolvers import ClusterResolver
 
 
-class CommunicationImplementation(Enum):
+class CommunicationImplementation(Enum, metaclass=NamedMembers):
     """What carries tensors between replicas."""
 
     AUTO = "AUTO"
@@ -187,17 +189,20 @@ class _StepOfFirst:
 
     def __init__(self, num_replicas: int, rank: int) -> None:
         self._sum, self._num_replicas, self._rank = SumOfReplicas(num_replicas, rank), num_replicas, rank
-        self._heard: set[int] = set()
+        self._heard: WeakSet[Optimizer] = WeakSet()
 
     def after_scope(self, noted: Noted) -> None:
         self._sum.after_scope(noted)
-        for optimizer in noted.optimizers:
-            optimizer.register_step_post_hook(self._send)
 
     def before_run(self) -> None:
         """Nothing."""
 
     def before_step(self, optimizer: Optimizer) -> None:
+        if (
+            optimizer not in self._heard
+        ):  # made under the scope or not: without this the first replica would move alone
+            self._heard.add(optimizer)
+            optimizer.register_step_post_hook(self._send)
         self._sum.before_step(optimizer)
         if self._rank:
             for one in list_parameters(optimizer):

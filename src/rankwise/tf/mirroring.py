@@ -5,6 +5,7 @@ A hook of torch before each ``optimizer.step()`` finds whose parameters are abou
 
 from __future__ import annotations
 
+import gc
 import io
 import weakref
 from contextlib import contextmanager
@@ -93,10 +94,14 @@ def noting(strategy: Strategy) -> Iterator[Noted]:
     _own(noted, strategy)
 
 
-def _own(noted: Noted, strategy: Strategy) -> None:
+def listen() -> None:
+    """Have each ``optimizer.step()`` looked at, from the first strategy on: a script without any scope is the one that needs it most."""
     if not _is_listening:
         _is_listening.append(True)
         register_optimizer_step_pre_hook(optimizer_step)
+
+
+def _own(noted: Noted, strategy: Strategy) -> None:
     for tensor in noted.tensors.values():
         _owners[id(tensor)] = (weakref.ref(tensor, partial(_disown, id(tensor))), weakref.ref(strategy))
 
@@ -212,23 +217,35 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noq
                 hint="forward, backward and step belong in the function that strategy.run() is given; or give model and optimizer to a Trainer",
             )  # fmt: skip
         return
+    if running.num_replicas_in_sync > 1 and is_averaged(parameters):
+        raise UsageError(
+            "the gradients of this model are averaged by apply_ddp, and strategy.run() adds gradients", rank=running.rank,
+            hint="leave out apply_ddp, or run the step without strategy.run()",
+        )  # fmt: skip
     if any(owner is not running for owner in owners.values()):
         _refuse_strangers(parameters, running)
         return
-    if running.num_replicas_in_sync > 1 and is_averaged(parameters):
-        raise UsageError(
-            "the gradients of this model are averaged by apply_ddp, and strategy.run() would add them once more", rank=running.rank,
-            hint="leave out apply_ddp, or run the step without strategy.run()",
-        )  # fmt: skip
     running.updates.before_step(optimizer)
 
 
 def _refuse_strangers(parameters: Sequence[Tensor], running: Strategy) -> None:
     if not running.is_spread:
         return
-    shapes = [tuple(one.shape) for one in parameters if find_owner(one) is not running]
+    strangers = [one for one in parameters if find_owner(one) is not running]
     raise UsageError(
-        f"optimizer.step() in strategy.run(): {len(shapes)} of {len(parameters)} parameters were not made under this strategy's scope, "
-        f"the first of shape {shapes[0]}: each replica would train its own",
-        rank=running.rank, hint="with strategy.scope(): model = ...; convert and move it there as well",
+        f"optimizer.step() in strategy.run(): {len(strangers)} of {len(parameters)} parameters were not made under this strategy's scope, "
+        f"the first is {_find_name(strangers[0])} of shape {tuple(strangers[0].shape)}: each replica would train its own",
+        rank=running.rank, hint="with strategy.scope(): model = ...; what replaces parameters, as load_state_dict(assign=True) does, belongs there as well",
     )  # fmt: skip
+
+
+def _find_name(parameter: Tensor) -> str:
+    """Return module and name of a parameter. An optimizer doesn't know them: all modules of the process are searched, for an error only."""
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    found = [
+        f"{type(one).__name__}.{name}"
+        for one in modules
+        for name, held in vars(one).get("_parameters", {}).items()
+        if held is parameter
+    ]
+    return found[0] if found else "one of no module"

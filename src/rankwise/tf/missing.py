@@ -1,8 +1,17 @@
-"""tf's names that have no meaning on torch, and what to use instead; and old names of those that have."""
+"""tf's names that are not here, and what to use instead; and old names of those that are."""
 
 from __future__ import annotations
 
+import difflib
+import sys
+from enum import EnumMeta
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, final
+
 from rankwise.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Names of tf's modules: all that is in them is in this room.
 MODULES = ("distribute", "experimental", "cluster_resolver", "coordinator", "partitioners", "nn", "train")
@@ -10,6 +19,7 @@ MODULES = ("distribute", "experimental", "cluster_resolver", "coordinator", "par
 RENAMED = {
     "CollectiveCommunication": "CommunicationImplementation",
     "CollectiveHints": "CommunicationOptions",
+    "ReplicaContextBase": "ReplicaContext",
 }
 _DEVICES = "place layers by rankwise.place, split them by rankwise.apply_tensor_parallel, or shard them by rankwise.apply_fsdp"
 _LEFT_OUT = {
@@ -26,34 +36,113 @@ _LEFT_OUT = {
     "MaxSizePartitioner": "MinSizePartitioner(min_shard_bytes): there are as many parts as servers",
     "DistributedValues": "values of replicas are ordinary values of each process",
     "PerReplica": "values of replicas are ordinary values of each process",
+    "experimental_set_strategy": "with strategy.scope(): model = ...; optimizer = ...",
     "StrategyExtended": "strategy.reduce, gather, run and scope",
-    "ReplicaContextBase": "ReplicaContext",
     "RunOptions": "leave options out of run()",
     "function": "leave the decorator out; torch.compile(model) compiles",
     "GradientTape": "loss.backward()",
-    "keras": "torch.nn and torch.optim; rankwise.Trainer in place of fit()",
-    "data": "torch.utils.data, or rankwise.DataLoader",
+    "keras": "torch.nn and torch.optim; rankwise.Trainer in place of fit(); tf.BackupAndRestore in place of the callback",
+    "data": "torch.utils.data, or rankwise.DataLoader; AutoShardPolicy is tf.AutoShardPolicy, for tf.InputOptions(auto_shard_policy=...)",
     "device": "tensor.to(device); the replica's is strategy.device",
     "rpc": "rankwise.parameter_server(..., coordinator=True)",
     "scale_loss": "scale_regularization_loss(loss), or compute_average_loss(losses, global_batch_size=...)",
     "DTensor": _DEVICES,
     "dtensor": _DEVICES,
 }
-#: The same, of a strategy's attributes.
-METHODS = {
+#: The same, of a strategy's attributes; old names that are called otherwise now.
+_METHODS_RENAMED = {
+    "experimental_run_v2": "run",
+    "experimental_distribute_datasets_from_function": "distribute_datasets_from_function",
+    "make_dataset_iterator": "experimental_distribute_dataset",
+    "make_input_fn_iterator": "distribute_datasets_from_function",
+}
+_METHODS_LEFT_OUT = {
     "extended": "reduce(), gather() and run(); in a replica's function get_replica_context().merge_call",
-    "experimental_run_v2": "run()",
     "experimental_make_numpy_dataset": "experimental_distribute_dataset(DataLoader(TensorDataset(...), batch_size=...))",
-    "experimental_distribute_datasets_from_function": "distribute_datasets_from_function()",
-    "make_dataset_iterator": "experimental_distribute_dataset()",
-    "make_input_fn_iterator": "distribute_datasets_from_function()",
     "configure": "the launcher's variables, or a cluster resolver",
     "update_config_proto": "nothing: torch has no session",
     "experimental_split_to_logical_devices": _DEVICES,
 }
+_TORCH = (
+    "in torch: torch.tensor makes tensors, torch.manual_seed seeds, torch.cuda has the devices, torch.nn and torch.nn.functional the layers, "
+    "torch.optim the optimizers, torch.utils.tensorboard the summaries; rankwise.checkpoint saves"
+)
 
 
-def explain(name: str) -> UsageError | None:
-    """Return the error for a name of tf that has no meaning here; None for any other name."""
-    instead = _LEFT_OUT.get(name)
-    return None if instead is None else UsageError(f"tf's {name} has no meaning on torch", hint=instead)
+@final
+class MissingNameError(UsageError, AttributeError):
+    """A name of tf that is not here; an ``AttributeError``, so that ``hasattr`` answers."""
+
+
+def explain(name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that tf may have, and this room has not.
+
+    Args:
+        name: The name.
+        known: The names of this room.
+    """
+    if name.startswith("__"):  # asked for by Python's own machinery
+        return AttributeError(f"module 'rankwise.tf' has no attribute {name!r}")
+    if name in _LEFT_OUT:
+        return MissingNameError(f"rankwise.tf has no {name}", hint=_LEFT_OUT[name])
+    near, same = _find_near(name, known), _find_in_torch(name)
+    if near is not None:
+        hint = f"the nearest name here is tf.{near}"
+    else:
+        hint = f"in torch there is {same}" if same else _TORCH
+    return MissingNameError(f"rankwise.tf has the names of tf.distribute only, and no {name}", hint=hint)
+
+
+def explain_method(strategy: Any, name: str) -> AttributeError:
+    """Return the error for an attribute that tf's strategies may have, and ours have not.
+
+    Args:
+        strategy: Whose.
+        name: The name.
+    """
+    kind, rank = type(strategy), vars(strategy).get("rank")
+    if name in _METHODS_RENAMED:
+        return MissingNameError(
+            f"strategy.{name} is called {_METHODS_RENAMED[name]} here",
+            rank=rank,
+            hint=f"strategy.{_METHODS_RENAMED[name]}()",
+        )
+    if name in _METHODS_LEFT_OUT:
+        return MissingNameError(
+            f"strategy.{name} has no meaning on torch", rank=rank, hint=_METHODS_LEFT_OUT[name]
+        )
+    near = None if name.startswith("_") else _find_near(name, dir(kind))
+    if near is None:
+        return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    return MissingNameError(
+        f"{kind.__name__} has no {name}", rank=rank, hint=f"the nearest name here is strategy.{near}"
+    )
+
+
+class NamedMembers(EnumMeta):
+    """Has an enumeration say what its members are when tf's has more."""
+
+    def __getattr__(cls, name: str) -> Any:
+        """Find a member, which older Pythons look for here, or raise."""
+        members = type.__getattribute__(cls, "__dict__").get("_member_map_", {})
+        if name in members:
+            return members[name]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise MissingNameError(f"{cls.__name__} has no {name}", hint=f"its members are {', '.join(members)}")
+
+
+def _find_near(name: str, known: Iterable[str]) -> str | None:
+    plain = name.removeprefix("experimental_")
+    return next(iter(difflib.get_close_matches(plain, [*known], n=1, cutoff=0.75)), None)
+
+
+def _find_in_torch(name: str) -> str | None:
+    """Return what torch has under this name. It is not imported for this: whoever looks at the room may not want it."""
+    for place in ("torch", "torch.nn.functional", "torch.nn", "torch.optim", "torch.cuda"):
+        found = getattr(sys.modules.get(place), name, None)
+        if found is not None and not (
+            isinstance(found, ModuleType) and not found.__name__.startswith("torch")
+        ):
+            return f"{place}.{name}"
+    return None

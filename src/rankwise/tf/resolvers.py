@@ -9,7 +9,7 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts
 from rankwise.base.identity import read_int
-from rankwise.base.identity_clusters import read_kubernetes
+from rankwise.base.identity_clusters import read_kubernetes, refuse_no_port
 from rankwise.base.identity_facts import expand_tasks
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class ClusterResolver:
         task_id: Its index there; None if not known.
     """
 
+    _where = "the cluster"
+
     def __init__(
         self, cluster: ClusterSpec, task_type: str | None, task_id: int | None, master: str = ""
     ) -> None:
@@ -142,7 +144,7 @@ class ClusterResolver:
             jobs: The order of the jobs; each that is not named comes last.
 
         Raises:
-            UsageError: This process's task is not in the cluster.
+            UsageError: This process's task is not in the cluster, or the first one has no port.
         """
         if self.task_type is None or self.task_id is None:
             return None
@@ -153,6 +155,8 @@ class ClusterResolver:
                 f"this process is task {self.task_type} {self.task_id}, and the cluster has {spec}",
                 hint=f"tasks that train here are of {', '.join(jobs)}",
             )
+        job, index = ranks[0]
+        refuse_no_port(job, spec[job][index], self._where)
         return ranks.index((self.task_type, self.task_id)), [spec[job][index] for job, index in ranks]
 
 
@@ -189,6 +193,8 @@ class TFConfigClusterResolver(ClusterResolver):
     Raises:
         UsageError: The variable can't be read.
     """
+
+    _where = "TF_CONFIG"
 
     def __init__(
         self,

@@ -30,8 +30,8 @@ from rankwise.tf.datasets import (
     split_dataset,
 )
 from rankwise.tf.losses import refusing_local_means
-from rankwise.tf.mirroring import Noted, list_parameters, make_equal, noting, sum_gradients
-from rankwise.tf.missing import METHODS
+from rankwise.tf.mirroring import Noted, list_parameters, listen, make_equal, noting, sum_gradients
+from rankwise.tf.missing import explain_method
 from rankwise.tf.values import gather_values, reduce_values
 
 if TYPE_CHECKING:
@@ -143,14 +143,11 @@ class Strategy:
         self.device = device or (ctx.device if ctx is not None else torch.device("cpu"))
         self._pipelines = pipelines or (num_replicas, self.replica_id)
         self._seen: set[object] = set()
+        listen()
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say what to use in place of tf's methods that have no meaning here."""
-        if name in METHODS:
-            raise UsageError(
-                f"strategy.{name} has no meaning on torch", rank=self.__dict__.get("rank"), hint=METHODS[name]
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        """Say what to use in place of tf's methods that are not here."""
+        raise explain_method(self, name)
 
     @property
     def is_spread(self) -> bool:

@@ -14,12 +14,13 @@ from torch import Tensor
 from rankwise.base.errors import UsageError
 from rankwise.runtime.collectives import all_gather, all_gather_with_grad, all_reduce, all_reduce_with_grad
 from rankwise.runtime.nested import flatten, unflatten
+from rankwise.tf.missing import NamedMembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class ReduceOp(Enum):
+class ReduceOp(Enum, metaclass=NamedMembers):
     """How values of replicas are combined."""
 
     SUM = "SUM"

@@ -11,6 +11,7 @@ from torch import nn
 from rankwise.base.errors import UsageError
 from rankwise.runtime.collectives import broadcast
 from rankwise.tf.contexts import find_frame
+from rankwise.tf.missing import NamedMembers
 from rankwise.tf.strategy import get_strategy
 from rankwise.tf.values import reduce_values
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class VariableSynchronization(Enum):
+class VariableSynchronization(Enum, metaclass=NamedMembers):
     """When a variable's values on the replicas are combined."""
 
     AUTO = "AUTO"
@@ -27,7 +28,7 @@ class VariableSynchronization(Enum):
     ON_READ = "ON_READ"
 
 
-class VariableAggregation(Enum):
+class VariableAggregation(Enum, metaclass=NamedMembers):
     """How a variable's values on the replicas are combined."""
 
     NONE = "NONE"
