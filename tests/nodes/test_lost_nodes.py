@@ -178,7 +178,7 @@ def test_a_node_that_stands_by_replaces_one_that_is_lost_and_the_rest_end_with_t
         for number in (2, 3):
             job.start(number)
             wait_until(
-                lambda number=number: "this one stands by" in job.read(number), 30, "a node that stands by"
+                lambda number=number: "this node stands by" in job.read(number), 30, "a node that stands by"
             )
         wait_until(lambda: job.list_processes(2)[1:], 10, "the warm server of a node that stands by")
         job.kill(1)
@@ -196,7 +196,7 @@ def test_nodes_find_the_job_where_it_has_moved(tmp_path: Path) -> None:
         job.start(0, 1)
         job.wait_world(2, [0, 1])
         job.start(2)
-        wait_until(lambda: "this one stands by" in job.read(2), 30, "a node that stands by")
+        wait_until(lambda: "this node stands by" in job.read(2), 30, "a node that stands by")
         job.kill(0)
         job.wait_world(2, [1, 2])
         assert "another node joins" in job.read(1)

@@ -137,5 +137,5 @@ def test_a_node_that_was_never_needed_leaves_with_the_job() -> None:
     (line,) = console.lines
     assert (
         line
-        == "rankwise: 2 nodes run this job (--nnodes 2:2): this one stands by, and replaces one that is lost"
+        == "rankwise: all 2 places of this job are taken (--nnodes 2:2): this node stands by, and replaces one that is lost"
     )

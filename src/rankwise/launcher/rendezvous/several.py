@@ -146,7 +146,7 @@ class SeveralNodes:
             if self._helper.news("standing_by") and not told:
                 told.append(True)
                 self._console.say(
-                    f"rankwise: {spec.max_nodes} nodes run this job (--nnodes {spec.min_nodes}:{spec.max_nodes}): this one stands by, and replaces one that is lost"
+                    f"rankwise: all {spec.max_nodes} places of this job are taken (--nnodes {spec.min_nodes}:{spec.max_nodes}): this node stands by, and replaces one that is lost"
                 )
             elif not told and round(waited_s) in {10, 60, 300}:
                 self._console.say(
