@@ -86,7 +86,7 @@ def test_the_last_attempts_folder_is_found_from_above(tmp_path: Path) -> None:
     assert {evidence_folder.find(path) for path in (tmp_path, last.parent, last, tmp_path.parent)} == {last}
     case = evidence_folder.load(last)
     assert (case.scene, case.ranks) == (SCENE, CASE.ranks)
-    with pytest.raises(UsageError, match="there is no file or folder .*nowhere"):
+    with pytest.raises(UsageError, match=r"there is no file or folder .*nowhere"):
         evidence_folder.find(tmp_path / "attempt_10" / "nowhere")
 
 

@@ -105,9 +105,11 @@ class Members:
         parent, children = self._detecting.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
             self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
-        places = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
-        host, _, port = self._orders["origin"].rpartition(":")
-        self._orders["places"] = [*([(host.strip("[]"), int(port))] if port.isdecimal() else []), *places]
+        # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
+        known = [self._orders[name].rpartition(":") for name in ("origin", "endpoint")]
+        served = [(host.strip("[]"), int(port)) for host, _, port in known if port.isdecimal()]
+        reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
+        self._orders["places"] = list(dict.fromkeys([*served, *reserves]))
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
             self._serving_at = json.loads(self._store.get(keys[self._serving]))["at"]
