@@ -41,6 +41,7 @@ SCRIPT = """
     os._exit(0)
 """
 NUM_NODES, BOUND_S, FREEZE_S = 4, 90.0, (0.2, 8.0)
+MOST_LOSSES = 3
 FAULTS = ("kill launcher", "kill node", "kill two nodes", "freeze", "cut")
 #: A step of a group that has just lost a peer may be written down so late.
 _LATE_S = 0.5
@@ -53,6 +54,7 @@ class Faults:
         self.job, self._rng = job, rng
         self.current = list(range(NUM_NODES))
         self.stood_s: dict[str, list[float]] = {}
+        self._num_lost = [0] * NUM_NODES
 
     def start(self, node: int) -> None:
         """Start a node's launcher, again."""
@@ -61,7 +63,13 @@ class Faults:
 
     def do(self, fault: str) -> None:
         """Do it, see the others go on, mend it, and see all go on."""
-        victims = self._rng.sample(range(NUM_NODES), 2 if "two" in fault else 1)
+        # A host that is lost for the fourth time is taken for broken.
+        spared = sorted(
+            range(NUM_NODES), key=lambda node: (self._num_lost[node] >= MOST_LOSSES, self._rng.random())
+        )
+        victims = spared[: 2 if "two" in fault else 1]
+        for node in victims:
+            self._num_lost[node] += 1
         left = [node for node in range(NUM_NODES) if node not in victims]
         begin_s = time.monotonic()
         if fault == "kill launcher":

@@ -157,6 +157,7 @@ class Entry:
 
     def _leave(self, search: _Search) -> None:
         """Meet the others elsewhere; torch's call, which nothing ends from outside, is made to fail."""
+        self._standby.retire(self._meeting.handler)
         _abandon(self._meeting.handler)
         if search.found is not None:
             handler, orders = search.found

@@ -143,6 +143,7 @@ class Meeting:
     def go_to(self, handler: Any) -> None:
         """Meet the others there from now on."""
         if handler is not self.handler:
+            self._load("node_standby").retire(self.handler)
             # What torch does when a former rendezvous is collected fails in the thread of its heartbeats.
             self.orders["kept"] = [*self.orders.get("kept", []), self.handler]
             self.handler = handler

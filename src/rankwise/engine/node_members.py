@@ -119,6 +119,7 @@ class Members:
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
             elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
+            self._standby.announce_loss(self._handler, self._orders["run_id"], is_over=True)
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             self._forwarder = self._standby.Forwarder(self._orders, _is_open)
 
@@ -195,6 +196,8 @@ class Members:
             self._change(handler, len(self._members) // 2 + 1)
         elif lost := dict(self._detector.losses):
             _, needed = self._count(has_moved=has_moved)
+            if self._can_move:
+                self._standby.announce_loss(handler, self._orders["run_id"], is_over=False)
             self._change(handler, needed)
             _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
 
@@ -243,6 +246,7 @@ class Members:
         orders = self._orders
         handler = open_rendezvous(orders, host, port)
         orders["serving_node"] = node == self._node
+        self._standby.retire(former)
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)

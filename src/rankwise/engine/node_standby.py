@@ -70,12 +70,26 @@ def announce_reserves(handler: Any, run_id: str, places: list[tuple[str, int]]) 
         store.set(f"rankwise/{run_id}/reserves", json.dumps(places))
 
 
+def announce_loss(handler: Any, run_id: str, *, is_over: bool) -> None:
+    """Tell who comes that the others meet again after a loss, or have met."""
+    store = getattr(handler, "_store", None)
+    if store is not None:
+        store.set(f"rankwise/{run_id}/excluding", "0" if is_over else "1")
+
+
 def announce_end(handler: Any, run_id: str) -> None:
     """Tell who stands by that the job is over."""
     store = getattr(handler, "_store", None)
     with contextlib.suppress(Exception):  # the store may be gone already, and then they see that
         if store is not None:
             store.set(f"rankwise/{run_id}/over", "1")
+
+
+def retire(handler: Any) -> None:
+    """Send no more signs of life there: others would take a round of the past for one that still runs."""
+    timer: Any = getattr(handler, "_keep_alive_timer", None)
+    with contextlib.suppress(AttributeError):
+        timer._ctx.stop_event.set()  # its own cancel() would wait for a call that a frozen store holds up
 
 
 def withdraw(handler: Any) -> Callable[[], None] | None:
@@ -270,8 +284,9 @@ class _Look:
         self.is_full = bool(state.complete) and free <= 0
         is_fixed = self._orders["min_nodes"] == most
         is_own = self.handler._this_node in state.participants
-        is_first = state.round == 0 and not state.complete
-        may_enter = free > 0 and (bool(state.complete) or is_fixed or is_first) and (state.complete or not self._is_moved)  # fmt: skip
+        is_new = self._is_moved and state.round == 0
+        is_excluding = store.check([self._key("excluding")]) and store.get(self._key("excluding")) == b"1"
+        may_enter = free > 0 and (state.complete or not (is_new or (is_excluding and not is_fixed)))
         if state.closed:
             self.says = "over"
         elif is_own or (may_enter and self._is_next(free)):
