@@ -191,7 +191,7 @@ def test_a_node_that_stands_by_replaces_one_that_is_lost_and_the_rest_end_with_t
 
 
 def test_nodes_find_the_job_where_it_has_moved(tmp_path: Path) -> None:
-    """Of two nodes, one of which serves the rendezvous, that one dies: the other moves, trains on alone, and makes room for the third, which finds it at the reserve. So does the first node, when it is started again as before."""
+    """Of two nodes, one of which serves the rendezvous, that one dies: the other moves, and the third, which stood by, finds it at the reserve. So does the first node, when it is started again as before."""
     with open_job(3, "1:2", tmp_path) as job:
         job.start(0, 1)
         job.wait_world(2, [0, 1])
@@ -199,7 +199,6 @@ def test_nodes_find_the_job_where_it_has_moved(tmp_path: Path) -> None:
         wait_until(lambda: "this node stands by" in job.read(2), 30, "a node that stands by")
         job.kill(0)
         job.wait_world(2, [1, 2])
-        assert "another node joins" in job.read(1)
         job.kill(2)
         job.wait_world(1, [1])
         job.start(0)  # the same command again: it opens a store where the job first met

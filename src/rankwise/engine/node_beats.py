@@ -105,6 +105,8 @@ class Beats:
         """Say good-bye and close; what is lost afterwards is not reported."""
         self.detector.end()
         self._over.set()
+        if self._thread.ident is None:  # it has never begun
+            self._listener.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 

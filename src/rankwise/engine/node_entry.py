@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 _MOVE_S = 3.0
 #: How often a node looks whether others have met elsewhere.
 _SEARCH_S = 1.0
+#: So long one that the others have given up looks for them.
+_FIND_S = 60.0
 _TICK_S = 0.05
+#: What torch raises when the store has gone.
+_LOST_STORE = {"RendezvousConnectionError", "DistNetworkError"}
 
 
-class _Call:
+class Call:
     """A call in a thread of its own, and what it has come to."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
@@ -86,6 +90,8 @@ class Entry:
 
     def __init__(self, meeting: Any, load: Callable[[str], Any]) -> None:
         self._meeting, self._standby, self._reach = meeting, load("node_standby"), load("node_members").reach
+        #: Of which rendezvous it was asked last whether the job has moved, when, and what came of it.
+        self._asked: tuple[Any, float, Any] = (None, 0.0, None)
 
     def meet(self, before: Any) -> Any:
         """Return torch's round; None where this node is not to meet the others here: its place was taken, or they have met elsewhere.
@@ -100,9 +106,12 @@ class Entry:
             search.end()
 
     def _meet_first(self, search: _Search) -> Any:
-        call = _Call(self._meeting.handler.next_rendezvous)
+        call = Call(self._meeting.handler.next_rendezvous)
         restore = self._wait(call, lambda: search.found is not None)
-        return _take(call, restore) if call.is_over.is_set() else self._leave(search)
+        is_lost = restore is None and type(call.error).__name__ in _LOST_STORE
+        if not call.is_over.is_set() or (is_lost and self._meeting.orders.get("places")):
+            return self._leave(search)  # where it is unknown, it looks for it as who stands by does
+        return _take(call, restore)
 
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
@@ -116,9 +125,10 @@ class Entry:
                     self._meeting.watch()
                 return handler.next_rendezvous()
 
-            call, failed_s = _Call(meet), float("inf")
+            call, failed_s, restore = Call(meet), float("inf"), None
             while moves or not before.has_to_move:
-                restore = self._wait(call, partial(_is_vain, before, search, moves=moves, num_lost=num_lost))
+                is_vain = partial(_is_vain, before, search, moves=moves, num_lost=num_lost)
+                restore = self._wait(call, is_vain) or restore
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
                 if not call.is_over.is_set():
@@ -128,31 +138,37 @@ class Entry:
                     continue
                 # The store may be gone because its node is, which its neighbours are about to tell, if they live.
                 failed_s = min(failed_s, time.monotonic())
-                if call.error is None or restore is not None or moves or time.monotonic() - failed_s > _MOVE_S:  # fmt: skip
+                # Given up by the others, it learns from nobody where they are, but may find them.
+                bound_s = _FIND_S if before.num_lost < 0 else 0.0 if moves else _MOVE_S
+                if call.error is None or restore is not None or time.monotonic() - failed_s > bound_s:
                     return _take(call, restore)
                 before.probe_serving()
                 time.sleep(_TICK_S)
 
     def _exclude(self, before: Any, *, has_moved: bool) -> None:
         """More nodes were lost while the others meet: have nobody wait for them."""
-        call = _Call(partial(before.exclude_lost, self._meeting.handler, has_moved=has_moved))
+        call = Call(partial(before.exclude_lost, self._meeting.handler, has_moved=has_moved))
         call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
         if call.error is not None and type(call.error).__name__ == "LostMajorityError":
             _abandon(self._meeting.handler)
             raise call.error
 
     def _has_moved(self) -> bool:
-        return bool(self._standby.has_moved(self._meeting.handler, self._meeting.orders["run_id"]))
+        """Tell whether the job goes on elsewhere, as far as that is known: the question is asked in another thread, since a frozen store never answers."""
+        handler = self._meeting.handler
+        asked, at_s, call = self._asked
+        if asked is not handler or (call.is_over.is_set() and time.monotonic() - at_s > _SEARCH_S):
+            is_known = asked is handler and bool(call.value)
+            call = Call(partial(self._standby.has_moved, handler, self._meeting.orders["run_id"]))
+            self._asked = (handler, time.monotonic(), call)
+            return is_known
+        return bool(call.value)
 
-    def _wait(self, call: _Call, is_vain: Callable[[], bool]) -> Callable[[], None] | None:
+    def _wait(self, call: Call, is_vain: Callable[[], bool]) -> Callable[[], None] | None:
         """Wait for the round; if torch holds this node as one too many, have its call fail, and return what mends that."""
-        restore, look_s = None, time.monotonic()
-        while not call.is_over.wait(_TICK_S) and not is_vain():
+        restore = None
+        while not call.is_over.wait(_TICK_S) and not is_vain() and not self._has_moved():
             restore = restore or self._standby.withdraw(self._meeting.handler)
-            if time.monotonic() - look_s > _SEARCH_S:
-                look_s = time.monotonic()
-                if self._has_moved():
-                    break
         return restore
 
     def _leave(self, search: _Search) -> None:
@@ -171,7 +187,7 @@ def _read_heartbeats(handler: Any) -> dict[Any, Any]:
     holder._last_sync_time = -1.0  # what it has read a second ago won't do
     holder.sync()
     state = holder.state
-    is_past = any(one.pid == os.getpid() and one.addr == handler._this_node.addr for one in state.participants)  # fmt: skip
+    is_past = any(one.pid == os.getpid() and one.addr == handler._this_node.addr for one in [*state.participants, *state.wait_list])  # fmt: skip
     if not state.complete or state.closed or is_past:
         return {}
     return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}
@@ -181,7 +197,7 @@ def _is_vain(before: Any, search: _Search, *, moves: bool, num_lost: int) -> boo
     return search.found is not None or before.num_lost != num_lost or (not moves and bool(before.has_to_move))
 
 
-def _take(call: _Call, restore: Callable[[], None] | None) -> Any:
+def _take(call: Call, restore: Callable[[], None] | None) -> Any:
     if restore is not None:
         restore()
     if call.error is not None and restore is None:

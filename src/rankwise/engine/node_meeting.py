@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MOVE_S = 3.0
+#: So long the nodes that have met may take to number their ranks.
+_AGREE_S = 15.0
 #: The nodes that stand by are counted every so many looks.
 _STANDBY_TURNS = 4
 #: Node 0 gives the secret as soon as it has met the others.
@@ -105,7 +107,13 @@ class Meeting:
         self.store = store
         if host:
             self._open_exchange(restart, node_rank, host)
-        base, world, role_base, role_world = self._agree_on_ranks(store, node_rank)
+        ranks = self._load("node_entry").Call(partial(self._agree_on_ranks, store, node_rank))
+        # Nodes of a static rendezvous come one after the other; else all are here, and one that is not any more was lost in this very second.
+        if not ranks.is_over.wait(None if self.static else _AGREE_S):
+            return {"is_held": True}
+        if ranks.error is not None:
+            raise ranks.error
+        base, world, role_base, role_world = ranks.value
         if self.exchange is not None:
             self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
         if self.members is not None:

@@ -84,6 +84,7 @@ class Members:
         self._serving_at: list[list[Any]] = []
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
+        self._split = names.split
         addresses = _list_addresses(orders, names)
         reserve = None if self._reserve is None else self._reserve.port
         about = {"at": [[one, self._beats.port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
@@ -106,8 +107,8 @@ class Members:
         for one in self._members[:_NUM_RESERVES]:
             self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
         # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
-        known = [self._orders[name].rpartition(":") for name in ("origin", "endpoint")]
-        served = [(host.strip("[]"), int(port)) for host, _, port in known if port.isdecimal()]
+        known = [self._split(self._orders[name]) for name in ("origin", "endpoint")]
+        served = [(host, int(port or _DEFAULT_PORT)) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
         self._orders["places"] = list(dict.fromkeys([*served, *reserves]))
         if self._store.check(["beats/serves"]):
@@ -119,9 +120,10 @@ class Members:
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
             elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
-            self._standby.announce_loss(self._handler, self._orders["run_id"], is_over=True)
+            self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
-            self._forwarder = self._standby.Forwarder(self._orders, _is_open)
+            if served:
+                self._forwarder = self._standby.Forwarder(self._orders, served[0], _is_open)
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
@@ -197,7 +199,7 @@ class Members:
         elif lost := dict(self._detector.losses):
             _, needed = self._count(has_moved=has_moved)
             if self._can_move:
-                self._standby.announce_loss(handler, self._orders["run_id"], is_over=False)
+                self._standby.announce_needed(handler, self._orders["run_id"], needed)
             self._change(handler, needed)
             _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
 
@@ -247,6 +249,7 @@ class Members:
         handler = open_rendezvous(orders, host, port)
         orders["serving_node"] = node == self._node
         self._standby.retire(former)
+        self._standby.announce_needed(handler, orders["run_id"], needed)
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)

@@ -2,7 +2,7 @@
 
 If all places are taken it stands by, and takes the one of a node that is lost. While the others meet again after a loss it stays outside in any case: there
 it would count as one of those that took part before, and the smaller side of a network that was cut could become large enough by it. It enters
-once they have met, and waits in torch's list of nodes that want to join. Where the number of nodes is fixed nobody starts without it, so it enters at once.
+once enough of them have met.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def announce_reserves(handler: Any, run_id: str, places: list[tuple[str, int]]) 
         store.set(f"rankwise/{run_id}/reserves", json.dumps(places))
 
 
-def announce_loss(handler: Any, run_id: str, *, is_over: bool) -> None:
-    """Tell who comes that the others meet again after a loss, or have met."""
+def announce_needed(handler: Any, run_id: str, needed: int) -> None:
+    """Tell who comes how many of those that took part before must have met after a loss; 0 once they have."""
     store = getattr(handler, "_store", None)
     if store is not None:
-        store.set(f"rankwise/{run_id}/excluding", "0" if is_over else "1")
+        store.set(f"rankwise/{run_id}/needed", str(needed))
 
 
 def announce_end(handler: Any, run_id: str) -> None:
@@ -102,6 +102,8 @@ def withdraw(handler: Any) -> Callable[[], None] | None:
     if holder is None or handler._this_node not in getattr(holder.state, "redundancy_list", ()):
         return None
     settings, timeout = handler._settings, handler._settings.timeout
+    if settings.max_nodes < 0:
+        return None  # done already
     before = (settings.max_nodes, timeout._join)
     # It leaves its list when places seem to be free, and then has no time left to wait for one.
     object.__setattr__(settings, "max_nodes", -1)
@@ -119,11 +121,14 @@ class Forwarder:
 
     Args:
         orders: How the rendezvous was opened, and where it is now.
+        origin: Where the job first met.
         is_open: Whether something listens at a host and port.
     """
 
-    def __init__(self, orders: dict[str, Any], is_open: Callable[[str, int], bool]) -> None:
-        self._orders, self._is_open, self._ended = orders, is_open, threading.Event()
+    def __init__(
+        self, orders: dict[str, Any], origin: tuple[str, int], is_open: Callable[[str, int], bool]
+    ) -> None:
+        self._orders, self._origin, self._is_open, self._ended = orders, origin, is_open, threading.Event()
         if orders["endpoint"] != orders["origin"]:
             threading.Thread(target=self._run, daemon=True).start()
 
@@ -134,12 +139,12 @@ class Forwarder:
     def _run(self) -> None:
         from torch.distributed import TCPStore
 
-        host, _, port = self._orders["origin"].rpartition(":")
+        host, port = self._origin
         while not self._ended.wait(_FORWARD_S):
             # A frozen store takes the connection and never answers: that holds up this thread alone.
             with contextlib.suppress(Exception):
-                if self._is_open(host.strip("[]"), int(port)):
-                    store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=_REACH)  # fmt: skip
+                if self._is_open(host, port):
+                    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)  # fmt: skip
                     store.set(f"rankwise/{self._orders['run_id']}/moved", self._orders["endpoint"])
 
 
@@ -179,12 +184,13 @@ class Standby:
         if getattr(handler, "_state_holder", None) is None or getattr(handler, "_store", None) is None:
             return handler, ""  # another kind of rendezvous, or another torch: it has its own way
         look, begun_s, found_s = _Look(handler, self._orders, is_moved=False), time.monotonic(), time.monotonic()  # fmt: skip
-        places: list[tuple[str, int]] = []
+        places: list[tuple[str, int]] = list(self._orders.get("places", ()))
         while True:
             look.wait_change()
             now_s = time.monotonic()
             if look.says in {"enter", "over"}:
                 look.end()
+                self._orders["places"] = look.reserves or places
                 return look.handler, "" if look.says == "enter" else "the job has ended"
             if look.moved_to is not None:
                 places = [look.moved_to]
@@ -282,11 +288,8 @@ class _Look:
         self.is_there = self.is_there or bool(state.complete)
         free = most - len(state.participants)
         self.is_full = bool(state.complete) and free <= 0
-        is_fixed = self._orders["min_nodes"] == most
         is_own = self.handler._this_node in state.participants
-        is_new = self._is_moved and state.round == 0
-        is_excluding = store.check([self._key("excluding")]) and store.get(self._key("excluding")) == b"1"
-        may_enter = free > 0 and (state.complete or not (is_new or (is_excluding and not is_fixed)))
+        may_enter = free > 0 and (state.complete or len(state.participants) >= self._count_before_us())
         if state.closed:
             self.says = "over"
         elif is_own or (may_enter and self._is_next(free)):
@@ -298,6 +301,13 @@ class _Look:
                 self._ticket = self._tickets.take()
                 threading.Thread(target=self._wait_over, daemon=True).start()
             self._tickets.beat(self._ticket)
+
+    def _count_before_us(self) -> float:
+        """Return how many must have met before a node that did not take part before may join them: as many as let no other side of a cut network meet."""
+        store, key = self.handler._store, self._key("needed")
+        if store.check([key]):
+            return int(store.get(key))
+        return float("inf") if self._is_moved else 0
 
     def _is_next(self, free: int) -> bool:
         """Tell whether a free place is ours: who has stood by for longer goes first."""

@@ -268,7 +268,7 @@ class Attempt:
         self._take_signals()
         # A job that has just ended, well or not, is not started again because somebody knocks.
         can_regroup = not self._job.spec.is_one_node and self._living() and not self._is_over()
-        if can_regroup and not self._requeue.has_begun and self._job.rendezvous.nodes_waiting() > 0:
+        if can_regroup and not self._requeue.has_begun and self._job.rendezvous.has_to_regroup():
             self._regroup = True
         if can_regroup and (link := self._part.link) is not None:
             self._has_lost_nodes = bool(link.given_up) or not self._lone.continues_without(

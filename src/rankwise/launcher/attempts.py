@@ -141,10 +141,11 @@ def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
 
 def _are_rare(case: Case, losses: dict[str, list[float]], now_s: float) -> bool:
     """Note which hosts are lost; a host that is lost again and again is a failure, and no accident."""
-    for host in [one.host for one in case.lost_nodes] or ([""] if case.given_up else []):
+    hosts = [one.host for one in case.lost_nodes] or ([""] if case.given_up else [])
+    for host in hosts:
         of_late = [at_s for at_s in losses.get(host, ()) if now_s - at_s < _OF_LATE_S]
         losses[host] = [*of_late, now_s]
-    return all(len(moments) <= _MOST_LOSSES for moments in losses.values())
+    return all(len(losses[host]) <= _MOST_LOSSES for host in hosts)
 
 
 def _does_one_join(job: Job, part: Assignment, verdict: Verdict) -> bool:

@@ -61,6 +61,9 @@ class Rendezvous(Protocol):
     def nodes_waiting(self) -> int:
         """Return how many nodes want to join."""
 
+    def has_to_regroup(self) -> bool:
+        """Whether all ranks have to restart for nodes that join."""
+
     def nodes_standing_by(self) -> int:
         """Return how many nodes wait for the place of one that is lost."""
 

@@ -173,13 +173,16 @@ class SeveralNodes:
         return self._link
 
     def nodes_waiting(self) -> int:
-        """Return how many nodes wait to join, and may by now; say what the helper has to say."""
+        """Return how many nodes wait to join; say what the helper has to say."""
         self._say_said()
         if (lost := self._helper.news("lost")) is not None:
             self._helper.forget_news("lost", "waiting")
             self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
-        is_open = self._door.is_open(self._helper.clock.monotonic())
-        return int(str(self._helper.news("waiting") or 0)) if is_open else 0
+        return int(str(self._helper.news("waiting") or 0))
+
+    def has_to_regroup(self) -> bool:
+        """Whether nodes wait to join, and may by now: another node, whose door has opened before, may let them in at any time."""
+        return self.nodes_waiting() > 0 and self._door.is_open(self._helper.clock.monotonic())
 
     def nodes_standing_by(self) -> int:
         """Return how many nodes wait for the place of one that is lost."""

@@ -54,6 +54,10 @@ class SingleNode:
         """Nobody can join."""
         return 0
 
+    def has_to_regroup(self) -> bool:
+        """Nobody can join."""
+        return False
+
     def nodes_standing_by(self) -> int:
         """None is needed."""
         return 0
