@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
 # Tests that run at once: many wait for processes and clocks more than they compute.
-WORKERS ?= 4
+WORKERS ?= 3
 # Tests that last for seconds stand beside each other: a worker that has no more takes half of what another one has left. By the usual way workers get
 # more the faster their tests are, and one of them is left with hundreds of slow ones.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal

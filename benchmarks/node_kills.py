@@ -87,6 +87,8 @@ class Faults:
         if fault == "cut":
             time.sleep(self._rng.uniform(*FREEZE_S))
             self.job.hosts[victims[0]].call("ip", "link", "set", "cable", "up")
+            if self.job.launchers[self.current[victims[0]]].poll() is not None:
+                self.start(victims[0])  # cut off with the store, it ends, so that one job does not become two
         elif "kill" in fault:
             for node in victims:
                 self.job.launchers[self.current[node]].wait()
