@@ -84,6 +84,10 @@ class Faults:
         if fault != "freeze":
             self.job.wait_world(len(left), left)
         self.stood_s.setdefault(fault, []).append(time.monotonic() - begin_s)
+        self._mend(fault, victims)
+        self.job.wait_world(NUM_NODES, list(range(NUM_NODES)))
+
+    def _mend(self, fault: str, victims: list[int]) -> None:
         if fault == "cut":
             time.sleep(self._rng.uniform(*FREEZE_S))
             self.job.hosts[victims[0]].call("ip", "link", "set", "cable", "up")
@@ -93,7 +97,6 @@ class Faults:
             for node in victims:
                 self.job.launchers[self.current[node]].wait()
                 self.start(node)
-        self.job.wait_world(NUM_NODES, list(range(NUM_NODES)))
 
     def _freeze(self, victim: int, left: list[int]) -> None:
         """Stop all processes of a node for a time that may be too short to be a loss."""
