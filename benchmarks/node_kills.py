@@ -24,7 +24,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from nodes.hosts import make_hosts_file, open_hosts
-from nodes.test_lost_nodes import Job
+from nodes.stepping_job import Job
 
 SCRIPT = """
     import os, time, torch, torch.distributed as dist

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from clocks import FakeClock
+from rankwise.base.errors import RendezvousError
+from rankwise.engine.node_meeting import Meeting
 from rankwise.launcher.command import parse
 from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
@@ -24,11 +27,12 @@ class FakeHelper:
     Attributes:
         num_nodes: How many meet.
         over: Why this node does not.
+        again: Why those that have met meet once more.
     """
 
     def __init__(self, news: dict[str, object]) -> None:
         self._news, self.clock = news, FakeClock()
-        self.num_nodes, self.over = 1, ""
+        self.num_nodes, self.over, self.again = 1, "", ""
 
     def ask(self, op: str, *, on_wait: Callable[[float], None], **_facts: object) -> dict[str, object]:
         """Wait for 12 seconds, and find a world of one node; lose another at its end."""
@@ -43,6 +47,8 @@ class FakeHelper:
             self._news["1/lost_nodes"] = {"1": {"host": "b", "base": 2, "num": 2, "why": "it froze"}}
             look()
             raise AssertionError("it waits on for a node that is lost")
+        if self.again:
+            return {"again": self.again}
         for second in range(13):
             on_wait(float(second))
         return {
@@ -140,3 +146,26 @@ def test_a_node_that_was_never_needed_leaves_with_the_job() -> None:
         line
         == "rankwise: all 2 places of this job are taken (--nnodes 2:2): this node stands by, and replaces one that is lost"
     )
+
+
+def test_nodes_that_meet_in_vain_again_and_again_end_with_an_error() -> None:
+    """Each time they say why; after the fourth time the job is not tried again."""
+    spec = parse(["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
+    helper, console = FakeHelper({}), FakeConsole()
+    helper.again = "a node did not number its ranks"
+    nodes = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", console), lambda: ())
+    with pytest.raises(RendezvousError, match="4 times, and each time a node did not number its ranks"):
+        nodes.join(0)
+    assert console.lines == ["rankwise: a node did not number its ranks: the nodes meet again"] * 4
+
+
+def test_who_took_part_before_is_watched_no_more_in_a_static_rendezvous_either() -> None:
+    """The launchers' connections of the last round end when the nodes meet for the next one."""
+    meeting = Meeting.__new__(Meeting)
+    ended: list[str] = []
+    meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
+    meeting.members = SimpleNamespace(
+        restore=lambda: ended.append("restore"), end=lambda: ended.append("end")
+    )
+    assert meeting._meet() == "a round"
+    assert ended == ["restore", "end"]

@@ -107,6 +107,7 @@ class Beats:
         self._over.set()
         if self._thread.ident is None:  # it has never begun
             self._listener.close()
+            self._selector.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 #: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
 _MOVE_S = 3.0
-#: How often a node looks whether others have met elsewhere.
-_SEARCH_S = 1.0
+#: How often a node looks whether others have met elsewhere, once it has waited for longer than they usually take.
+_SEARCH_S, _USUAL_S = 1.0, 3.0
 #: So long one that the others have given up looks for them.
 _FIND_S = 60.0
 _TICK_S = 0.05
@@ -65,6 +65,7 @@ class _Search:
     def _run(self, host: str, port: int) -> None:
         handler, orders = None, dict(self._orders)
         seen: dict[Any, Any] = {}
+        self._ended.wait(_USUAL_S)
         while not self._ended.wait(_SEARCH_S) and self.found is None:
             if self._orders["endpoint"] in {f"{host}:{port}", f"[{host}]:{port}"}:
                 continue  # we wait here

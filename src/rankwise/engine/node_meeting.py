@@ -92,7 +92,7 @@ class Meeting:
         info = self._meet()
         self.is_joining = False
         if info is None:
-            return {"is_held": True}
+            return {"again": ""}
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
         store, meeting_place = info.store, info.bootstrap_store_info
         served = self.static
@@ -110,7 +110,9 @@ class Meeting:
         ranks = self._load("node_entry").Call(partial(self._agree_on_ranks, store, node_rank))
         # Nodes of a static rendezvous come one after the other; else all are here, and one that is not any more was lost in this very second.
         if not ranks.is_over.wait(None if self.static else _AGREE_S):
-            return {"is_held": True}
+            return {
+                "again": f"a node that had met the others did not number its ranks within {_AGREE_S:.0f} s"
+            }
         if ranks.error is not None:
             raise ranks.error
         base, world, role_base, role_world = ranks.value
@@ -139,9 +141,9 @@ class Meeting:
     def _meet(self) -> Any:
         """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
         before, self.members = self.members, None
-        if self.static:
-            return self.handler.next_rendezvous()
         try:
+            if self.static:
+                return self.handler.next_rendezvous()
             return self._load("node_entry").Entry(self, self._load).meet(before)
         finally:
             if before is not None:

@@ -123,7 +123,9 @@ class Members:
             self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
-                self._forwarder = self._standby.Forwarder(self._orders, served[0], _is_open)
+                self._forwarder = self._standby.Forwarder(
+                    self._orders["run_id"], served[0], served[-1], _is_open
+                )
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""

@@ -120,16 +120,16 @@ class Forwarder:
     """Tells those who come where the job first met, and find a new store there, where it has moved: its node was started again, say.
 
     Args:
-        orders: How the rendezvous was opened, and where it is now.
-        origin: Where the job first met.
+        run_id: The job's name.
+        origin: Host and port where the job first met.
+        now: Where it is now.
         is_open: Whether something listens at a host and port.
     """
 
-    def __init__(
-        self, orders: dict[str, Any], origin: tuple[str, int], is_open: Callable[[str, int], bool]
-    ) -> None:
-        self._orders, self._origin, self._is_open, self._ended = orders, origin, is_open, threading.Event()
-        if orders["endpoint"] != orders["origin"]:
+    def __init__(self, run_id: str, origin: tuple[str, int], now: tuple[str, int], is_open: Callable[[str, int], bool]) -> None:  # fmt: skip
+        self._run_id, self._origin, self._now, self._is_open = run_id, origin, now, is_open
+        self._ended = threading.Event()
+        if origin != now:
             threading.Thread(target=self._run, daemon=True).start()
 
     def end(self) -> None:
@@ -140,12 +140,16 @@ class Forwarder:
         from torch.distributed import TCPStore
 
         host, port = self._origin
+        store = None
         while not self._ended.wait(_FORWARD_S):
             # A frozen store takes the connection and never answers: that holds up this thread alone.
-            with contextlib.suppress(Exception):
-                if self._is_open(host, port):
-                    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)  # fmt: skip
-                    store.set(f"rankwise/{self._orders['run_id']}/moved", self._orders["endpoint"])
+            try:
+                if store is None and self._is_open(host, port):
+                    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)
+                if store is not None:
+                    store.set(f"rankwise/{self._run_id}/moved", json.dumps(self._now))
+            except Exception:  # noqa: BLE001 - torch raises many kinds; whatever it is, the next store there is a new one
+                store = None
 
 
 def has_moved(handler: Any, run_id: str) -> bool:
@@ -275,8 +279,8 @@ class _Look:
 
     def _look(self) -> None:
         if has_moved(self.handler, self._orders["run_id"]):
-            host, _, port = self.handler._store.get(self._key("moved")).decode().rpartition(":")
-            self.moved_to = (host.strip("[]"), int(port))
+            host, port = json.loads(self.handler._store.get(self._key("moved")))
+            self.moved_to = (host, port)
             return
         holder = self.handler._state_holder
         holder._last_sync_time = -1.0  # what it has read a second ago won't do

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: What the helper calls it when this is the smaller side of a cut network.
 _CUT_OFF = "LostMajorityError"
 _EXIT_BARRIER_S = 300.0
+#: So often nodes that have met may lose one in the same moment.
+_MOST_TRIES = 4
 _IMPORT_S = 60.0
 #: A shorter wait for more nodes needs no explanation.
 _WORTH_A_LINE_S = 5.0
@@ -114,10 +116,19 @@ class SeveralNodes:
         self._helper.forget_news()
         self._has_told_enough = False
         host = socket.gethostname() if self._spec.watch else ""
-        part: dict[str, object] = {"is_held": True}
-        while "is_held" in part:
+        part: dict[str, object] = {"again": ""}
+        num_failed = 0
+        while "again" in part:
             self._stand_by()
             part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles))
+            if why := str(part.get("again", "")):
+                num_failed += 1
+                self._console.say(f"rankwise: {why}: the nodes meet again")
+                if num_failed == _MOST_TRIES:
+                    raise RendezvousError(
+                        f"node {self._spec.node_rank} met the other nodes {_MOST_TRIES} times, and each time {why}",
+                        hint="look at the output of the other nodes' launchers: one of them is stopped or overloaded",
+                    )
         self._check_roles(int(str(part["num_nodes"])), int(str(part["world_size"])))
         self._door.note(int(str(part["num_nodes"])), self._helper.clock.monotonic())
         addr, port = str(part["master_addr"]), int(str(part["master_port"]))
@@ -139,16 +150,16 @@ class SeveralNodes:
 
     def _stand_by(self) -> None:
         """Wait, as long as the job lasts, while all its nodes are there already; for no longer than for others while these meet again."""
-        told: list[bool] = []
+        has_said: list[bool] = []
 
         def say(waited_s: float) -> None:
             spec = self._spec
-            if self._helper.news("standing_by") and not told:
-                told.append(True)
+            if self._helper.news("standing_by") and not has_said:
+                has_said.append(True)
                 self._console.say(
                     f"rankwise: all {spec.max_nodes} places of this job are taken (--nnodes {spec.min_nodes}:{spec.max_nodes}): this node stands by, and replaces one that is lost"
                 )
-            elif not told and round(waited_s) in {10, 60, 300}:
+            elif not has_said and round(waited_s) in {10, 60, 300}:
                 self._console.say(
                     f"rankwise: waiting at {spec.meeting.endpoint}, {waited_s:.0f} s so far: the other nodes have lost one, and meet again before this one joins"
                 )

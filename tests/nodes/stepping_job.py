@@ -1,0 +1,112 @@
+"""A job of one rank on each of some hosts, whose nodes are killed, frozen or cut off."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nodes.hosts import Host, make_hosts_file, open_hosts
+from support import RANKWISE, wait_until, write_script
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: Each rank writes down after each step how many ranks have taken it, until a file says that it is enough.
+STEP = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    with open(os.environ["OUT"], "a", buffering=1) as out:
+        while not os.path.exists(os.environ["ENOUGH"]):
+            total = torch.ones(2)
+            total[1] = 0.0
+            dist.all_reduce(total)
+            out.write(f"{int(total[0])}\\n")
+            time.sleep(0.05)
+    os._exit(0)
+"""
+
+
+class Job:
+    """A job of one rank on each of some hosts.
+
+    Args:
+        hosts: Those.
+        folder: Where the script, and what the launchers say, is.
+        nnodes: How many nodes the job may have.
+        script: Writes down how many ranks have taken each step.
+    """
+
+    def __init__(self, hosts: list[Host], folder: Path, nnodes: str, script: str = STEP) -> None:
+        self.hosts, self.folder, self.nnodes = hosts, folder, nnodes
+        write_script(folder, script)
+        self.launchers: list[subprocess.Popen[str]] = []
+
+    def start(self, *numbers: int) -> None:
+        """Start the launchers of more hosts."""
+        self.launchers += map(self._start, numbers)
+
+    def _start(self, number: int) -> subprocess.Popen[str]:
+        env = {"OUT": str(self.folder / f"steps{number}"), "ENOUGH": str(self.folder / "enough"), "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
+        words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
+        log = (self.folder / f"log{number}").open("w")
+        with log:
+            command = ["sh", "-c", 'exec "$@" > "$0" 2>&1', log.name, *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
+            return self.hosts[number].start(command, env)
+
+    def read(self, number: int) -> str:
+        """Return what a node has said."""
+        return (self.folder / f"log{number}").read_text()
+
+    def wait_world(self, world: int, nodes: list[int]) -> None:
+        """Wait until the ranks of these nodes take steps, so many together."""
+        sizes = {node: self._size(node) for node in nodes}
+
+        def has_all() -> bool:
+            return all(self._has_stepped(node, sizes[node], world) for node in nodes)
+
+        wait_until(has_all, 60, f"steps of {world} on {nodes}")
+
+    def _size(self, node: int) -> int:
+        path = self.folder / f"steps{node}"
+        return path.stat().st_size if path.exists() else 0
+
+    def _has_stepped(self, node: int, behind: int, world: int) -> bool:
+        if self._size(node) <= behind:
+            return False
+        with (self.folder / f"steps{node}").open() as file:
+            file.seek(behind)
+            return f"{world}\n" in file.readlines()
+
+    def list_processes(self, number: int) -> list[psutil.Process]:
+        """Return all processes of a node."""
+        launcher = psutil.Process(self.launchers[number].pid)
+        return [launcher, *launcher.children(recursive=True)]
+
+    def kill(self, number: int) -> None:
+        """End all of a node's processes at once, as a loss of power does."""
+        for process in self.list_processes(number):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.launchers[number].wait()
+
+
+@contextlib.contextmanager
+def open_job(num_hosts: int, nnodes: str, folder: Path) -> Iterator[Job]:
+    """Make the hosts, and end what is left of the job."""
+    with open_hosts([make_hosts_file(num_hosts)] * num_hosts, folder) as hosts:
+        made = Job(hosts, folder, nnodes)
+        try:
+            yield made
+        finally:
+            for launcher in made.launchers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for process in psutil.Process(launcher.pid).children(recursive=True):
+                        process.kill()
+                launcher.kill()
+                launcher.wait()
+                if launcher.stdout is not None:
+                    launcher.stdout.close()
