@@ -167,9 +167,13 @@ class Entry:
 
     def _wait(self, call: Call, is_vain: Callable[[], bool]) -> Callable[[], None] | None:
         """Wait for the round; if torch holds this node as one too many, have its call fail, and return what mends that."""
-        restore = None
+        restore, taking_out = None, None
         while not call.is_over.wait(_TICK_S) and not is_vain() and not self._has_moved():
-            restore = restore or self._standby.withdraw(self._meeting.handler)
+            handler = self._meeting.handler
+            restore = restore or self._standby.withdraw(handler)
+            if self._standby.is_shut_out(handler) and (taking_out is None or taking_out.is_over.is_set()):
+                # With that torch puts it among those that are too many.
+                taking_out = Call(partial(self._standby.take_out, handler, [handler._this_node]))
         return restore
 
     def _leave(self, search: _Search) -> None:

@@ -245,13 +245,15 @@ class Meeting:
                 if handler is self.handler and self.watching:
                     self._say({"lost": f"{type(error).__name__}: {error}"})
                 return
+            if self.world >= self.orders["max_nodes"]:
+                waiting = 0  # torch keeps who was a moment too late for the last place among those that wait
             if waiting != told:
                 self._say({"waiting": waiting})
                 told = waiting
             turns += 1
             if tickets is not None and turns % _STANDBY_TURNS == 1:
                 with contextlib.suppress(Exception):
-                    standby = len(tickets.list_alive())
+                    standby = len(tickets.list_alive(handler._state_holder.state))
                     if standby != told_standby:
                         self._say({"standby": standby})
                         told_standby = standby

@@ -18,7 +18,6 @@ _LAST_CALL = timedelta(seconds=2)
 _KEY_S = timedelta(seconds=10)
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
-_MOST_TRIES = 20
 #: torch's, where the endpoint names none.
 _DEFAULT_PORT = 29400
 
@@ -203,7 +202,9 @@ class Members:
             if self._can_move:
                 self._standby.announce_needed(handler, self._orders["run_id"], needed)
             self._change(handler, needed)
-            _take_out(handler, [self._descriptions[node] for node in lost if node in self._descriptions])
+            self._standby.take_out(
+                handler, [self._descriptions[node] for node in lost if node in self._descriptions]
+            )
 
     def _count(self, *, has_moved: bool = False) -> tuple[list[int], int]:
         """Return the members that are left, and how many have to meet."""
@@ -292,30 +293,6 @@ def _list_participants(handler: Any) -> dict[Any, int]:
     """Return torch's descriptions of the nodes of the round, with their ranks; empty where its rendezvous has none."""
     holder = getattr(handler, "_state_holder", None)
     return dict(holder.state.participants) if holder is not None else {}
-
-
-def _take_out(handler: Any, nodes: list[Any]) -> None:
-    """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of them."""
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-    own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
-    if own is None or epilogue is None:
-        return  # another kind of rendezvous, or another torch: its own bound holds
-    # Another than torch's own, which a call of it may be using meanwhile.
-    holder = type(own)(own._backend, own._settings, cache_duration=0)
-    for _ in range(_MOST_TRIES):
-        holder.sync()
-        state = holder.state
-        gone = [one for one in nodes if one in state.participants]
-        if not gone:
-            return
-        for one in gone:
-            del state.participants[one]
-            state.last_heartbeats.pop(one, None)
-        epilogue(state, holder._settings)
-        holder.mark_dirty()
-        if holder.sync():
-            return
 
 
 def _open_reserve() -> Any:

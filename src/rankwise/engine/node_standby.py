@@ -22,8 +22,7 @@ _LOOK_S, _SILENT_S, _LOST_S = 0.3, 3.0, 60.0
 #: So long it waits at a store in reserve for the others, who may be elsewhere.
 _STAY_S = 5.0
 _FORWARD_S, _REACH = 1.0, timedelta(seconds=5)
-#: Who has beaten so often no more has entered.
-_LEFT = -(1 << 40)
+_MOST_TRIES = 20
 _FOREVER = timedelta(days=365)
 
 
@@ -38,29 +37,38 @@ class Tickets:
     def __init__(self, store: Any, run_id: str) -> None:
         self._store, self._prefix = store, f"rankwise/{run_id}/standby"
         self._seen: dict[int, tuple[int, float]] = {}
+        self._names: dict[int, str] = {}
 
-    def take(self) -> int:
-        """Return a number of one's own."""
-        return int(self._store.add(f"{self._prefix}/number", 1))
+    def take(self, node: object) -> int:
+        """Return a number of one's own; ``node`` is torch's description of it."""
+        ticket = int(self._store.add(f"{self._prefix}/number", 1))
+        self._store.set(f"{self._prefix}/{ticket}/node", str(node))
+        return ticket
 
     def beat(self, ticket: int) -> None:
         """Show that one is still there."""
         self._store.add(f"{self._prefix}/{ticket}", 1)
 
-    def leave(self, ticket: int) -> None:
-        """Stand by no more."""
-        self._store.add(f"{self._prefix}/{ticket}", _LEFT)
-
-    def list_alive(self) -> list[int]:
-        """Return the numbers of those that were heard of late."""
+    def list_alive(self, state: Any) -> list[int]:
+        """Return the numbers of those that were heard of late and are not in torch's ``state`` yet: who may enter still stands by until it has."""
         now_s, alive = time.monotonic(), []
+        entered = {str(node) for node in _list_inside(state)}
         for ticket in range(1, int(self._store.add(f"{self._prefix}/number", 0)) + 1):
             beats = int(self._store.add(f"{self._prefix}/{ticket}", 0))
             if self._seen.get(ticket, (None, 0.0))[0] != beats:
                 self._seen[ticket] = (beats, now_s)
-            if beats >= 0 and now_s - self._seen[ticket][1] < _SILENT_S:
+            if beats and now_s - self._seen[ticket][1] < _SILENT_S and self._name(ticket) not in entered:
                 alive.append(ticket)
         return alive
+
+    def _name(self, ticket: int) -> str:
+        if ticket not in self._names:  # written before the first beat
+            self._names[ticket] = self._store.get(f"{self._prefix}/{ticket}/node").decode()
+        return self._names[ticket]
+
+
+def _list_inside(state: Any) -> set[Any]:
+    return {*state.participants, *state.wait_list}
 
 
 def announce_reserves(handler: Any, run_id: str, places: list[tuple[str, int]]) -> None:
@@ -114,6 +122,42 @@ def withdraw(handler: Any) -> Callable[[], None] | None:
         timeout._join = before[1]
 
     return restore
+
+
+def is_shut_out(handler: Any) -> bool:
+    """Tell whether torch holds this node in its list of those that wait for the next round, though all places of this one were taken meanwhile."""
+    holder = getattr(handler, "_state_holder", None)
+    if holder is None:
+        return False
+    state = holder.state
+    return bool(state.complete) and handler._this_node in state.wait_list and len(state.participants) >= abs(handler._settings.max_nodes)  # fmt: skip
+
+
+def take_out(handler: Any, nodes: list[Any]) -> None:
+    """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of those that were lost."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
+    if own is None or epilogue is None:
+        return  # another kind of rendezvous, or another torch: its own bound holds
+    # Another than torch's own, which a call of it may be using meanwhile.
+    holder = type(own)(own._backend, own._settings, cache_duration=0)
+    for _ in range(_MOST_TRIES):
+        holder.sync()
+        state = holder.state
+        gone = [one for one in nodes if one in _list_inside(state)]
+        if not gone:
+            return
+        for one in gone:
+            state.wait_list.discard(one)
+            state.last_heartbeats.pop(one, None)
+        if was_inside := [one for one in gone if one in state.participants]:
+            for one in was_inside:
+                del state.participants[one]
+            epilogue(state, holder._settings)
+        holder.mark_dirty()
+        if holder.sync():
+            return
 
 
 class Forwarder:
@@ -290,19 +334,18 @@ class _Look:
         if store.check([self._key("reserves")]):
             self.reserves = [(host, port) for host, port in json.loads(store.get(self._key("reserves")))]
         self.is_there = self.is_there or bool(state.complete)
-        free = most - len(state.participants)
-        self.is_full = bool(state.complete) and free <= 0
-        is_own = self.handler._this_node in state.participants
+        node = self.handler._this_node
+        free = most - len(_list_inside(state) - {node})
+        self.is_full = bool(state.complete) and len(state.participants) >= most
+        is_own = node in state.participants
         may_enter = free > 0 and (state.complete or len(state.participants) >= self._count_before_us())
         if state.closed:
             self.says = "over"
         elif is_own or (may_enter and self._is_next(free)):
-            if self._ticket:
-                self._tickets.leave(self._ticket)
             self.says = "enter"
         elif self.is_full:
             if not self._ticket:
-                self._ticket = self._tickets.take()
+                self._ticket = self._tickets.take(node)
                 threading.Thread(target=self._wait_over, daemon=True).start()
             self._tickets.beat(self._ticket)
 
@@ -315,7 +358,8 @@ class _Look:
 
     def _is_next(self, free: int) -> bool:
         """Tell whether a free place is ours: who has stood by for longer goes first."""
-        before = [one for one in self._tickets.list_alive() if not self._ticket or one < self._ticket]
+        state = self.handler._state_holder.state
+        before = [one for one in self._tickets.list_alive(state) if not self._ticket or one < self._ticket]
         return len(before) < free
 
     def _wait_over(self) -> None:

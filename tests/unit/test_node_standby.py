@@ -1,0 +1,67 @@
+"""Who may enter torch's rendezvous when a place is free, and that nobody else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+from rankwise.engine import node_entry, node_standby
+from support import wait_until
+
+
+@pytest.fixture
+def port() -> Any:
+    """Serve a store."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+def open_handler(port: int, num_nodes: int) -> Any:
+    """Return one node's rendezvous at that store, for exactly so many nodes."""
+    return registry.get_rendezvous_handler(
+        RendezvousParameters("c10d", f"localhost:{port}", "job", num_nodes, num_nodes, is_host="0")
+    )
+
+
+def test_one_place_is_taken_by_one_of_those_that_stand_by(port: int) -> None:
+    """Two stand by and a place comes free: the second stays outside until the first has it, and then as well, since none is left."""
+    store = TCPStore("localhost", port)
+    nodes = [open_handler(port, 1) for _ in range(2)]
+    tickets = node_standby.Tickets(store, "job")
+    for number, node in enumerate(nodes, 1):
+        assert tickets.take(node._this_node) == number
+        tickets.beat(number)
+    outside = nodes[1]._state_holder.state
+    assert tickets.list_alive(outside) == [1, 2]
+    node_entry.Call(nodes[0].next_rendezvous).is_over.wait(20)
+    nodes[1]._state_holder.sync()
+    assert tickets.list_alive(nodes[1]._state_holder.state) == [2]
+    nodes[0].shutdown()
+
+
+def test_who_is_a_moment_too_late_for_the_last_place_waits_outside(port: int) -> None:
+    """Among those that wait for the next round torch leaves such a node, for which all others would start again and again."""
+    first, late = open_handler(port, 1), open_handler(port, 1)
+    assert node_entry.Call(first.next_rendezvous).is_over.wait(20)
+
+    holder = late._state_holder
+    while late._this_node not in holder.state.wait_list:
+        holder.sync()
+        holder.state.wait_list.add(late._this_node)
+        holder.mark_dirty()
+        holder.sync()
+    first._state_holder._last_sync_time = -1.0
+    assert first.num_nodes_waiting() == 1
+    assert node_standby.is_shut_out(late)
+
+    call = node_entry.Call(late.next_rendezvous)
+    node_standby.take_out(late, [late._this_node])
+    restore = wait_until(lambda: node_standby.withdraw(late), 20, "torch holds it as one too many")
+    assert call.is_over.wait(20)
+    restore()
+    assert first.num_nodes_waiting() == 0
+    first.shutdown()
