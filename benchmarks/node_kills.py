@@ -1,11 +1,12 @@
 """What random losses of nodes cost a job of four: no job, never two jobs of one, and no process that is left.
 
-Four network namespaces of this host have a rank each, under `--nnodes 1:4`. The parent draws a fault, sees how long the ranks that are left stand still, mends the
-fault, and waits until all four take steps together: a launcher or a whole node is killed (and its command started again), two nodes are killed, a node is
-frozen, or cut off, for some seconds. Each rank writes down every step, with the group in which it took it: where steps of two groups overlap in time, one job has
+Four network namespaces of this host have a rank each, under `--nnodes 1:4`, joined by a switch that can lose frames. The parent draws a fault, sees how long the
+ranks that are left stand still, mends the fault, and waits until all four take steps together: a launcher or a whole node is killed (and its command started
+again), two nodes are killed, a node is frozen, cut off, heard but deaf, or dumb but hearing, for some seconds; it loses 30 % of all frames, gets a tenth of its
+CPU time, its clock jumps by up to a day, or the disk of its logs is full while another node dies. Each rank writes down every step, with the group in which it took it: where steps of two groups overlap in time, one job has
 become two. After some faults the job is ended, and another one started: a host that is lost again and again is taken for broken.
 
-Run it as root, with iproute2 and util-linux: `python benchmarks/node_kills.py [--faults N] [--each N] [--seed N]`. It exits with 1 if one job was not as it should.
+Run it as root, with iproute2 and util-linux: `python benchmarks/node_kills.py [--faults N] [--each N] [--seed N]`, or with `--soak MINUTES` for no faults at all. It exits with 1 if one job was not as it should.
 """
 
 from __future__ import annotations
@@ -13,18 +14,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
+import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from nodes.hosts import make_hosts_file, open_hosts
 from nodes.stepping_job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 SCRIPT = """
     import os, time, torch, torch.distributed as dist
@@ -36,82 +45,194 @@ SCRIPT = """
             total[1] = 0.0
             dist.all_reduce(total)
             out.write(f"{int(total[0])}\\n")
-            groups.write(f"{time.time()} {group}\\n")
+            groups.write(f"{time.monotonic()} {group}\\n")
             time.sleep(0.05)
     os._exit(0)
 """
-NUM_NODES, BOUND_S, FREEZE_S = 4, 90.0, (0.2, 8.0)
+NUM_NODES, LASTING_S = 4, (0.2, 8.0)
 MOST_LOSSES = 3
-FAULTS = ("kill launcher", "kill node", "kill two nodes", "freeze", "cut")
+FAULTS = (
+    "kill launcher",
+    "kill node",
+    "kill two nodes",
+    "freeze",
+    "cut",
+    "deaf",
+    "dumb",
+    "loss",
+    "slow",
+    "clock",
+    "full disk",
+)
+#: During these nobody has to go on without the node.
+HARMLESS = {"loss", "slow"}
+LOSS = 0.3
 #: A step of a group that has just lost a peer may be written down so late.
 _LATE_S = 0.5
+
+
+#: Python's clock of a node goes wrong by as many seconds as a file says: torch's rendezvous, and all that is ours, is Python.
+CLOCK = """
+import datetime, os, time
+_real_s = time.time
+
+def _read_wrong_s():
+    try:
+        with open(os.environ["WRONG_BY"]) as file:
+            return float(file.read() or 0)
+    except OSError:
+        return 0.0
+
+class _Moved(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(_real_s() + _read_wrong_s(), tz)
+
+    @classmethod
+    def utcnow(cls):
+        return cls.now(datetime.timezone.utc).replace(tzinfo=None)
+
+_Moved.__name__ = _Moved.__qualname__ = "datetime"
+_Moved.__module__ = "datetime"
+time.time = lambda: _real_s() + _read_wrong_s()
+datetime.datetime = _Moved
+"""
 
 
 class Faults:
     """Does one fault after the other to a job."""
 
-    def __init__(self, job: Job, rng: random.Random) -> None:
-        self.job, self._rng = job, rng
+    def __init__(self, job: Job, losses: Path, rng: random.Random) -> None:
+        self.job, self._losses, self._rng = job, losses, rng
         self.current = list(range(NUM_NODES))
         self.stood_s: dict[str, list[float]] = {}
         self._num_lost = [0] * NUM_NODES
 
-    def start(self, node: int) -> None:
-        """Start a node's launcher, again."""
-        self.job.start(node)
-        self.current[node] = len(self.job.launchers) - 1
-
     def do(self, fault: str) -> None:
         """Do it, see the others go on, mend it, and see all go on."""
         # A host that is lost for the fourth time is taken for broken.
-        spared = sorted(
+        nodes = sorted(
             range(NUM_NODES), key=lambda node: (self._num_lost[node] >= MOST_LOSSES, self._rng.random())
         )
-        victims = spared[: 2 if "two" in fault else 1]
+        num_victims = 2 if "two" in fault else 1
+        victims, left = nodes[:num_victims], nodes[num_victims:]
         for node in victims:
             self._num_lost[node] += 1
-        left = [node for node in range(NUM_NODES) if node not in victims]
         begin_s = time.monotonic()
-        if fault == "kill launcher":
-            self.job.launchers[self.current[victims[0]]].kill()
-        elif "kill" in fault:
-            for node in victims:
-                self.job.kill(self.current[node])
-        elif fault == "freeze":
-            self._freeze(victims[0], left)
-        else:
-            self.job.hosts[victims[0]].call("ip", "link", "set", "cable", "down")
-        if fault != "freeze":
-            self.job.wait_world(len(left), left)
-        self.stood_s.setdefault(fault, []).append(time.monotonic() - begin_s)
-        self._mend(fault, victims)
-        self.job.wait_world(NUM_NODES, list(range(NUM_NODES)))
+        with self._begin(fault, victims, left):
+            if fault not in HARMLESS:
+                self.job.wait_world(len(left), left)
+            self.stood_s.setdefault(fault, []).append(time.monotonic() - begin_s)
+            if "kill" not in fault:
+                time.sleep(self._rng.uniform(*LASTING_S))
+        self.job.wait_world(NUM_NODES, list(range(NUM_NODES)), lambda: self._start_again(victims))
 
-    def _mend(self, fault: str, victims: list[int]) -> None:
-        if fault == "cut":
-            time.sleep(self._rng.uniform(*FREEZE_S))
-            self.job.hosts[victims[0]].call("ip", "link", "set", "cable", "up")
-            if self.job.launchers[self.current[victims[0]]].poll() is not None:
-                self.start(victims[0])  # cut off with the store, it ends, so that one job does not become two
-        elif "kill" in fault:
-            for node in victims:
-                self.job.launchers[self.current[node]].wait()
-                self.start(node)
+    def _start_again(self, victims: list[int]) -> None:
+        """Start launchers that have ended, as what has started them would: one that is cut off with the store ends, so that one job does not become two."""
+        for node in victims:
+            if self.job.launchers[self.current[node]].poll() is not None:
+                self.job.start(node)
+                self.current[node] = len(self.job.launchers) - 1
 
-    def _freeze(self, victim: int, left: list[int]) -> None:
-        """Stop all processes of a node for a time that may be too short to be a loss."""
-        seconds = self._rng.uniform(*FREEZE_S)
+    def _begin(self, fault: str, victims: list[int], left: list[int]) -> contextlib.AbstractContextManager[None]:  # fmt: skip
+        victim = victims[0]
+        to, on = [f"{victim}>{one}" for one in left], [f"{one}>{victim}" for one in left]
+        doings = {
+            "kill launcher": lambda: self._kill_launcher(victim),
+            "kill node": lambda: self._kill(victims),
+            "kill two nodes": lambda: self._kill(victims),
+            "freeze": lambda: self._freeze(victim),
+            "slow": lambda: self._slow_down(victim),
+            "cut": lambda: self._lose(to + on, 1.0),
+            "deaf": lambda: self._lose(on, 1.0),
+            "dumb": lambda: self._lose(to, 1.0),
+            "loss": lambda: self._lose(to + on, LOSS),
+            "clock": lambda: self._set_clock(left[0], victims),
+            "full disk": lambda: self._fill_disk(left[0], victims),
+        }
+        return doings[fault]()
+
+    @contextlib.contextmanager
+    def _kill_launcher(self, victim: int) -> Iterator[None]:
+        self.job.launchers[self.current[victim]].kill()
+        yield
+
+    @contextlib.contextmanager
+    def _kill(self, victims: list[int]) -> Iterator[None]:
+        for node in victims:
+            self.job.kill(self.current[node])
+        yield
+
+    @contextlib.contextmanager
+    def _freeze(self, victim: int) -> Iterator[None]:
         frozen = self.job.list_processes(self.current[victim])
-        for process in frozen:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-        end_s = time.monotonic() + seconds
-        if seconds > FREEZE_S[1] / 2:
-            self.job.wait_world(len(left), left)
-        time.sleep(max(0.0, end_s - time.monotonic()))
-        for process in frozen:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+        _signal(frozen, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal(frozen, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _slow_down(self, victim: int) -> Iterator[None]:
+        """Let it run for a tenth of the time."""
+        over = threading.Event()
+
+        def run() -> None:
+            while not over.is_set():
+                slowed = self.job.list_processes(self.current[victim])
+                _signal(slowed, signal.SIGSTOP)
+                time.sleep(0.09)
+                _signal(slowed, signal.SIGCONT)
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def _lose(self, ways: list[str], share: float) -> Iterator[None]:
+        write_atomic(self._losses, json.dumps(dict.fromkeys(ways, share)))
+        try:
+            yield
+        finally:
+            write_atomic(self._losses, "{}")
+
+    @contextlib.contextmanager
+    def _set_clock(self, node: int, victims: list[int]) -> Iterator[None]:
+        """Have the others meet while a clock is wrong."""
+        wrong = self.job.folder / f"wrong{node}"
+        write_atomic(wrong, str(self._rng.uniform(-86400.0, 86400.0)))
+        with self._kill(victims):
+            yield
+        write_atomic(wrong, "0")
+
+    @contextlib.contextmanager
+    def _fill_disk(self, node: int, victims: list[int]) -> Iterator[None]:
+        """Have a node lose a peer while it can write nothing down."""
+        path = self.job.folder / f"logs{node}" / "full"
+        self.job.hosts[node].call("sh", "-c", f"cat /dev/zero > {path} || true")
+        try:
+            with self._kill(victims):
+                yield
+        finally:
+            self.job.hosts[node].call("rm", str(path))
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file that is read meanwhile."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def _signal(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def find_overlap(folder: Path) -> str:
@@ -129,18 +250,32 @@ def find_overlap(folder: Path) -> str:
     return ""
 
 
-def run_job(num_faults: int, rng: random.Random, totals: dict[str, list[float]]) -> str:
+def run_job(num_faults: int, kinds: Sequence[str], rng: random.Random, totals: dict[str, list[float]]) -> str:  # fmt: skip
     """Run one job; return what went wrong, empty if nothing did."""
-    with tempfile.TemporaryDirectory() as name, open_hosts([make_hosts_file(NUM_NODES)] * NUM_NODES, Path(name)) as hosts:  # fmt: skip
-        job = Job(hosts, Path(name), f"1:{NUM_NODES}", SCRIPT)
-        faults, done = Faults(job, rng), []
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        drawn = [rng.choice(kinds) for _ in range(num_faults)]
+        losses = folder / "losses"
+        losses.write_text("{}")
+        (folder / "clock").mkdir()
+        (folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+        hosts = stack.enter_context(
+            open_hosts([make_hosts_file(NUM_NODES)] * NUM_NODES, folder, 3600, losses)
+        )
+        for number, host in enumerate(hosts):
+            (folder / f"logs{number}").mkdir()
+            host.call("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder / f"logs{number}"))
+        # With it all start cold.
+        clock = {"PYTHONPATH": str(folder / "clock"), "WRONG_BY": str(folder / "wrong{}")} if "clock" in drawn else {}  # fmt: skip
+        job = Job(hosts, folder, f"1:{NUM_NODES}", SCRIPT, clock)
+        faults, done = Faults(job, losses, rng), []
         job.start(*range(NUM_NODES))
         wrong = ""
         try:
             job.wait_world(NUM_NODES, list(range(NUM_NODES)))
-            for _ in range(num_faults):
-                done.append(rng.choice(FAULTS))
-                faults.do(done[-1])
+            for fault in drawn:
+                done.append(fault)
+                faults.do(fault)
             (job.folder / "enough").touch()
             codes = [job.launchers[one].wait(60) for one in faults.current]
             wrong = "" if not any(codes) else f"exit codes {codes}"
@@ -163,6 +298,26 @@ def run_job(num_faults: int, rng: random.Random, totals: dict[str, list[float]])
         return wrong or (f"two jobs: {overlap}" if overlap else "")
 
 
+def soak(minutes: float) -> str:
+    """Leave a job of four nodes alone; return what went wrong, empty if nothing did."""
+    with tempfile.TemporaryDirectory() as name, open_hosts([make_hosts_file(NUM_NODES)] * NUM_NODES, Path(name), 7200) as hosts:  # fmt: skip
+        job = Job(hosts, Path(name), f"1:{NUM_NODES}", SCRIPT)
+        job.start(*range(NUM_NODES))
+        job.wait_world(NUM_NODES, list(range(NUM_NODES)))
+        end_s = time.monotonic() + 60 * minutes
+        while time.monotonic() < end_s and all(one.poll() is None for one in job.launchers):
+            time.sleep(1.0)
+        (job.folder / "enough").touch()
+        codes = [launcher.wait(60) for launcher in job.launchers]
+        groups = {line.split()[1] for path in job.folder.glob("steps*.groups") for line in path.read_text().splitlines()}  # fmt: skip
+        said = [
+            line for node in range(NUM_NODES) for line in job.read(node).splitlines() if " is lost" in line
+        ]
+        if any(codes) or said or len(groups) != 1:
+            return f"exit codes {codes}, {len(groups)} groups, {said}"
+        return ""
+
+
 def list_left(pid: int) -> list[psutil.Process]:
     """Return the launcher's processes that still live, and end them."""
     left = []
@@ -179,12 +334,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--each", type=int, default=6, help="faults of one job")
+    parser.add_argument("--only", nargs="*", default=FAULTS, choices=FAULTS, help="which kinds (all)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--soak", type=float, default=0.0, metavar="MINUTES", help="no faults; see that no node is given up"
+    )
     args = parser.parse_args()
+    if args.soak:
+        wrong = soak(args.soak)
+        print(
+            f"{args.soak:g} minutes without a fault, load average {os.getloadavg()[1]:.0f} on {os.cpu_count()} cores: {wrong or 'no node was given up'}"
+        )
+        sys.exit(bool(wrong))
     totals: dict[str, list[float]] = {}
     num_wrong = done = 0
     while done < args.faults:
-        wrong = run_job(min(args.each, args.faults - done), random.Random(args.seed + done), totals)
+        wrong = run_job(
+            min(args.each, args.faults - done), args.only, random.Random(args.seed + done), totals
+        )
         done += args.each
         num_wrong += bool(wrong)
         print(f"{done} faults: {wrong or 'as it should'}", flush=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,13 +77,14 @@ class Host:
 
 
 @contextlib.contextmanager
-def open_hosts(hosts_files: Sequence[str], folder: Path, lifetime_s: int = 300) -> Iterator[list[Host]]:
+def open_hosts(hosts_files: Sequence[str], folder: Path, lifetime_s: int = 300, losses: Path | None = None) -> Iterator[list[Host]]:  # fmt: skip
     """Make hosts: two are joined by a cable, more by a switch; skip the test where that is not allowed.
 
     Args:
         hosts_files: What the /etc/hosts of each says.
         folder: Where to keep those.
         lifetime_s: They end by themselves after so long.
+        losses: Says what share of the frames the switch loses, as lossy_switch.py reads it; the kernel's switch loses none.
     """
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter")):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
@@ -91,12 +94,12 @@ def open_hosts(hosts_files: Sequence[str], folder: Path, lifetime_s: int = 300) 
     switch: subprocess.Popen[bytes] | None = None
     try:
         hosts += [Host(number, text, folder, lifetime_s) for number, text in enumerate(hosts_files)]
-        if len(hosts) == 2:
+        if len(hosts) == 2 and losses is None:
             pids = [str(host.pid) for host in hosts]
             cable = ["ip", "link", "add", "cable", "netns", pids[0], "type", "veth", "peer", "name", "cable"]
             subprocess.run([*cable, "netns", pids[1]], check=True, timeout=20)
         else:
-            switch = _open_switch(hosts)
+            switch = _open_switch(hosts, losses, lifetime_s)
         for host in hosts:
             host.set_up()
         yield hosts
@@ -116,17 +119,26 @@ def make_hosts_file(count: int, changes: Mapping[str, str] | None = None) -> str
     )
 
 
-def _open_switch(hosts: Sequence[Host]) -> subprocess.Popen[bytes]:
-    """Join hosts by a bridge, in a namespace of its own: the cable of host 2 is there ``port2``."""
+def _open_switch(hosts: Sequence[Host], losses: Path | None, lifetime_s: int) -> subprocess.Popen[bytes]:
+    """Join hosts by a bridge, in a namespace of its own: the cable of host 2 is there ``port2``. With ``losses``, by a program."""
     ours = Path("/proc/self/ns/net").readlink()
-    switch = subprocess.Popen(["unshare", "--net", "sleep", "300"], env=make_env())
+    ports = [f"port{number}" for number in range(len(hosts))]
+    command = ["sleep", str(lifetime_s)]
+    if losses is not None:
+        # It begins once its ports are there.
+        program = [sys.executable, str(Path(__file__).with_name("lossy_switch.py")), str(losses), *ports]
+        command = ["sh", "-c", f"read go; exec {shlex.join(program)}"]
+    switch = subprocess.Popen(["unshare", "--net", *command], env=make_env(), stdin=subprocess.PIPE)
     wait_until(lambda: Path(f"/proc/{switch.pid}/ns/net").readlink() != ours, what="a network namespace")
-    lines = ["link add switch type bridge", "link set switch up"]
-    for number, host in enumerate(hosts):
-        lines.append(f"link add port{number} type veth peer name cable netns {host.pid}")
-        lines.append(f"link set port{number} master switch up")
+    lines = [] if losses is not None else ["link add switch type bridge", "link set switch up"]
+    for port, host in zip(ports, hosts, strict=True):
+        lines.append(f"link add {port} type veth peer name cable netns {host.pid}")
+        lines.append(f"link set {port} {'master switch ' if losses is None else ''}up")
     subprocess.run(
         ["nsenter", "--target", str(switch.pid), "--net", "ip", "-batch", "-"],
         input="\n".join(lines).encode(), check=True, timeout=20,
     )  # fmt: skip
+    if switch.stdin is not None:
+        switch.stdin.write(b"go\n")
+        switch.stdin.close()
     return switch

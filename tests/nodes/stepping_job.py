@@ -12,7 +12,7 @@ from support import RANKWISE, wait_until, write_script
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 #: Each rank writes down after each step how many ranks have taken it, until a file says that it is enough.
@@ -38,10 +38,11 @@ class Job:
         folder: Where the script, and what the launchers say, is.
         nnodes: How many nodes the job may have.
         script: Writes down how many ranks have taken each step.
+        env: Further variables of all launchers; "{}" in a value is the host's number.
     """
 
-    def __init__(self, hosts: list[Host], folder: Path, nnodes: str, script: str = STEP) -> None:
-        self.hosts, self.folder, self.nnodes = hosts, folder, nnodes
+    def __init__(self, hosts: list[Host], folder: Path, nnodes: str, script: str = STEP, env: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        self.hosts, self.folder, self.nnodes, self._env = hosts, folder, nnodes, env or {}
         write_script(folder, script)
         self.launchers: list[subprocess.Popen[str]] = []
 
@@ -51,6 +52,7 @@ class Job:
 
     def _start(self, number: int) -> subprocess.Popen[str]:
         env = {"OUT": str(self.folder / f"steps{number}"), "ENOUGH": str(self.folder / "enough"), "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
+        env |= {name: value.format(number) for name, value in self._env.items()}
         words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
         log = (self.folder / f"log{number}").open("w")
         with log:
@@ -61,11 +63,12 @@ class Job:
         """Return what a node has said."""
         return (self.folder / f"log{number}").read_text()
 
-    def wait_world(self, world: int, nodes: list[int]) -> None:
-        """Wait until the ranks of these nodes take steps, so many together."""
+    def wait_world(self, world: int, nodes: list[int], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until the ranks of these nodes take steps, so many together; ``meanwhile`` is called now and then."""
         sizes = {node: self._size(node) for node in nodes}
 
         def has_all() -> bool:
+            meanwhile()
             return all(self._has_stepped(node, sizes[node], world) for node in nodes)
 
         wait_until(has_all, 60, f"steps of {world} on {nodes}")

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-from rankwise.engine import node_entry, node_standby
+from rankwise.engine import node_entry, node_rendezvous, node_standby
 from support import wait_until
 
 
@@ -56,11 +56,11 @@ def test_who_is_a_moment_too_late_for_the_last_place_waits_outside(port: int) ->
         holder.sync()
     first._state_holder._last_sync_time = -1.0
     assert first.num_nodes_waiting() == 1
-    assert node_standby.is_shut_out(late)
+    assert node_rendezvous.is_shut_out(late)
 
     call = node_entry.Call(late.next_rendezvous)
-    node_standby.take_out(late, [late._this_node])
-    restore = wait_until(lambda: node_standby.withdraw(late), 20, "torch holds it as one too many")
+    node_rendezvous.take_out(late, [late._this_node])
+    restore = wait_until(lambda: node_rendezvous.withdraw(late), 20, "torch holds it as one too many")
     assert call.is_over.wait(20)
     restore()
     assert first.num_nodes_waiting() == 0

@@ -90,7 +90,11 @@ class Entry:
     """
 
     def __init__(self, meeting: Any, load: Callable[[str], Any]) -> None:
-        self._meeting, self._standby, self._reach = meeting, load("node_standby"), load("node_members").reach
+        self._meeting, self._standby, self._rendezvous = (
+            meeting,
+            load("node_standby"),
+            load("node_rendezvous"),
+        )
         #: Of which rendezvous it was asked last whether the job has moved, when, and what came of it.
         self._asked: tuple[Any, float, Any] = (None, 0.0, None)
 
@@ -100,7 +104,7 @@ class Entry:
         Args:
             before: Who took part in the last round; None for a node that did not.
         """
-        search = _Search(self._meeting.orders, self._reach)
+        search = _Search(self._meeting.orders, self._rendezvous.reach)
         try:
             return self._meet_first(search) if before is None else self._meet_without_lost(before, search)
         finally:
@@ -170,15 +174,15 @@ class Entry:
         restore, taking_out = None, None
         while not call.is_over.wait(_TICK_S) and not is_vain() and not self._has_moved():
             handler = self._meeting.handler
-            restore = restore or self._standby.withdraw(handler)
-            if self._standby.is_shut_out(handler) and (taking_out is None or taking_out.is_over.is_set()):
+            restore = restore or self._rendezvous.withdraw(handler)
+            if self._rendezvous.is_shut_out(handler) and (taking_out is None or taking_out.is_over.is_set()):
                 # With that torch puts it among those that are too many.
-                taking_out = Call(partial(self._standby.take_out, handler, [handler._this_node]))
+                taking_out = Call(partial(self._rendezvous.take_out, handler, [handler._this_node]))
         return restore
 
     def _leave(self, search: _Search) -> None:
         """Meet the others elsewhere; torch's call, which nothing ends from outside, is made to fail."""
-        self._standby.retire(self._meeting.handler)
+        self._rendezvous.retire(self._meeting.handler)
         _abandon(self._meeting.handler)
         if search.found is not None:
             handler, orders = search.found

@@ -42,8 +42,6 @@ class Meeting:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         import logging
 
-        from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
-
         # That a heartbeat was not sent, each step of a rendezvous at etcd: the parent is told what matters of it.
         for name in ("dynamic_rendezvous", "etcd_rendezvous"):
             logger = logging.getLogger(f"torch.distributed.elastic.rendezvous.{name}")
@@ -51,17 +49,7 @@ class Meeting:
         self.orders, self.static = orders, orders["backend"] == "static"
         orders["origin"] = orders["endpoint"]
         self.note = "" if self.static else _take_address(orders, load("node_addresses"))
-        self.handler = registry.get_rendezvous_handler(
-            RendezvousParameters(
-                backend=orders["backend"],
-                endpoint=orders["endpoint"],
-                run_id=orders["run_id"],
-                min_nodes=orders["min_nodes"],
-                max_nodes=orders["max_nodes"],
-                local_addr=orders["local_addr"],
-                **orders["conf"],
-            )
-        )
+        self.handler = load("node_rendezvous").open_rendezvous(orders)
         self.store, self.world, self.watching, self.is_joining = None, 0, False, False
         self.exchange: Any = None
         self.members: Any = None
@@ -71,7 +59,7 @@ class Meeting:
         """Wait until this node may meet the others; say why not, if the job is over."""
         if self.static or self.members is not None:  # who has taken part meets the others first
             return {"over": ""}
-        reach = partial(self._load("node_members").reach, self.orders)
+        reach = partial(self._load("node_rendezvous").reach, self.orders)
         handler, over = self._load("node_standby").Standby(self.orders, self._say, reach).wait(self.handler)
         self.go_to(handler)
         return {"over": over}
@@ -153,7 +141,7 @@ class Meeting:
     def go_to(self, handler: Any) -> None:
         """Meet the others there from now on."""
         if handler is not self.handler:
-            self._load("node_standby").retire(self.handler)
+            self._load("node_rendezvous").retire(self.handler)
             # What torch does when a former rendezvous is collected fails in the thread of its heartbeats.
             self.orders["kept"] = [*self.orders.get("kept", []), self.handler]
             self.handler = handler

@@ -62,7 +62,7 @@ class Members:
         load: Callable[[str], Any],
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
-        self._handler, self._standby = handler, load("node_standby")
+        self._handler, self._standby, self._rendezvous = handler, load("node_standby"), load("node_rendezvous")  # fmt: skip
         self._forwarder: Any = None
         self._orders, self._detecting = orders, load("node_detector")
         self._changed: list[tuple[Any, str, Any]] = []
@@ -123,7 +123,7 @@ class Members:
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
                 self._forwarder = self._standby.Forwarder(
-                    self._orders["run_id"], served[0], served[-1], _is_open
+                    self._orders["run_id"], served[0], served[-1], self._rendezvous.is_open
                 )
 
     def end(self) -> None:
@@ -202,7 +202,7 @@ class Members:
             if self._can_move:
                 self._standby.announce_needed(handler, self._orders["run_id"], needed)
             self._change(handler, needed)
-            self._standby.take_out(
+            self._rendezvous.take_out(
                 handler, [self._descriptions[node] for node in lost if node in self._descriptions]
             )
 
@@ -244,49 +244,20 @@ class Members:
             for host in self._reserves[node][0]
         ]
         for node, host, port in found:  # noqa: B007 - needed behind it
-            if _is_open(host, port):
+            if self._rendezvous.is_open(host, port):
                 break
         else:
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
         orders = self._orders
-        handler = open_rendezvous(orders, host, port)
+        handler = self._rendezvous.open_elsewhere(orders, host, port)
         orders["serving_node"] = node == self._node
-        self._standby.retire(former)
+        self._rendezvous.retire(former)
         self._standby.announce_needed(handler, orders["run_id"], needed)
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)
         self._tell(f"the node that served the rendezvous is lost: node {node} serves it from now on, at {orders['endpoint']}")  # fmt: skip
         return handler
-
-
-def open_rendezvous(orders: dict[str, Any], host: str, port: int) -> Any:
-    """Open torch's rendezvous at a store that is served already, and note that it is there from now on."""
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
-
-    orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend="c10d",
-            endpoint=orders["endpoint"],
-            run_id=orders["run_id"],
-            min_nodes=orders["min_nodes"],
-            max_nodes=orders["max_nodes"],
-            local_addr=orders["local_addr"],
-            **{**orders["conf"], "is_host": "0"},
-        )
-    )
-
-
-def reach(orders: dict[str, Any], host: str, port: int) -> Any:
-    """Open it where this node has no part in it yet; None if nothing is there."""
-    if not _is_open(host, port):
-        return None
-    orders["serving_node"] = False
-    try:
-        return open_rendezvous(orders, host, port)
-    except Exception:  # noqa: BLE001 - it was lost meanwhile, too
-        return None
 
 
 def _list_participants(handler: Any) -> dict[Any, int]:
@@ -301,12 +272,6 @@ def _open_reserve() -> Any:
     with contextlib.suppress(RuntimeError):
         return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     return None
-
-
-def _is_open(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
-        return True
-    return False
 
 
 def _list_addresses(orders: dict[str, Any], names: Any) -> list[str]:

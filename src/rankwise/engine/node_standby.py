@@ -22,7 +22,6 @@ _LOOK_S, _SILENT_S, _LOST_S = 0.3, 3.0, 60.0
 #: So long it waits at a store in reserve for the others, who may be elsewhere.
 _STAY_S = 5.0
 _FORWARD_S, _REACH = 1.0, timedelta(seconds=5)
-_MOST_TRIES = 20
 _FOREVER = timedelta(days=365)
 
 
@@ -91,73 +90,6 @@ def announce_end(handler: Any, run_id: str) -> None:
     with contextlib.suppress(Exception):  # the store may be gone already, and then they see that
         if store is not None:
             store.set(f"rankwise/{run_id}/over", "1")
-
-
-def retire(handler: Any) -> None:
-    """Send no more signs of life there: others would take a round of the past for one that still runs."""
-    timer: Any = getattr(handler, "_keep_alive_timer", None)
-    with contextlib.suppress(AttributeError):
-        timer._ctx.stop_event.set()  # its own cancel() would wait for a call that a frozen store holds up
-
-
-def withdraw(handler: Any) -> Callable[[], None] | None:
-    """Have torch's call fail if it holds this node in its list of those that are too many: the last place was taken meanwhile.
-
-    Returns:
-        Restores torch's settings; None where it does not hold it.
-    """
-    holder = getattr(handler, "_state_holder", None)
-    if holder is None or handler._this_node not in getattr(holder.state, "redundancy_list", ()):
-        return None
-    settings, timeout = handler._settings, handler._settings.timeout
-    if settings.max_nodes < 0:
-        return None  # done already
-    before = (settings.max_nodes, timeout._join)
-    # It leaves its list when places seem to be free, and then has no time left to wait for one.
-    object.__setattr__(settings, "max_nodes", -1)
-    timeout._join = -_FOREVER
-
-    def restore() -> None:
-        object.__setattr__(settings, "max_nodes", before[0])
-        timeout._join = before[1]
-
-    return restore
-
-
-def is_shut_out(handler: Any) -> bool:
-    """Tell whether torch holds this node in its list of those that wait for the next round, though all places of this one were taken meanwhile."""
-    holder = getattr(handler, "_state_holder", None)
-    if holder is None:
-        return False
-    state = holder.state
-    return bool(state.complete) and handler._this_node in state.wait_list and len(state.participants) >= abs(handler._settings.max_nodes)  # fmt: skip
-
-
-def take_out(handler: Any, nodes: list[Any]) -> None:
-    """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of those that were lost."""
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-    own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
-    if own is None or epilogue is None:
-        return  # another kind of rendezvous, or another torch: its own bound holds
-    # Another than torch's own, which a call of it may be using meanwhile.
-    holder = type(own)(own._backend, own._settings, cache_duration=0)
-    for _ in range(_MOST_TRIES):
-        holder.sync()
-        state = holder.state
-        gone = [one for one in nodes if one in _list_inside(state)]
-        if not gone:
-            return
-        for one in gone:
-            state.wait_list.discard(one)
-            state.last_heartbeats.pop(one, None)
-        if was_inside := [one for one in gone if one in state.participants]:
-            for one in was_inside:
-                del state.participants[one]
-            epilogue(state, holder._settings)
-        holder.mark_dirty()
-        if holder.sync():
-            return
 
 
 class Forwarder:

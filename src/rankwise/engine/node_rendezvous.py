@@ -1,0 +1,189 @@
+"""torch's own rendezvous, and what we change in it; the helper process loads this file by its path.
+
+Its names are private to torch: where one is missing, torch's own way holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_TRIES = 20
+_FOREVER = timedelta(days=365)
+#: A node writes a sign of life each 5 s. Where the first that we see is too old, its clock may be wrong: it has so long to write another.
+_SECOND_SIGN_S = 7.0
+
+
+def open_rendezvous(orders: dict[str, Any]) -> Any:
+    """Open it as it was ordered, with each node's own clock."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    handler: Any = registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=orders["backend"],
+            endpoint=orders["endpoint"],
+            run_id=orders["run_id"],
+            min_nodes=orders["min_nodes"],
+            max_nodes=orders["max_nodes"],
+            local_addr=orders["local_addr"],
+            **orders["conf"],
+        )
+    )
+    holder = getattr(handler, "_state_holder", None)
+    if hasattr(holder, "_sanitize"):
+        handler.times = Times()
+        handler.times.correct(holder, handler._this_node)
+    return handler
+
+
+def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
+    """Open it at a store that is served already, and note that it is there from now on."""
+    orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return open_rendezvous({**orders, "backend": "c10d", "conf": {**orders["conf"], "is_host": "0"}})
+
+
+def reach(orders: dict[str, Any], host: str, port: int) -> Any:
+    """Open it where this node has no part in it yet; None if nothing is there."""
+    if not is_open(host, port):
+        return None
+    orders["serving_node"] = False
+    try:
+        return open_elsewhere(orders, host, port)
+    except Exception:  # noqa: BLE001 - it was lost meanwhile, too
+        return None
+
+
+def is_open(host: str, port: int) -> bool:
+    """Tell whether something listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return True
+    return False
+
+
+class Times:
+    """The times in a rendezvous' state by the clock of this node, however wrong those of others are.
+
+    torch takes each for written by one clock: a node whose clock is an hour ahead takes all others for dead, and takes them out; where it is behind, others wait for
+    an hour longer than the last call lasts.
+    """
+
+    def __init__(self) -> None:
+        self._signs: dict[Any, tuple[datetime, float]] = {}
+        self._last_call: tuple[int, float] | None = None
+
+    def correct(self, holder: Any, own: Any) -> None:
+        """Do so each time that a state is read by ``holder``, for the node ``own``."""
+        remove_dead = holder._sanitize
+
+        def sanitize() -> None:
+            state = holder.state
+            written = dict(state.last_heartbeats)
+            self._note(written, holder._settings)
+            now, now_s = datetime.now(timezone.utc), time.monotonic()
+            state.last_heartbeats = {node: now - timedelta(seconds=now_s - self._signs[node][1]) for node in written}  # fmt: skip
+            remove_dead()
+            state.last_heartbeats = {node: written[node] for node in state.last_heartbeats}
+            if own in written and written[own] > now:
+                state.last_heartbeats[own] = (
+                    now - holder._settings.keep_alive_interval
+                )  # else it sends none until then
+            self._correct_last_call(state, holder._settings.timeout.last_call, now, now_s)
+
+        holder._sanitize = sanitize
+
+    def _note(self, written: dict[Any, datetime], settings: Any) -> None:
+        """Note when each sign of life was first seen."""
+        now, now_s = datetime.now(timezone.utc), time.monotonic()
+        bound_s = (settings.keep_alive_interval * settings.keep_alive_max_attempt).total_seconds()
+        for node, moment in written.items():
+            before = self._signs.get(node)
+            if before is None:
+                age_s = max(0.0, (now - moment).total_seconds())
+                self._signs[node] = (moment, now_s - min(age_s, max(0.0, bound_s - _SECOND_SIGN_S)))
+            elif before[0] != moment:
+                self._signs[node] = (moment, now_s)
+
+    def _correct_last_call(self, state: Any, lasts: timedelta, now: datetime, now_s: float) -> None:
+        if state.deadline is None or state.complete:
+            self._last_call = None
+            return
+        if self._last_call is None or self._last_call[0] != state.round:
+            self._last_call = (state.round, now_s)
+        left = lasts - timedelta(seconds=now_s - self._last_call[1])
+        # Seen late, it ends as it was written; never later than if it had begun when it was seen.
+        state.deadline = min(state.deadline, now + left) if state.deadline > now - lasts else now + left
+
+
+def retire(handler: Any) -> None:
+    """Send no more signs of life there: others would take a round of the past for one that still runs."""
+    timer: Any = getattr(handler, "_keep_alive_timer", None)
+    with contextlib.suppress(AttributeError):
+        timer._ctx.stop_event.set()  # its own cancel() would wait for a call that a frozen store holds up
+
+
+def withdraw(handler: Any) -> Callable[[], None] | None:
+    """Have torch's call fail if it holds this node in its list of those that are too many: the last place was taken meanwhile.
+
+    Returns:
+        Restores torch's settings; None where it does not hold it.
+    """
+    holder = getattr(handler, "_state_holder", None)
+    if holder is None or handler._this_node not in getattr(holder.state, "redundancy_list", ()):
+        return None
+    settings, timeout = handler._settings, handler._settings.timeout
+    if settings.max_nodes < 0:
+        return None  # done already
+    before = (settings.max_nodes, timeout._join)
+    # It leaves its list when places seem to be free, and then has no time left to wait for one.
+    object.__setattr__(settings, "max_nodes", -1)
+    timeout._join = -_FOREVER
+
+    def restore() -> None:
+        object.__setattr__(settings, "max_nodes", before[0])
+        timeout._join = before[1]
+
+    return restore
+
+
+def is_shut_out(handler: Any) -> bool:
+    """Tell whether torch holds this node in its list of those that wait for the next round, though all places of this one were taken meanwhile."""
+    holder = getattr(handler, "_state_holder", None)
+    if holder is None:
+        return False
+    state = holder.state
+    return bool(state.complete) and handler._this_node in state.wait_list and len(state.participants) >= abs(handler._settings.max_nodes)  # fmt: skip
+
+
+def take_out(handler: Any, nodes: list[Any]) -> None:
+    """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of those that were lost."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
+    if own is None or epilogue is None:
+        return  # another kind of rendezvous, or another torch: its own bound holds
+    # Another than torch's own, which a call of it may be using meanwhile.
+    holder = type(own)(own._backend, own._settings, cache_duration=0)
+    if hasattr(handler, "times"):
+        handler.times.correct(holder, handler._this_node)
+    for _ in range(_MOST_TRIES):
+        holder.sync()
+        state = holder.state
+        gone = [one for one in nodes if one in {*state.participants, *state.wait_list}]
+        if not gone:
+            return
+        for one in gone:
+            state.wait_list.discard(one)
+            state.last_heartbeats.pop(one, None)
+        if was_inside := [one for one in gone if one in state.participants]:
+            for one in was_inside:
+                del state.participants[one]
+            epilogue(state, holder._settings)
+        holder.mark_dirty()
+        if holder.sync():
+            return

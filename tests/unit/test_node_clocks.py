@@ -1,0 +1,97 @@
+"""A rendezvous between nodes whose clocks differ."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
+
+from rankwise.engine import node_rendezvous
+
+_LAST_CALL = timedelta(seconds=6)
+OWN, OTHER = (torchs._NodeDesc(f"host{number}", 1, 0) for number in range(2))
+
+
+class Kept:
+    """A backend that keeps the state here."""
+
+    name = "kept"
+
+    def __init__(self, state: Any) -> None:
+        self.bits = pickle.dumps(state)
+
+    def get_state(self) -> tuple[bytes, int]:
+        """Return what was written last."""
+        return self.bits, 0
+
+    def set_state(self, state: bytes, _token: object = None) -> tuple[bytes, int, bool]:
+        """Take it."""
+        self.bits = state
+        return state, 0, True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of a clock that never jumps."""
+    now_s = [1000.0]
+    monkeypatch.setattr(node_rendezvous.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+def open_holder(state: Any) -> Any:
+    """Return torch's view of a state, with corrected times."""
+    settings = torchs.RendezvousSettings("job", 1, 4, torchs.RendezvousTimeout(last_call=_LAST_CALL), timedelta(seconds=5), 3)  # fmt: skip
+    holder: Any = torchs._BackendRendezvousStateHolder(Kept(state), settings, cache_duration=0)  # type: ignore[arg-type]
+    node_rendezvous.Times().correct(holder, OWN)
+    return holder
+
+
+@pytest.mark.parametrize("wrong_by", [timedelta(hours=-1), timedelta(0), timedelta(days=1)])
+def test_a_node_lives_for_as_long_as_its_signs_change(wrong_by: timedelta, clock: list[float]) -> None:
+    """Not for as long as they look new by another's clock; and what it has written stays as it is."""
+    state = torchs._RendezvousState()
+    state.participants, state.complete = {OWN: 0, OTHER: 1}, True
+    state.last_heartbeats = dict.fromkeys((OWN, OTHER), datetime.now(timezone.utc) + wrong_by)
+    holder = open_holder(state)
+    for _ in range(4):
+        clock[0] += 6
+        state.last_heartbeats[OTHER] += timedelta(seconds=6)
+        state.last_heartbeats[OWN] = datetime.now(timezone.utc)
+        holder._backend.set_state(pickle.dumps(state))
+        holder.sync()
+        assert holder.state.last_heartbeats[OTHER] == state.last_heartbeats[OTHER]
+    clock[0] += 14
+    holder.sync()
+    assert OTHER in holder.state.participants
+    clock[0] += 2
+    holder.sync()
+    assert OTHER not in holder.state.participants
+
+
+def test_a_clock_that_was_set_back_silences_nobody() -> None:
+    """Else a node would send its next sign of life when its clock has caught up."""
+    state = torchs._RendezvousState()
+    state.participants = {OWN: 0}
+    state.last_heartbeats = {OWN: datetime.now(timezone.utc) + timedelta(hours=1)}
+    holder = open_holder(state)
+    holder.sync()
+    assert torchs._should_keep_alive(torchs._RendezvousContext(OWN, holder.state, holder._settings))
+
+
+@pytest.mark.parametrize("wrong_by", [timedelta(hours=-1), timedelta(seconds=5), timedelta(days=1)])
+def test_the_last_call_lasts_no_longer_than_it_should(wrong_by: timedelta, clock: list[float]) -> None:
+    """However far off the clock of the node is that gave it."""
+    state = torchs._RendezvousState()
+    state.participants = {OTHER: 0}
+    state.last_heartbeats = {OTHER: datetime.now(timezone.utc)}
+    state.deadline = datetime.now(timezone.utc) + _LAST_CALL + wrong_by
+    holder = open_holder(state)
+    holder.sync()
+    left = holder.state.deadline - datetime.now(timezone.utc)
+    assert timedelta(seconds=5) < left <= _LAST_CALL
+    clock[0] += 7
+    holder.sync()
+    assert holder.state.deadline < datetime.now(timezone.utc)
