@@ -41,11 +41,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def open_holder(state: Any) -> Any:
+def open_holder(state: Any, times: node_rendezvous.Times | None = None) -> Any:
     """Return torch's view of a state, with corrected times."""
     settings = torchs.RendezvousSettings("job", 1, 4, torchs.RendezvousTimeout(last_call=_LAST_CALL), timedelta(seconds=5), 3)  # fmt: skip
     holder: Any = torchs._BackendRendezvousStateHolder(Kept(state), settings, cache_duration=0)  # type: ignore[arg-type]
-    node_rendezvous.Times().correct(holder, OWN)
+    (times or node_rendezvous.Times()).correct(holder, OWN)
     return holder
 
 
@@ -95,3 +95,29 @@ def test_the_last_call_lasts_no_longer_than_it_should(wrong_by: timedelta, clock
     clock[0] += 7
     holder.sync()
     assert holder.state.deadline < datetime.now(timezone.utc)
+
+
+@pytest.mark.parametrize(("waiting", "ends_s"), [(set(), 1.0), ({torchs._NodeDesc("host2", 1, 0)}, 2.0)])
+def test_the_last_call_ends_early_when_all_that_took_part_before_are_back(
+    waiting: set[Any], ends_s: float, clock: list[float]
+) -> None:
+    """They may have opened the rendezvous again elsewhere since; who waits for the next round gets the time to come."""
+    state = torchs._RendezvousState()
+    state.participants, state.wait_list = {OTHER: 0}, waiting
+    state.last_heartbeats = dict.fromkeys((OTHER, *waiting), datetime.now(timezone.utc))
+    state.deadline = datetime.now(timezone.utc) + _LAST_CALL
+    times = node_rendezvous.Times()
+    times.expect([torchs._NodeDesc(node.addr, node.pid, 7) for node in (OWN, OTHER)], 1.0)
+    holder = open_holder(state, times)
+
+    def look() -> float:
+        holder._backend.set_state(pickle.dumps(state))
+        holder.sync()
+        return float((holder.state.deadline - datetime.now(timezone.utc)).total_seconds())
+
+    assert look() > 5.0, "one of them is not there yet"
+    state.participants[OWN] = 0
+    state.last_heartbeats[OWN] = datetime.now(timezone.utc)
+    assert ends_s - 0.5 < look() <= ends_s
+    times.expect([], 0.0)
+    assert look() > 5.0

@@ -31,7 +31,7 @@ def test_no_two_sides_of_a_cut_go_on(nodes: list[str], data: st.DataObject) -> N
 def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_afterwards() -> None:
     """When a second loss takes the next store, too, the third one is told as well; then all have their user's settings again."""
     members = Members.__new__(Members)
-    members._changed, members._orders = [], {"min_nodes": 1}
+    members._changed, members._orders, members._expecting = [], {"min_nodes": 1}, None
     handlers = [
         SimpleNamespace(_settings=SimpleNamespace(min_nodes=1, timeout=SimpleNamespace(_last_call=timedelta(seconds=30), last_call=timedelta(seconds=30))))
         for _ in range(2)
@@ -39,7 +39,7 @@ def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_aft
     for handler in (*handlers, handlers[0]):
         members._change(handler, 3)
         assert handler._settings.min_nodes == 3
-        assert handler._settings.timeout._last_call == timedelta(seconds=2)
+        assert handler._settings.timeout._last_call == timedelta(seconds=5)
     members.restore()
     for handler in handlers:
         assert handler._settings.min_nodes == 1

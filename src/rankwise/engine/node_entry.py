@@ -128,6 +128,7 @@ class Entry:
                 if handler is not self._meeting.handler:
                     self._meeting.handler = handler
                     self._meeting.watch()
+                before.expect(handler, may_come_more=self._meeting.num_more > 0)
                 return handler.next_rendezvous()
 
             call, failed_s, restore = Call(meet), float("inf"), None
@@ -154,6 +155,7 @@ class Entry:
         """More nodes were lost while the others meet: have nobody wait for them."""
         call = Call(partial(before.exclude_lost, self._meeting.handler, has_moved=has_moved))
         call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
+        before.expect(self._meeting.handler, may_come_more=self._meeting.num_more > 0)
         if call.error is not None and type(call.error).__name__ == "LostMajorityError":
             _abandon(self._meeting.handler)
             raise call.error

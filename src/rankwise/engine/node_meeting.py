@@ -54,6 +54,8 @@ class Meeting:
         self.exchange: Any = None
         self.members: Any = None
         self.num_joined = 0
+        #: Nodes that wait for the next round, and that stand by.
+        self.num_more = 0
 
     def stand_by(self) -> dict[str, Any]:
         """Wait until this node may meet the others; say why not, if the job is over."""
@@ -238,6 +240,7 @@ class Meeting:
             if waiting != told:
                 self._say({"waiting": waiting})
                 told = waiting
+            self.num_more = waiting + told_standby
             turns += 1
             if tickets is not None and turns % _STANDBY_TURNS == 1:
                 with contextlib.suppress(Exception):

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: torch waits 30 s for nodes that may still come. Those that are left after a loss come at once, or are lost, too.
-_LAST_CALL = timedelta(seconds=2)
+#: torch waits 30 s for nodes that may still come. Those that are left after a loss end their ranks and come, or are lost, too.
+_LAST_CALL = timedelta(seconds=5)
+#: When all that took part before are back, and when others may come as well.
+_SOON_S, _MORE_S = 0.2, 2.0
 #: So long the first node may take to make the key.
 _KEY_S = timedelta(seconds=10)
 #: So many nodes have a store in reserve.
@@ -67,6 +69,7 @@ class Members:
         self._orders, self._detecting = orders, load("node_detector")
         self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
+        self._expecting: Any = None
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
         self._serving: int | None = None
@@ -109,7 +112,7 @@ class Members:
         known = [self._split(self._orders[name]) for name in ("origin", "endpoint")]
         served = [(host, int(port or _DEFAULT_PORT)) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
-        self._orders["places"] = list(dict.fromkeys([*served, *reserves]))
+        former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
             self._serving_at = json.loads(self._store.get(keys[self._serving]))["at"]
@@ -122,9 +125,11 @@ class Members:
             self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
-                self._forwarder = self._standby.Forwarder(
-                    self._orders["run_id"], served[0], served[-1], self._rendezvous.is_open
-                )
+                # Nodes that were left behind wait at one of those.
+                past = self._standby.share_past(self._handler, self._orders["run_id"], [*served, *former])
+                current = {served[-1][1], *(port for _, port in reserves)}  # a host may have several names
+                places = [place for place in past if place[1] not in current]
+                self._forwarder = self._standby.Forwarder(self._orders["run_id"], places, served[-1], self._rendezvous.is_open)  # fmt: skip
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
@@ -172,6 +177,15 @@ class Members:
             return self._move(handler, left, needed)
         self.exclude_lost(handler, has_moved=False)
         return handler
+
+    def expect(self, handler: Any, *, may_come_more: bool) -> None:
+        """Have nobody wait for longer once all that are left are there."""
+        times = getattr(handler, "times", None)
+        if times is not None and not self._detector.is_expelled:
+            lost = dict(self._detector.losses)
+            left = [node for rank, node in self._descriptions.items() if rank not in lost]
+            times.expect(left, _MORE_S if may_come_more else _SOON_S)
+            self._expecting = times
 
     def probe_serving(self) -> None:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
@@ -221,6 +235,8 @@ class Members:
 
     def restore(self) -> None:
         """Give latecomers torch's time again, and let as few nodes meet as the user does."""
+        if self._expecting is not None:
+            self._expecting.expect([], 0.0)
         while self._changed:
             owner, name, before = self._changed.pop()
             object.__setattr__(owner, name, before)

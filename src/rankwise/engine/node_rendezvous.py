@@ -6,18 +6,23 @@ Its names are private to torch: where one is missing, torch's own way holds.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _MOST_TRIES = 20
 _FOREVER = timedelta(days=365)
 #: A node writes a sign of life each 5 s. Where the first that we see is too old, its clock may be wrong: it has so long to write another.
 _SECOND_SIGN_S = 7.0
+#: Who waits for the next round comes so soon.
+_WAITING_S = 2.0
+#: torch looks at the state once a second; up to 100 nodes look more often than that.
+_LOOK_S, _LOOK_OF_EACH_S, _MOST_LOOK_S = 0.1, 0.01, 1.0
 
 
 def open_rendezvous(orders: dict[str, Any]) -> Any:
@@ -36,10 +41,22 @@ def open_rendezvous(orders: dict[str, Any]) -> Any:
         )
     )
     holder = getattr(handler, "_state_holder", None)
+    if hasattr(holder, "_cache_duration"):
+        _look_often(holder, min(_MOST_LOOK_S, max(_LOOK_S, _LOOK_OF_EACH_S * orders["max_nodes"])))
     if hasattr(holder, "_sanitize"):
         handler.times = Times()
         handler.times.correct(holder, handler._this_node)
     return handler
+
+
+def _look_often(holder: Any, every_s: float) -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    def delay(seconds: float | tuple[float, float]) -> None:
+        time.sleep(random.uniform(*seconds) if isinstance(seconds, tuple) else min(seconds, every_s))
+
+    holder._cache_duration = every_s
+    vars(dynamic_rendezvous)["_delay"] = delay  # this process opens no other
 
 
 def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
@@ -76,6 +93,13 @@ class Times:
     def __init__(self) -> None:
         self._signs: dict[Any, tuple[datetime, float]] = {}
         self._last_call: tuple[int, float] | None = None
+        self._expected: set[Any] = set()
+        self._grace_s = 0.0
+        self._all_since_s: float | None = None
+
+    def expect(self, nodes: Iterable[Any], grace_s: float) -> None:
+        """Have the last call end so many seconds after these have come: nobody else is about to. With no nodes, it ends as ever."""
+        self._expected, self._grace_s = {_identify(node) for node in nodes}, grace_s
 
     def correct(self, holder: Any, own: Any) -> None:
         """Do so each time that a state is read by ``holder``, for the node ``own``."""
@@ -111,13 +135,25 @@ class Times:
 
     def _correct_last_call(self, state: Any, lasts: timedelta, now: datetime, now_s: float) -> None:
         if state.deadline is None or state.complete:
-            self._last_call = None
+            self._last_call = self._all_since_s = None
             return
         if self._last_call is None or self._last_call[0] != state.round:
             self._last_call = (state.round, now_s)
         left = lasts - timedelta(seconds=now_s - self._last_call[1])
         # Seen late, it ends as it was written; never later than if it had begun when it was seen.
         state.deadline = min(state.deadline, now + left) if state.deadline > now - lasts else now + left
+        if not self._expected or not self._expected <= {_identify(node) for node in state.participants}:
+            self._all_since_s = None
+            return
+        if self._all_since_s is None:
+            self._all_since_s = now_s
+        grace_s = _WAITING_S if state.wait_list else self._grace_s
+        state.deadline = min(state.deadline, now + timedelta(seconds=self._all_since_s + grace_s - now_s))
+
+
+def _identify(node: Any) -> tuple[str, int]:
+    """Return what stays the same of a node wherever it opens a rendezvous."""
+    return node.addr, node.pid
 
 
 def retire(handler: Any) -> None:

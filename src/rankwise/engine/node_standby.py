@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _LOOK_S, _SILENT_S, _LOST_S = 0.3, 3.0, 60.0
 #: So long it waits at a store in reserve for the others, who may be elsewhere.
 _STAY_S = 5.0
+#: So many places where the job has been are remembered.
+_MOST_PAST = 12
 _FORWARD_S, _REACH = 1.0, timedelta(seconds=5)
 _FOREVER = timedelta(days=365)
 
@@ -92,33 +94,42 @@ def announce_end(handler: Any, run_id: str) -> None:
             store.set(f"rankwise/{run_id}/over", "1")
 
 
+def share_past(handler: Any, run_id: str, places: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Add to the places where the job has been, or might have gone, and return the latest: who heads the job later may not have been there."""
+    store, key = handler._store, f"rankwise/{run_id}/past"
+    known = [(host, port) for host, port in json.loads(store.get(key))] if store.check([key]) else []
+    latest = list(dict.fromkeys([*known, *places]))
+    latest = [*latest[:1], *latest[1:][-_MOST_PAST:]]  # the first is where new nodes are told to go
+    store.set(key, json.dumps(latest))
+    return latest
+
+
 class Forwarder:
-    """Tells those who come where the job first met, and find a new store there, where it has moved: its node was started again, say.
+    """Tells those who come where the job has been, and find a store there, where it is now: nodes that were left behind, or that are started again.
 
     Args:
         run_id: The job's name.
-        origin: Host and port where the job first met.
-        now: Where it is now.
+        places: Hosts and ports where the job has been.
+        now: Where it is.
         is_open: Whether something listens at a host and port.
     """
 
-    def __init__(self, run_id: str, origin: tuple[str, int], now: tuple[str, int], is_open: Callable[[str, int], bool]) -> None:  # fmt: skip
-        self._run_id, self._origin, self._now, self._is_open = run_id, origin, now, is_open
+    def __init__(self, run_id: str, places: list[tuple[str, int]], now: tuple[str, int], is_open: Callable[[str, int], bool]) -> None:  # fmt: skip
+        self._run_id, self._now, self._is_open = run_id, now, is_open
         self._ended = threading.Event()
-        if origin != now:
-            threading.Thread(target=self._run, daemon=True).start()
+        for place in places:
+            # A frozen store takes the connection and never answers: that holds up one thread alone.
+            threading.Thread(target=self._run, args=place, daemon=True).start()
 
     def end(self) -> None:
         """Tell nobody any more."""
         self._ended.set()
 
-    def _run(self) -> None:
+    def _run(self, host: str, port: int) -> None:
         from torch.distributed import TCPStore
 
-        host, port = self._origin
         store = None
         while not self._ended.wait(_FORWARD_S):
-            # A frozen store takes the connection and never answers: that holds up this thread alone.
             try:
                 if store is None and self._is_open(host, port):
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)
