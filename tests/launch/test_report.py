@@ -131,14 +131,17 @@ def test_leaving_early_with_exit_0_is_the_cause(tmp_path: Path) -> None:
 
 
 def test_all_ranks_alike(tmp_path: Path) -> None:
-    """An error that all ranks have is told once, for all."""
+    """An error that all ranks have is told once, for all; its traceback is quoted only if the console has not just shown it."""
     wait = "import os, pathlib\npathlib.Path('up' + os.environ['RANK']).touch()\nwhile len(list(pathlib.Path().glob('up*'))) < 4: pass\n"
     script = write_script(tmp_path, wait + "raise KeyError('config')\n")
     result, report = run_reported(["--nproc-per-node", "4", "train.py"], tmp_path)
     assert result.code == 1
     assert len(report["culprits"]) >= 2
     assert report["where"] == line_of(script, "raise")
-    assert result.err.count("| KeyError: 'config'") == 1
+    assert "| KeyError" not in result.err
+    assert result.err.count("\nKeyError: 'config'") >= 2
+    hidden, _ = run_reported(["--nproc-per-node", "4", "-r", "3", "train.py"], tmp_path)
+    assert hidden.err.count("| KeyError: 'config'") == hidden.err.count("\n    | Traceback") == 1
 
 
 def test_an_exception_without_torch(tmp_path: Path) -> None:

@@ -432,6 +432,22 @@ def test_our_lines_do_not_continue_a_ranks() -> None:
         assert file.read() == b"\r 10%|#   \nfirst\nsecond\nwhole\nthird\n"
 
 
+def test_what_ranks_have_just_printed_is_known() -> None:
+    """The console knows a traceback that a rank printed last, through prefixes and colours; not one far above, nor one in a file."""
+    console, sink = Console(), os.open(os.devnull, os.O_WRONLY)
+    console._write = lambda _fd, data, patience: Console._write(console, sink, data, patience)  # type: ignore[method-assign]
+    text = "Traceback (most recent call last):\n  File 'train.py', line 4\nValueError: boom\n"
+    assert not console.has_shown(text)
+    console.write(
+        2, b"".join(b"[rank1]: \x1b[35m" + line.encode() + b"\x1b[0m\r\n" for line in text.splitlines())
+    )
+    assert console.has_shown(text)
+    assert not console.has_shown(text + "KeyError: 1\n")
+    console.write(2, b"step\n" * 4000)
+    assert not console.has_shown(text)
+    os.close(sink)
+
+
 def test_a_process_that_takes_anothers_place_is_judged_by_its_own_words(tmp_path: Path) -> None:
     """What its predecessor wrote last is no word of its own: neither from a pipe, nor from a file, nor in an error file."""
     ranks = Ranks(tmp_path, 1)

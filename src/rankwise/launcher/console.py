@@ -12,6 +12,8 @@ from rankwise.base.osdoor import IS_WINDOWS, wait_ready
 _PIPE_BUF_BYTES = 4096
 _LOOK_EVERY_S = 0.2
 _SHORT_PATIENCE_S = 1.0
+#: Some hundred lines: what stands there is found by scrolling up.
+_RECENT_BYTES = 16 << 10
 
 
 @final
@@ -23,6 +25,7 @@ class Console:
         self._broken: set[int] = set()
         self._patience_s: float | None = None
         self._is_line_open = False
+        self._recent = b""
 
     def hurry(self) -> None:
         """From now on wait for no reader that takes nothing: the job is over, or the user wants it to be."""
@@ -34,6 +37,13 @@ class Console:
             self._write(fd, data, None)
             if fd == 2 and data:
                 self._is_line_open = not data.endswith(b"\n")
+                self._recent = (self._recent + data)[-_RECENT_BYTES:] if fd not in self._broken else b""
+
+    def has_shown(self, text: str) -> bool:
+        """Tell whether all lines of a text are among the last that ranks wrote to standard error here."""
+        with self._lock:
+            recent = terminal.strip_escapes(self._recent.decode("utf-8", "replace"))
+        return all(line.strip() in recent for line in terminal.strip_escapes(text).splitlines())
 
     def say(self, text: str, *, apart: bool = False) -> None:
         """Write a line of our own to standard error, or drop it if nobody reads there.

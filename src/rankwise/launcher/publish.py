@@ -14,7 +14,7 @@ from rankwise.base.faults import FaultRecord
 from rankwise.base.files import write_atomic
 from rankwise.base.roles import name_roles
 from rankwise.verdict import evidence_folder
-from rankwise.verdict.report import render
+from rankwise.verdict.report import render, shorten_tail
 
 if TYPE_CHECKING:
     from rankwise.launcher.console import Console
@@ -56,7 +56,11 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
     elif verdict.kind != "ok":
         allowed = None if is_final else job.spec.max_restarts + 1
         text = render(
-            verdict, attempt=attempt, allowed=allowed, colour=console.has_colour(), width=console.width()
+            without_shown(verdict, console),
+            attempt=attempt,
+            allowed=allowed,
+            colour=console.has_colour(),
+            width=console.width(),
         )
         text = name_roles(text, roles)
         # Of a rank that failed by itself the log tells all.
@@ -68,6 +72,15 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))
     if reason:
         console.say(f"rankwise: {reason}")
+
+
+def without_shown(verdict: Verdict, console: Console) -> Verdict:
+    """Return a verdict without the traceback and the last lines that the console shows just above: once is enough."""
+    return replace(
+        verdict,
+        traceback="" if console.has_shown(verdict.traceback) else verdict.traceback,
+        last_words="" if console.has_shown(shorten_tail(verdict)) else verdict.last_words,
+    )
 
 
 def is_silent(verdict: Verdict) -> bool:

@@ -55,7 +55,7 @@ def render(
         row("do", verdict.fix, "green")
         row("more", f"rankwise rule {verdict.rule}" if verdict.rule else "")
     lines += _quote(_shorten(verdict.traceback))
-    lines += _quote(_tail_beside(verdict), title="last lines of its stderr")
+    lines += _quote(shorten_tail(verdict), title="last lines of its stderr")
     for number, text in enumerate(_join_casualties(verdict.casualties)):
         row("" if number else "others", text)
     for number, text in enumerate(_join_waiting(verdict.waiting)):
@@ -124,8 +124,8 @@ def _shorten(traceback: str, most: int = 40) -> str:
     return "\n".join([*lines[:4], f"  … {cut} lines omitted, see the log …", *lines[4 + cut :]])
 
 
-def _tail_beside(verdict: Verdict) -> str:
-    """Return the last lines, without what the traceback says anyway."""
+def shorten_tail(verdict: Verdict) -> str:
+    """Return the last lines that the first culprit wrote, without what its traceback says anyway."""
     told = {line.strip() for line in verdict.traceback.splitlines()}
     # torch puts "[rank3]: " before each line of a traceback.
     clean = [_RANK_PREFIX.sub("", strip_escapes(line)) for line in verdict.last_words.splitlines()]
