@@ -135,7 +135,7 @@ def test_a_rank_that_skips_a_forward_is_named(tmp_path: Path) -> None:
     changes = "def load(step):\n    return torch.randn(int(4 * ((rank, step) != (1, 3))), 8)\n"
     result, report, script = _run(tmp_path, changes, num_ranks=3)
     assert (result.code == 0, report["kind"], report["culprits"]) == (False, "mismatch", [1])
-    assert (report["class"], report["where"]) == ("D15", line_of(script, "# metric"))
+    assert (report["class"], report["where"]) == ("D15", line_of(script, "        continue"))
     assert "ranks 0, 2 are in all_gather of the root module" in report["message"]
     assert f"the continue at {line_of(script, '        continue').rpartition('/')[2]}" in report["fix"]
 

@@ -23,7 +23,7 @@ def test_who_ended_well_before_a_collective_that_others_had_entered_is_named() -
     sight = find_leavers(scene(*LOST, LEFT), ())
     assert sight is not None
     assert (sight.kind, sight.rule, sight.class_id, sight.culprits) == ("failure", "member_ended", "R6", (2,))
-    assert sight.where == "/job/train.py:9"
+    assert sight.where == "/job/train.py:7"  # its own last collective, not that of those who wait
     assert [one.rank for one in sight.waiting] == [0, 1]
     assert sight.message.startswith(
         "rank 2 has ended with exit code 0; ranks 0, 1 still needed it in all_reduce #3"

@@ -38,6 +38,9 @@ def _find(*body: str, head: str = "for batch in loader:", tail: str = "") -> lis
         (("if epochs_no_improve >= patience:", "    return"), "stop"),
         (("if rank == 1 and step == 2:", "    break"), "stop"),
         (("if r == 1: break",), "stop"),
+        (("if batch.abs().max() > 5:", "    continue"), "own"),
+        (("long = [x for x in batch if len(x) > 9]", "if long: continue"), "own"),
+        (("if time.time() - start > limit:", "    return"), "own"),
     ],
 )
 def test_what_one_rank_may_do_alone_is_found(body: tuple[str, ...], reason: str) -> None:
@@ -56,6 +59,7 @@ def test_what_one_rank_may_do_alone_is_found(body: tuple[str, ...], reason: str)
         ("for x in batch:", "    if x is None:", "        continue"),
         ("try:", "    f(batch)", "except ValueError:", "    log()"),
         ("if other is None:", "    continue"),
+        ("step += 1", "lr = schedule(step)", "if lr < 1e-6:", "    continue"),
     ],
 )
 def test_what_all_ranks_do_together_is_no_way_out(body: tuple[str, ...]) -> None:
@@ -76,6 +80,7 @@ _STOPS = (
     "for b in loader:\n    loss.backward()\n    if bad > patience:\n        break\nsleep()\ndist.barrier()\n"
 )
 _BOTH = "for b in loader:\n    if torch.isnan(loss): continue\n    if bad > patience: break\n    loss.backward()\nsleep()\ndist.barrier()\n"
+_OWN = "for step, b in enumerate(loader):\n    if b.sum() > 5: continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
 _FILTERS = "for b in DataLoader(d, collate_fn=keep):\n    if not b:\n        continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
 
 
@@ -85,12 +90,13 @@ _FILTERS = "for b in DataLoader(d, collate_fn=keep):\n    if not b:\n        con
         (_SKIPS, 4, "D15", 3),
         (_STOPS, 2, "D16", 4),
         (_FILTERS, 4, "X10", 3),
-        (_BOTH, 4, "D14", 4),
+        (_OWN, 3, "D15", 2),
+        (_BOTH, 4, "D14", 1),
         ("", 4, "D14", 4),
     ],
 )
 def test_the_script_tells_why_a_rank_made_fewer_steps(text: str, at: int, class_id: str, line: int) -> None:
-    """The rank has left the loop: waiting for it, and meeting its barrier. Where two reasons are possible none is named."""
+    """The rank has left the loop: waiting for it, and meeting its barrier. The place is the line that it took; where two are possible, the loop."""
     waits = rank(0, gradient(at), gradient(at, is_over=False), at=in_backward(at))
     facts: dict[str, Any] = {"sources": {"/job/train.py": text}}
     gone = look(scene(waits, rank(1, gradient(at), at=elsewhere(5)), **facts))[0]
@@ -99,6 +105,7 @@ def test_the_script_tells_why_a_rank_made_fewer_steps(text: str, at: int, class_
     for sight in (gone, met_sight):
         assert sight.class_id == class_id, sight
         assert f"train.py:{line}" in sight.fix
+        assert not text or sight.where == f"/job/train.py:{line}"
 
 
 def test_who_is_still_in_the_loop_has_not_left_it() -> None:

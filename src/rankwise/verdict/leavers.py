@@ -27,7 +27,7 @@ from rankwise.verdict.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from rankwise.evidence.facts import Op, Scene
     from rankwise.verdict.case import Case
@@ -112,12 +112,13 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
     if asked is not None and not were_there:
         return _tell_alone(asked, missed, gone)
     explained = explain_fewer(view, missed[first].site, first, gone)
-    class_id, fix = explained or (
+    class_id, fix, where = explained or (
         "D14" if trained else "R6",
-        say_even(missed[first].site, is_sharded=is_sharded)
+        say_even(view, first, missed[first].site, is_sharded=is_sharded)
         if trained
         else f"make {who} reach {at} as often as the others: run the same number of steps and collectives on all ranks, "
         "and a barrier before destroy_process_group",
+        _find_last_place(view, gone) or missed[first].site,
     )
     sight = Sight(
         kind="failure",
@@ -126,7 +127,7 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
         culprits=gone,
         # Who stops before a collective that is no step of training has left early, whatever it asked for.
         class_id="R6" if class_id == "D16" and not trained else class_id,
-        where=missed[first].site,
+        where=where,
         waiting=tuple(
             Waiting(rank=rank, where=op.site, op=name_briefly(op)) for rank, op in sorted(missed.items())
         ),
@@ -136,7 +137,17 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
         key=f"left {who}",
         doing="ended",
     )
-    return tell_uneven(view, sight, gone, sorted(missed)) if trained and not explained else sight
+    return (
+        tell_uneven(view, sight, gone, sorted(missed), missed[first].site)
+        if trained and not explained
+        else sight
+    )
+
+
+def _find_last_place(view: View, gone: Sequence[int]) -> str | None:
+    """Return the line of the last collective of a rank that has ended: it left by itself at some line after that."""
+    evidences = [view.by_rank[rank].evidence for rank in gone if rank in view.by_rank]
+    return next((one.ops[-1].site for one in evidences if one is not None and one.ops), None)
 
 
 def _tell_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> Sight:

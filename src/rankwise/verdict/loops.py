@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 #: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the batch. "no loss": the
 #: step before has made none. "stop": the loop is left early, for a measure of the rank's own. "swallowed": an except around the step goes on.
-Reason = Literal["not finite", "exception", "empty", "no loss", "stop", "swallowed"]
+#: "own": either of both for another value that the loop has read or computed, which may differ between ranks.
+Reason = Literal["not finite", "exception", "empty", "no loss", "stop", "swallowed", "own"]
 
 _NOT_FINITE = re.compile(
     r"^(isnan|isinf|isfinite|is_?nan|is_?finite|.*_nan|nan_.*|found_inf)$", re.IGNORECASE
@@ -27,6 +28,8 @@ _STOPPING = re.compile(
     re.IGNORECASE,
 )
 _NO_FAILURE = {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration", "ImportError", "ModuleNotFoundError", "Empty"}  # fmt: skip
+#: Iterators whose items are the same on all ranks.
+_COUNTS = {"range", "trange", "count"}
 _ENDING = {"exit", "_exit", "abort", "quit", "kill", "interrupt_main", "fail"}
 #: Functions beside torch.distributed's own that make one value of all ranks'.
 _SHARED = KNOWN_NAMES | {
@@ -178,6 +181,7 @@ def _list_ways(
 ) -> Iterator[WayOut]:
     span = (loop.lineno, loop.end_lineno or loop.lineno)
     own = _find_own_names(loop)
+    data = _find_data_names(loop, own)
     for node, tests, is_handled in _walk(loop.body, (), is_handled=False):
         names = frozenset(name for test in tests for name in list_names(test))
         if names & shared:
@@ -190,6 +194,10 @@ def _list_ways(
                 asks_rank(test, ranks) for test in tests
             )
             reason = "stop" if is_local else None
+        else:
+            continue
+        if reason is None and not is_handled and any(_is_data(test, own, data) for test in tests):
+            reason = "own"
         if reason is not None:
             yield WayOut(reason=reason, line=node.lineno, loop=span, word=type(node).__name__.lower())
 
@@ -250,6 +258,35 @@ def _find_own_names(loop: ast.For | ast.AsyncFor | ast.While) -> frozenset[str]:
     return frozenset(
         node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )
+
+
+def _find_data_names(loop: ast.For | ast.AsyncFor | ast.While, stored: frozenset[str]) -> set[str]:
+    """Return the names whose value in a turn comes from what the loop reads or draws: not from a count of turns alone."""
+    found: set[str] = set()
+    if not isinstance(loop, ast.While) and not (asked := {*list_names(loop.iter)}) & _COUNTS:
+        is_numbered = "enumerate" in asked and isinstance(loop.target, ast.Tuple)
+        for target in loop.target.elts[1:] if is_numbered else [loop.target]:  # type: ignore[attr-defined]
+            found |= {*list_names(target)}
+    given = [
+        (target, node.value)
+        for node in ast.walk(loop)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    before = -1
+    while len(found) > before:  # as far as a value is handed on
+        before = len(found)
+        for target, value in given:
+            if _is_data(value, stored, found):
+                found |= {*list_names(target)} & stored
+    return found
+
+
+def _is_data(value: ast.expr, stored: frozenset[str], data: set[str]) -> bool:
+    """Tell whether a value is made of data, or by a call that is given nothing of the loop's: it reads, draws, or asks a clock."""
+    names = {*list_names(value)}
+    calls = any(isinstance(node, (ast.Call, ast.Await)) for node in ast.walk(value))
+    return bool(names & data) or (calls and not names & stored)
 
 
 def _find_shared(tree: ast.Module) -> frozenset[str]:

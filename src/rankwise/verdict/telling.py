@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
@@ -173,6 +174,11 @@ def are_alone(view: View, ranks: Sequence[int]) -> bool:
     """Tell whether ranks stand where a test of the rank has led them: what they do there, the others don't."""
     tested = [any(guard.is_rank_test for guard in view.guards_of(rank)) for rank in ranks]
     return bool(tested) and all(tested)
+
+
+def put_at(sight: Sight, where: str | None) -> Sight:
+    """Return a sight whose place is the line that led a culprit away, if that is known: its own, not that of those who wait."""
+    return replace(sight, where=where or sight.where)
 
 
 def key_of(absence: Absence) -> str:

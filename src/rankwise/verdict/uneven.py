@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.verdict.case import name_ranks
 from rankwise.verdict.loops import find_swallows, find_ways_out, is_in_loop, list_loops
@@ -29,13 +29,25 @@ _FIXES: dict[Reason, str] = {
     "(all_reduce a flag with MAX first)",
     "stop": "the {word} at {at} ends the loop on one rank by that rank's own numbers: make one decision for all ranks (all_reduce or broadcast it first)",
 }
+_OWN = (
+    "the {word} at {at} {does} on one rank by that rank's own data: make one decision for all ranks (all_reduce the flag with MAX first); "
+    "if no rank takes it, give all ranks the same number of batches"
+)
 _FILTERED = "the continue at {at} throws away a batch that was filtered after the sampler had assigned it: filter the data set before the sampler"
+
+
+class Explained(NamedTuple):
+    """Why a rank made fewer steps: the failure class, what to do, and the line that it took."""
+
+    class_id: str
+    fix: str
+    where: str | None
 
 
 def explain_fewer(
     view: View, site: str | None, waiting: int, missing: Sequence[int], places: Sequence[str | None] = ()
-) -> tuple[str, str] | None:
-    """Return class and fix where the script shows exactly one way in which ranks can have left a loop, or a step of it, alone.
+) -> Explained | None:
+    """Return what the script shows where there is exactly one way in which ranks can have left a loop, or a step of it, alone.
 
     Args:
         view: The scene.
@@ -45,34 +57,68 @@ def explain_fewer(
         places: Where they are instead, as far as their collectives tell; their stacks are looked at anyway.
     """
     found: dict[Reason, tuple[WayOut, str]] = {}
+    own: dict[str, tuple[WayOut, str]] = {}
     for line in view.lines_where(waiting, site):
         file, _, number = line.rpartition(":")
         text = view.scene.sources.get(file, "")
         for way in find_ways_out(text, int(number)) if number.isdigit() else ():
             if not _are_inside(view, file, way.loop, missing, places):
-                found[way.reason] = (way, line)
+                if way.reason == "own":
+                    own[f"{file}:{way.line}"] = (way, line)
+                else:
+                    found[way.reason] = (way, line)
     if not found and (swallow := _find_swallow(view, site, waiting, missing, places)):
         found["swallowed"] = swallow
-    if len(found) != 1:
+    ways = [*(found or own).values()]
+    if len(ways) != 1:
         return None  # none, or it is not known which of them it was
-    way, line = next(iter(found.values()))
+    way, line = ways[0]
     file = line.rpartition(":")[0]
-    at = f"{shorten(file)}:{way.line}"
     if way.reason == "empty" and "collate_fn" in view.scene.sources[file]:
-        return "X10", _FILTERED.format(at=at)
-    return _CLASSES[way.reason], _FIXES[way.reason].format(at=at, word=way.word)
+        return Explained("X10", _FILTERED.format(at=f"{shorten(file)}:{way.line}"), f"{file}:{way.line}")
+    return _explain(way, file)
 
 
-def say_even(site: str | None, *, is_sharded: bool) -> str:
+def _explain(way: WayOut, file: str) -> Explained:
+    at = f"{shorten(file)}:{way.line}"
+    if way.reason == "own":
+        skips = way.word == "continue"
+        fix = _OWN.format(at=at, word=way.word, does="skips the step" if skips else "ends the loop")
+        return Explained("D15" if skips else "D16", fix, f"{file}:{way.line}")
+    fix = _FIXES[way.reason].format(at=at, word=way.word)
+    return Explained(_CLASSES[way.reason], fix, f"{file}:{way.line}")
+
+
+def find_loop(view: View, rank: int, site: str | None) -> str | None:
+    """Return the line at which the loop begins in which a rank makes a step; None if the script does not show it.
+
+    Args:
+        view: The scene.
+        rank: The rank.
+        site: Where it makes the step.
+    """
+    for line in view.lines_where(rank, site):
+        file, _, number = line.rpartition(":")
+        loops = list_loops(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else []
+        if loops:
+            return f"{file}:{loops[0][0]}"
+    return None
+
+
+def say_even(view: View, rank: int, site: str | None, *, is_sharded: bool) -> str:
     """Return what to do where the script does not show why ranks make unequal numbers of steps.
 
     Args:
-        site: Where they make them.
+        view: The scene.
+        rank: One that made more of them.
+        site: Where it makes them.
         is_sharded: Whether the model is, which Join does not know.
     """
     join = "" if is_sharded else "; or train under `with Join([model])` (torch.distributed.algorithms.join)"
+    loop = find_loop(view, rank, site)
+    at = f"in the loop at {shorten(loop)}" if loop else f"at {shorten(site)}"
     return (
-        f"give all ranks the same number of batches at {shorten(site)}: rankwise.DataLoader, "
+        f"give all ranks the same number of batches {at}: rankwise.DataLoader, "
         f"or a DistributedSampler and drop_last=True in the loader{join}"
     )
 
@@ -97,15 +143,17 @@ def are_in_step(
     return False
 
 
-def tell_uneven(view: View, sight: Sight, fewer: Sequence[int], more: Sequence[int]) -> Sight:
-    """Return a sight that says first that the batches are uneven, with the numbers of steps if they are known.
+def tell_uneven(view: View, sight: Sight, fewer: Sequence[int], more: Sequence[int], site: str | None) -> Sight:  # fmt: skip
+    """Return a sight that says first that the batches are uneven, with the numbers of steps and the loop if they are known.
 
     Args:
         view: The scene.
         sight: What is told of it without that.
         fewer: Who came to the end of its batches.
         more: Who is in the step after that.
+        site: Where these make it.
     """
+    where = find_loop(view, more[0], site)
     evidences = [
         [view.by_rank[rank].evidence for rank in ranks if rank in view.by_rank] for ranks in (fewer, more)
     ]
@@ -115,11 +163,11 @@ def tell_uneven(view: View, sight: Sight, fewer: Sequence[int], more: Sequence[i
         steps = f"{min(less)} step{'s' if min(less) > 1 else ''}"
         numbers = f" ({name_ranks(fewer)} made {steps}, {name_ranks(more)} {verb(more, 'are', 'is')} in step {min(last) + 1})"
     head = "uneven batches" if sight.is_proof else "probably uneven batches"
-    return replace(sight, message=f"{head}{numbers}: {sight.message}")
+    return replace(sight, message=f"{head}{numbers}: {sight.message}", where=where or sight.where)
 
 
-def explain_skip(view: View, rank: int, site: str | None) -> tuple[str, str] | None:
-    """Return class and fix where the script shows exactly one ``continue`` by which a rank can pass over a line and reach it again.
+def explain_skip(view: View, rank: int, site: str | None) -> Explained | None:
+    """Return what the script shows where the script shows exactly one ``continue`` by which a rank can pass over a line and reach it again.
 
     Args:
         view: The scene.
@@ -130,11 +178,11 @@ def explain_skip(view: View, rank: int, site: str | None) -> tuple[str, str] | N
     for line in view.lines_where(rank, site):
         file, _, number = line.rpartition(":")
         ways = find_ways_out(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else ()
-        found |= {(file, way.line): way for way in ways if way.word == "continue"}
+        found |= {(file, way.line): way for way in ways if way.word == "continue" and way.reason != "own"}
     if len(found) != 1:
         return None
-    (file, at), way = next(iter(found.items()))
-    return _CLASSES[way.reason], _FIXES[way.reason].format(at=f"{shorten(file)}:{at}", word=way.word)
+    (file, _), way = next(iter(found.items()))
+    return _explain(way, file)
 
 
 def _find_swallow(

@@ -123,17 +123,18 @@ def _find_parted(view: View, standings: list[Standing]) -> tuple[int, ...]:
 def _tell_parted(view: View, standings: list[Standing], parted: tuple[int, ...], waiting: tuple[Waiting, ...]) -> Sight:  # fmt: skip
     inside = [one for one in standings if one.rank not in parted]
     away = [view.standings[rank] for rank in parted]
-    class_id, fix = explain_fewer(view, inside[0].site, inside[0].rank, parted, [one.site for one in away]) or (
+    class_id, fix, where = explain_fewer(view, inside[0].site, inside[0].rank, parted, [one.site for one in away]) or (
         "D14",
         f"let all stages make the same number of steps: {name_ranks(parted)} reached {shorten(away[0].site)} without that of the others at "
         f"{shorten(inside[0].site)}; skipping a step needs one decision for all (all_reduce the flag first)",
+        away[0].site,
     )  # fmt: skip
     told = [
         f"{name_stages(view.stages[one.rank])} (rank {one.rank}) is in {name_op(one.op)} at {shorten(one.site)}"
         for one in away
     ]
     return Sight(
-        kind="hang", certainty="proof", rule=RULE, culprits=parted, class_id=class_id, where=away[0].site, fix=fix,
+        kind="hang", certainty="proof", rule=RULE, culprits=parted, class_id=class_id, where=where, fix=fix,
         waiting=tuple(one for one in waiting if one.rank not in parted), doing="in a collective", since_s=view.since(standings),
         key=f"parted {name_ranks(parted, None)} {away[0].op.name if away[0].op else ''}",
         message=f"{join_clauses(told)}; {tell_waiting(inside)}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import find_fewer, tell_absence
+from rankwise.verdict.telling import find_fewer, put_at, tell_absence
 from rankwise.verdict.uneven import are_in_step, explain_fewer, say_even, tell_uneven
 from rankwise.verdict.words import is_gradient, is_in_backward, is_sharded_pass
 
@@ -30,16 +30,21 @@ def find(view: View) -> tuple[Sight, ...]:
         if explained is None and _is_held_up(view, absence):
             continue
         is_sharded = absence.op is not None and is_sharded_pass(absence.op)
-        class_id, fix = explained or (
+        class_id, fix, where = explained or (
             "D14",
-            f"{say_even(first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
+            f"{say_even(view, first.rank, first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
+            None,
         )
         sight = tell_absence(
             view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence),
             certainty="proof" if view.have_ended(absence) else "suspicion",
         )  # fmt: skip
         waiting = [one.rank for one in absence.waiting]
-        sights.append(sight if explained else tell_uneven(view, sight, absence.missing, waiting))
+        sights.append(
+            put_at(sight, where)
+            if explained
+            else tell_uneven(view, sight, absence.missing, waiting, first.site)
+        )
     return tuple(sights)
 
 

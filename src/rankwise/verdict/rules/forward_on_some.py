@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.alone import find_alone
 from rankwise.verdict.rules.state_on_some import has_gathered
-from rankwise.verdict.telling import tell_absence, tell_parting
+from rankwise.verdict.telling import put_at, tell_absence, tell_parting
 from rankwise.verdict.uneven import explain_fewer
 from rankwise.verdict.words import is_buffers, is_gradient, is_shards, shorten
 
@@ -34,13 +34,12 @@ def find(view: View) -> tuple[Sight, ...]:
         class_id = _name(parting.lane, ranks[0], broadcast, others)
         places = [op.site for _, op in parting.sides if not is_buffers(op)]
         known = explain_fewer(view, broadcast.site, ranks[0], others, places) if class_id == "D14" else None
-        class_id, fix = known or (class_id, fix_forward(broadcast, class_id))
-        sights.append(
-            tell_parting(
-                view, parting, rule=RULE, told="some ranks ran the DDP model's forward pass while the others did not",
-                class_id=class_id, fix=fix, lead=broadcast,
-            )
+        class_id, fix, where = known or (class_id, fix_forward(broadcast, class_id), None)
+        sight = tell_parting(
+            view, parting, rule=RULE, told="some ranks ran the DDP model's forward pass while the others did not",
+            class_id=class_id, fix=fix, lead=broadcast,
         )  # fmt: skip
+        sights.append(put_at(sight, where))
     sights += [_tell_shards(view, parting) for parting in view.partings if _is_shards_met(view, parting)]
     for absence in view.absences:
         op, lane = absence.op, absence.lane
@@ -70,10 +69,11 @@ def _tell_shards(view: View, parting: Parting) -> Sight:
     at = shorten(gathering.site)
     alone = find_alone(view, parting)
     were_there = all(parting.lane.has_been_at(rank, gathering.site) for rank in others)
-    class_id, fix = (
+    class_id, fix, where = (
         "D14" if were_there else None,
         f"make all ranks run the same number of passes at {at} (DistributedSampler, drop_last), "
         "and agree by a collective before a rank leaves the loop or skips a step",
+        None,
     )
     if alone is not None:
         class_id, fix = alone.class_id, alone.fix
@@ -84,11 +84,13 @@ def _tell_shards(view: View, parting: Parting) -> Sight:
             )
     elif were_there:
         places = [op.site for _, op in parting.sides if not is_shards(op)]
-        class_id, fix = explain_fewer(view, gathering.site, ranks[0], others, places) or (class_id, fix)
-    return tell_parting(
+        known = explain_fewer(view, gathering.site, ranks[0], others, places)
+        class_id, fix, where = known or (class_id, fix, None)
+    sight = tell_parting(
         view, parting, rule=RULE, class_id=class_id, fix=fix, lead=alone.op if alone else gathering,
         told="some ranks gathered the parameters of an FSDP model for a pass while the others did something else",
     )  # fmt: skip
+    return put_at(sight, where)
 
 
 def _name(lane: Lane, rank: int, op: Op, others: Sequence[int]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.alone import find_alone
-from rankwise.verdict.telling import tell_parting
+from rankwise.verdict.telling import put_at, tell_parting
 from rankwise.verdict.uneven import explain_fewer, say_even, tell_uneven
 from rankwise.verdict.words import is_gradient
 
@@ -46,10 +46,9 @@ def _tell(view: View, parting: Parting) -> Sight:
             class_id=alone.class_id, fix=alone.fix, culprits=alone.ranks, lead=alone.op,
         )  # fmt: skip
     known = explain_fewer(view, gradients.site, stepping, others, places)
-    class_id, fix = known or (
-        "D14",
-        say_even(gradients.site, is_sharded=False),
-    )
+    class_id, fix, where = known or (
+        "D14", say_even(view, stepping, gradients.site, is_sharded=False), None,
+    )  # fmt: skip
     sight = tell_parting(
         view,
         parting,
@@ -61,4 +60,9 @@ def _tell(view: View, parting: Parting) -> Sight:
         culprits=tuple(sorted(others)) if known and were_there else (),
         lead=next(op for _, op in parting.sides if not is_gradient(op)) if known else None,
     )
-    return tell_uneven(view, sight, sorted(others), [stepping]) if were_there and known is None else sight
+    sight = put_at(sight, where if were_there else None)
+    return (
+        tell_uneven(view, sight, sorted(others), [stepping], gradients.site)
+        if were_there and known is None
+        else sight
+    )

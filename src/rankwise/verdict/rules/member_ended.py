@@ -22,14 +22,14 @@ def find(view: View) -> tuple[Sight, ...]:
     for absence in view.absences:
         gone = view.find_ended(absence)
         if gone:
-            class_id = _name(view, absence, gone)
+            class_id, first = _name(view, absence, gone), absence.waiting[0]
             is_uneven = class_id == "D14" and gone == absence.missing
             sight = tell_absence(
-                view, absence, rule=RULE, class_id=class_id, certainty="proof", fix=say_even(absence.waiting[0].site, is_sharded=False) if is_uneven else _fix(absence, gone),
+                view, absence, rule=RULE, class_id=class_id, certainty="proof", fix=say_even(view, first.rank, first.site, is_sharded=False) if is_uneven else _fix(absence, gone),
                 culprits=gone if len(gone) < len(absence.missing) else find_deviating(absence),
             )  # fmt: skip
             waiting = [one.rank for one in absence.waiting]
-            sights.append(tell_uneven(view, sight, gone, waiting) if is_uneven else sight)
+            sights.append(tell_uneven(view, sight, gone, waiting, first.site) if is_uneven else sight)
     return tuple(sights)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.uneven import explain_skip
+from rankwise.verdict.telling import put_at, tell_parting
+from rankwise.verdict.uneven import Explained, explain_skip
 from rankwise.verdict.words import is_in_backward, shorten
 
 if TYPE_CHECKING:
@@ -35,19 +35,21 @@ def _tell(view: View, parting: Parting) -> Sight:
     ahead = tuple(sorted(rank for ranks, _ in forward for rank in ranks))
     # Either of the two has passed over something; a rank in its next forward has passed over its backward.
     told = "some ranks of an FSDP model are in a forward pass while the others are in a backward pass"
-    class_id, fix = _explain(view, ahead, *backward[0])
-    return tell_parting(
+    class_id, fix, where = _explain(view, ahead, *backward[0])
+    sight = tell_parting(
         view, parting, rule=RULE, class_id=class_id, culprits=ahead, lead=forward[0][1], told=told, fix=fix
     )
+    return put_at(sight, where)
 
 
-def _explain(view: View, ahead: tuple[int, ...], others: tuple[int, ...], op: Op) -> tuple[str, str]:
+def _explain(view: View, ahead: tuple[int, ...], others: tuple[int, ...], op: Op) -> Explained:
     explained = explain_skip(view, others[0], op.site)
     if explained is not None:
         return explained
     gate = next((one for one in view.guards_where(others[0], op.site) if one.is_rank_test), None)
     why = f"the rank test at {shorten(gate.file)}:{gate.line} keeps it from there; " if gate else ""
-    return "D15", (
+    fix = (
         f"{why}make {name_ranks(ahead)} run the backward pass at {shorten(op.site)} as often as the others "
         "(with a loss of 0 times the outputs where there is nothing to learn), or skip it on all ranks: all_reduce the flag first"
     )
+    return Explained("D15", fix, None)
