@@ -121,12 +121,12 @@ def test_a_kill_while_others_reduce(tmp_path: Path) -> None:
 
 
 def test_leaving_early_with_exit_0_is_the_cause(tmp_path: Path) -> None:
-    """A rank that ends with exit code 0 while another is in a collective is to blame, not the one that complains."""
+    """A rank that ends with exit code 0 while another is in a collective is to blame, and not who complains: the place is its only exit call."""
     script = write_script(tmp_path, INIT + "\n    if rank == 1: sys.exit(0)\n    dist.barrier()\n")
     result, report = run_reported(TWO, tmp_path)
     assert result.code == 1
     assert report["culprits"] == [1]
-    assert report["where"] == line_of(script, "dist.barrier()")
+    assert report["where"] == line_of(script, "sys.exit(0)")
     assert "exit code 0" in report["message"]
 
 

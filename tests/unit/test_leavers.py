@@ -102,3 +102,27 @@ def test_on_one_node_the_same_is_told() -> None:
     )  # fmt: skip
     assert verdict.message.startswith("rank 2 has ended with exit code 0; ranks 0, 1 still needed it")
     assert verdict.exit_code == 1
+
+
+_EXITS = "if rank == 2 and step == 1:\n    sys.exit({0})\nif __name__ == '__main__':\n    sys.exit(main())\n    sys.exit({0})\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (_EXITS.format(""), 2),
+        (_EXITS.format("0"), 2),
+        ("if a:\n    os._exit(0)\nif b:\n    sys.exit(1)\n", 2),
+        ("if a:\n    raise SystemExit(0)\n", 2),
+        (_EXITS.format("3"), None),
+        ("if a:\n    sys.exit()\nif b:\n    exit(0)\n", None),
+        ("train()\nsys.exit(0)\n", None),
+        ("if :", None),
+    ],
+)
+def test_the_only_exit_call_that_fits_is_the_place(text: str, line: int | None) -> None:
+    """With the exit code that the rank had, under a condition, and only one of the kind; the script's regular end is none."""
+    sight = find_leavers(scene(*LOST, LEFT, sources={"/job/train.py": text}), ())
+    assert sight is not None
+    assert sight.where == f"/job/train.py:{line or 7}"
+    assert (f"may have left by the exit call at train.py:{line}" in sight.fix) == (line is not None)

@@ -10,6 +10,7 @@ from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.verdict.blame import find_blame, find_meaning_of, first_line, say, text_of, unwrap
 from rankwise.verdict.case import Casualty, Verdict, name_ranks
 from rankwise.verdict.clash import find_clash
+from rankwise.verdict.exit_calls import find_exit_call
 from rankwise.verdict.exits import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
 from rankwise.verdict.leavers import find_leavers_here
 from rankwise.verdict.meanings import find_fix, find_meaning, find_missing
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 
 _SILENT_EXIT = "look for a silent exit (os._exit, sys.exit), anywhere in what runs once {at} has run: an exception instead would name its line"
+_EXIT_CALL = (
+    "it may have left by the exit call at {at}: raise an exception there instead, which the report would name"
+)
 _EXPIRED = "the body of the timer's `with` took longer than `after`: look at what the rank did there, or allow more time"
 _LOST_NODE = "check that host; with --nnodes MIN:MAX the job continues on the remaining nodes, with --max-restarts it waits for a replacement"
 
@@ -213,6 +217,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     # Of an exit that says nothing, as by os._exit, the last collective is the only trace.
     is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
     last = find_last(case, first.rank) if is_silent else None
+    left_at = find_exit_call(case.scene.sources, first.code) if is_silent and case.scene else None
     if len(alike) == len(case.ranks) and len(alike) > 1:
         who = f"{_name_alike(case, alike)}, rank {first.rank} first"
     return _Cause(
@@ -221,9 +226,10 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         message=f"{who}: {_tell_end(first)}"
         + (f"; its last collective was {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
-        where=last.site if last else first.where,
+        where=left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
         or find_fix(text_of(first), meaning)
+        or (_EXIT_CALL.format(at=shorten(left_at)) if left_at else "")
         or (_SILENT_EXIT.format(at=shorten(last.site)) if last else ""),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
         reason=""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.blame import find_blame
 from rankwise.verdict.case import RankEnd, Waiting, name_ranks
+from rankwise.verdict.exit_calls import find_exit_call
 from rankwise.verdict.quiet_leave import find_quiet_leavers
 from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.sight import Sight
-from rankwise.verdict.uneven import explain_fewer, say_even, tell_uneven
+from rankwise.verdict.uneven import Explained, explain_fewer, say_even, tell_uneven
 from rankwise.verdict.view import View
 from rankwise.verdict.words import (
     is_buffers,
@@ -111,13 +112,17 @@ def _tell(view: View, gone: tuple[int, ...], missed: dict[int, Op]) -> Sight:
     asked = next((one for one in view.guards_where(first, missed[first].site) if one.is_rank_test), None)
     if asked is not None and not were_there:
         return _tell_alone(asked, missed, gone)
+    even = (
+        f"make {who} reach {at} as often as the others: run the same number of steps and collectives on all ranks, "
+        "and a barrier before destroy_process_group"
+    )
     explained = explain_fewer(view, missed[first].site, first, gone)
+    if explained is None and (left_at := find_exit_call(view.scene.sources, 0)):
+        fix = f"{who} may have left by the exit call at {shorten(left_at)}; {even}"
+        explained = Explained("R6", fix, left_at)
     class_id, fix, where = explained or (
         "D14" if trained else "R6",
-        say_even(view, first, missed[first].site, is_sharded=is_sharded)
-        if trained
-        else f"make {who} reach {at} as often as the others: run the same number of steps and collectives on all ranks, "
-        "and a barrier before destroy_process_group",
+        say_even(view, first, missed[first].site, is_sharded=is_sharded) if trained else even,
         _find_last_place(view, gone) or missed[first].site,
     )
     sight = Sight(

@@ -1,0 +1,59 @@
+"""Where the script's text ends a rank without an exception: calls of ``sys.exit``, ``os._exit`` and the like under a condition."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.guards import Book
+from rankwise.verdict.script_names import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ENDING = {"exit", "_exit", "quit", "SystemExit"}
+
+
+def find_exit_call(sources: Mapping[str, str], code: int | None) -> str | None:
+    """Return ``file.py:LINE`` of the only call by which a rank can have left with an exit code; None if there is none, or several.
+
+    Args:
+        sources: Text of the user's files.
+        code: The exit code.
+    """
+    found = [
+        f"{file}:{line}"
+        for file, text in sources.items()
+        for line, given in _list_calls(text)
+        if given == code
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _list_calls(text: str) -> list[tuple[int, int]]:
+    """Return line and exit code of the calls that give one, and that not every rank comes to at the end of the script."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    book, lines = Book(text), text.splitlines()
+    return [
+        (node.lineno, code)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and name_of(node.func) in _ENDING
+        and (code := _read_code(node)) is not None
+        and any("__name__" not in lines[guard.line - 1] for guard in book.guards_at(node.lineno))
+    ]
+
+
+def _read_code(call: ast.Call) -> int | None:
+    match call.args:
+        case [] | [ast.Constant(value=None)]:
+            return 0
+        case [ast.Constant(value=int(code))]:
+            return int(code)
+        case _:
+            return None
