@@ -6,6 +6,7 @@ is decided is known to every node before the first rank of any is stopped: ranks
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, final
 
@@ -80,9 +81,9 @@ class Lookout:
             self._answers = NodeAnswers(self._camera, link, job.clock, self._find_ailments)
         bounds = Bounds(timeout_s=job.spec.hang_timeout_s, on_hang=job.spec.on_hang)
         self._children = OwnChildren(self._say)
-        notes = _Notes(job, folder / "evidence")
+        self._notes = _Notes(job, folder / "evidence")
         self._watch = HangWatch(
-            self._all or self._camera, self._look, notes, bounds, job.clock, is_led=self._is_led
+            self._all or self._camera, self._look, self._notes, bounds, job.clock, is_led=self._is_led
         )
         self._parted_s: float | None = None
         self._seen: Scene | None = None
@@ -175,6 +176,7 @@ class Lookout:
             is_final: Whether nobody waits for a restart.
         """
         wait_s = _LAST_ANSWER_S if is_final else _ANSWER_S
+        self._notes.finish(wait_s)
         if is_final:  # a restart has no time for it
             self._own_ailments = self._try(self._find_ailments) or ()
         is_watched = self._is_on
@@ -326,13 +328,34 @@ class _Notes:
         self._job = job
         # A function's caller removes the folder, and with --log-dir /dev/null nobody wants one.
         self._folder = folder if job.serial is None and not job.spec.logs.is_off else None
+        self._asking: threading.Thread | None = None
+
+    def finish(self, wait_s: float) -> None:
+        """Let what is being said come before the report."""
+        if self._asking is not None:
+            self._asking.join(wait_s)
 
     def tell(self, sight: Sight, scene: Scene, *, waited_s: float) -> None:
-        """Say it in a line."""
+        """Say it in a line; of a rank that waits for its data loader once it is known where the workers are."""
         self._job.events.write(
             "hang.seen", rule=sight.rule, certainty=sight.certainty, culprits=sight.culprits, message=sight.message,
             waited_s=round(waited_s, 1),
         )  # fmt: skip
+        # To ask the workers takes a moment, which the loop that watches does not have; those of other hosts are not seen here.
+        if sight.doing == "loading data" and self._job.spec.is_one_node:
+            self._asking = threading.Thread(
+                target=self._tell_places, args=(sight, scene), name="rankwise-places", daemon=True
+            )
+            self._asking.start()
+        else:
+            self._say(sight, scene)
+
+    def _tell_places(self, sight: Sight, scene: Scene) -> None:
+        seen = with_places(scene)
+        placed = next((one for one in look(with_sources(seen)) if one.key == sight.key), sight)
+        self._say(placed, seen)
+
+    def _say(self, sight: Sight, scene: Scene) -> None:
         text = f"rankwise: {name_roles(render_sight(sight, now_s=scene.now_s), self._job.spec.roles)}"
         if sight.is_proof and self._folder is not None:
             try:
