@@ -74,3 +74,23 @@ def test_a_rank_that_raises_in_a_function_is_missed_by_none() -> None:
     train = "def train():\n    if ctx.rank == 1:\n        raise ValueError('12')\n    rankwise.barrier()\n"
     assert rules_of(f"{HEAD}{train}train()\n") == []
     assert rules_of(f"{HEAD}{train.replace('raise ValueError', 'return int')}train()\n") == ["RW102"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "strategy.cluster_resolver.task_id == 0",
+        "strategy.cluster_resolver.task_type == 'worker' and strategy.cluster_resolver.task_id == 0",
+        "tf.distribute.cluster_resolver.TFConfigClusterResolver().task_id == 0",
+        "is_chief(strategy.cluster_resolver.task_type, strategy.cluster_resolver.task_id)",
+    ],
+)
+def test_tasks_of_a_cluster_are_ranks(asked: str) -> None:
+    """A reduction under a test of tf's task is one of some ranks; its result may be used under such a test."""
+    head = TF.replace("Mirrored", "MultiWorkerMirrored") + (
+        "def is_chief(task_type, task_id):\n"
+        "    return task_type is None or task_type == 'chief' or (task_type == 'worker' and task_id == 0)\n"
+    )
+    reduced = "strategy.reduce('SUM', 1.0, axis=None)"
+    assert rules_of(f"{head}if {asked}:\n    print({reduced})\n") == ["RW101"]
+    assert rules_of(f"{head}total = {reduced}\nif {asked}:\n    print(total)\n") == []

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _RANK_WORDS = re.compile(
-    r"(^|_)(rank|local_rank|get_rank|process_index|node_rank)($|_)|is_(main|master|rank|global_zero|local_main|local_zero|chief)"
-    r"|main_process|^(LOCAL_)?RANK$|rank_?zero",
+    r"(^|_)(rank|local_rank|get_rank|process_index|node_rank)($|_)|is_(main|master|chief|rank|global_zero|local_main|local_zero|chief)"
+    r"|main_process|cluster_resolver|task_type|^(LOCAL_)?RANK$|rank_?zero",
     re.IGNORECASE,
 )
 #: Decorators that let only some ranks in.

@@ -17,6 +17,7 @@ PL_TRAINER = "lightning.pytorch.Trainer"
 HF_TRAINER = "transformers.Trainer"
 CONTEXT = "rankwise.RankContext"
 STRATEGY = "rankwise.tf.Strategy"
+RESOLVER = "rankwise.tf.ClusterResolver"
 GROUP = "torch.distributed.ProcessGroup"
 WORK = "torch.distributed.Work"
 
@@ -46,7 +47,9 @@ _PREFIXES = {
     "transformers.trainer_callback.": "transformers.",
     "transformers.training_args.": "transformers.",
     "rankwise.tf.experimental.": "rankwise.tf.",  # of `tf.distribute`, which is `tf`
+    "rankwise.tf.distribute.cluster_resolver.": "rankwise.tf.",
     "rankwise.tf.distribute.": "rankwise.tf.",
+    "rankwise.tf.cluster_resolver.": "rankwise.tf.",
     "rankwise.tf.train.": "rankwise.tf.",
     "deepspeed.comm.": "torch.distributed.",
     "deepspeed.runtime.engine.": "deepspeed.",
@@ -78,6 +81,10 @@ _WHOLE = {
     **dict.fromkeys(
         (f"rankwise.tf.{kind}Strategy" for kind in ("Mirrored", "MultiWorkerMirrored", "CentralStorage")),
         STRATEGY,
+    ),
+    **dict.fromkeys(
+        (f"rankwise.tf.{kind}ClusterResolver" for kind in ("Simple", "TFConfig", "Slurm", "Kubernetes")),
+        RESOLVER,
     ),
 }
 

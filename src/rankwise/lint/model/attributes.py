@@ -15,6 +15,7 @@ from rankwise.lint.library.names import (
     LOADER,
     PL_MODULE,
     PL_TRAINER,
+    RESOLVER,
     STRATEGY,
     canonical,
 )
@@ -29,6 +30,7 @@ from rankwise.lint.model.values import (
     Method,
     ModuleRef,
     Object,
+    Spread,
     UserClass,
     Value,
     mixed,
@@ -46,11 +48,11 @@ _IS_MAIN = {"is_main_process": "rank", "is_global_zero": "rank", "is_local_main_
             "is_main": "rank", "is_local_main": "local_rank"}  # fmt: skip
 _ROLES = {"process_index": "rank", "local_process_index": "local_rank", "num_processes": "world_size", "global_rank": "rank",
           "local_rank": "local_rank", "world_size": "world_size", "node_rank": "node_rank", "rank": "rank",
-          "replica_id": "rank", "num_replicas_in_sync": "world_size"}  # fmt: skip
+          "replica_id": "rank", "task_id": "rank", "num_replicas_in_sync": "world_size"}  # fmt: skip
 #: Objects whose attributes tell who the rank is.
 _KNOWS_RANK = frozenset({ACCELERATOR, FABRIC, PL_TRAINER, HF_TRAINER, PL_MODULE, "accelerate.PartialState", "accelerate.state.PartialState",
                          "accelerate.state.AcceleratorState", "transformers.TrainingArguments", "lightning.pytorch.Trainer.strategy",
-                         ENGINE, CONTEXT, STRATEGY, "transformers.TrainerState"})  # fmt: skip
+                         ENGINE, CONTEXT, STRATEGY, RESOLVER, "transformers.TrainerState"})  # fmt: skip
 #: Attributes that give the constructor's argument of that name (and position) back.
 _ARGUMENTS = {LOADER: {"dataset": 0, "batch_size": 1, "sampler": 3, "batch_sampler": 4, "collate_fn": 6}}
 
@@ -160,6 +162,11 @@ def _part_of(owner: Value, thing: Object, name: str) -> Value | None:
         if inner.thing is not None:
             return Value(thing=inner.thing, path=inner.path)
         return Value(path="module", origin=frozenset({"module"}))
+    if name == "cluster_resolver" and thing.kind == STRATEGY:
+        # All ranks of such a strategy train: a chief is the first of them, and no test of a rank's needs its name.
+        return Value(thing=Object(RESOLVER, attrs={"task_type": Value(const="worker")}))
+    if name == "task_type" and thing.kind == RESOLVER:
+        return Value(spread=Spread.RANK, origin=frozenset({"rank"}))
     if name == "strategy" and thing.kind == PL_TRAINER:
         return Value(thing=Object(f"{PL_TRAINER}.strategy"))
     return None
