@@ -249,7 +249,12 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
             raw = call_within(
                 bound_s + _GRACE_S,
                 lambda: open_store(
-                    place, rank=it.rank, world_size=it.world_size, timeout_s=bound_s, clock=SYSTEM_CLOCK
+                    place,
+                    rank=it.rank,
+                    world_size=it.world_size,
+                    timeout_s=bound_s,
+                    clock=SYSTEM_CLOCK,
+                    notice=_say,
                 ),
             )
         store = dist.PrefixStore(f"{place.attempt}.{generation}", raw)

@@ -19,6 +19,7 @@ from rankwise.base.errors import RendezvousError, UsageError
 from rankwise.base.host import find_port_holder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from urllib.parse import ParseResult
 
     from rankwise.base.clock import Clock
@@ -30,6 +31,7 @@ MEETING_PREFIX = "rankwise/meet"
 _POLL_S = 0.05
 _CONNECT_S = 3.0
 _ANSWER_S = 15.0
+_NOTICE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,9 @@ def place_from_env(host: str | None, port: int | None, source: str, rank: int) -
     )
 
 
-def open_store(place: Place, *, rank: int, world_size: int, timeout_s: float, clock: Clock) -> dist.Store:
+def open_store(
+    place: Place, *, rank: int, world_size: int, timeout_s: float, clock: Clock, notice: Callable[[str], None]
+) -> dist.Store:
     """Open a store; rank 0 serves it, unless somebody does already.
 
     Args:
@@ -169,6 +173,7 @@ def open_store(place: Place, *, rank: int, world_size: int, timeout_s: float, cl
         world_size: How many ranks.
         timeout_s: Seconds to wait for whoever serves it.
         clock: Where time comes from.
+        notice: Told for whom we wait when that takes long.
 
     Raises:
         RendezvousError: Nobody serves it, its port is taken, its host has no address, or a file is left of another run.
@@ -179,7 +184,7 @@ def open_store(place: Place, *, rank: int, world_size: int, timeout_s: float, cl
     options = {} if is_on("USE_LIBUV", default=os.name != "nt") else {"use_libuv": False}
     timeout = timedelta(seconds=timeout_s)
     if rank != 0 or place.is_served:
-        _wait_listening(place, addresses, rank, timeout_s, clock)
+        _wait_listening(place, addresses, rank, timeout_s, clock, notice)
         # It listens, and may yet be stopped: then the constructor, and all of its calls, would block for ever.
         return call_within(
             min(timeout_s, _ANSWER_S),
@@ -214,9 +219,13 @@ def _resolve(place: Place, rank: int) -> str:
     return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def _wait_listening(place: Place, addresses: str, rank: int, timeout_s: float, clock: Clock) -> None:
+def _wait_listening(
+    place: Place, addresses: str, rank: int, timeout_s: float, clock: Clock, notice: Callable[[str], None]
+) -> None:
     """Wait until somebody listens: torch would wait too, but in the end not say for what."""
-    end = clock.monotonic() + timeout_s
+    end, is_told = clock.monotonic() + timeout_s, False
+    who = "the launcher's store" if place.is_served else "rank 0"
+    shown = f"{place} ({addresses})" if addresses != place.host else str(place)
     while True:
         try:
             socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
@@ -224,11 +233,13 @@ def _wait_listening(place: Place, addresses: str, rank: int, timeout_s: float, c
             reason = str(error.strerror or error)
         else:
             return
-        if clock.monotonic() >= end:
+        left_s = end - clock.monotonic()
+        if left_s <= 0:
             break
+        if not is_told and timeout_s - left_s > _NOTICE_S:
+            is_told = True
+            notice(f"[rank {rank}] waiting for {who} at {shown}: {reason}; for {left_s:.0f} s more")
         clock.sleep(_POLL_S)
-    who = "the launcher's store" if place.is_served else "rank 0"
-    shown = f"{place} ({addresses})" if addresses != place.host else str(place)
     raise RendezvousError(f"{who} was not found at {shown} within {round(timeout_s, 1):g} s: {reason}", rank=rank,
                           hint=f"check whether {who} runs, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks; between hosts, "
                           "whether a firewall lets the port through")  # fmt: skip

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankwise.runtime.context import RankContext
 
 #: Ranks come when they have imported torch, perhaps beside many others.
-_ARRIVAL_S, _POLL_S = 120.0, 0.02
+_ARRIVAL_S, _NOTICE_S, _POLL_S = 120.0, 10.0, 0.02
 
 
 @final
@@ -204,12 +204,19 @@ def check_num_ranks(ctx: RankContext, num_servers: int, *, coordinator: bool) ->
 def _count_by_role(ctx: RankContext) -> int:
     """Return how many ranks are servers by their roles, which all have written into the store."""
     keys = [f"role/{rank}" for rank in range(ctx.world_size)]
-    end = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S
+    end, is_told = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S, False
     while absent := [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]:
-        if SYSTEM_CLOCK.monotonic() > end:
+        left_s = end - SYSTEM_CLOCK.monotonic()
+        if left_s < 0:
             raise RendezvousError(
-                f"{name_ranks(absent)} did not arrive within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at their output"
+                f"{name_ranks(absent)} did not arrive within {_ARRIVAL_S:g} s", rank=ctx.rank,
+                hint="check that each of them was started, and look at its output",
             )  # fmt: skip
+        if not is_told and left_s < _ARRIVAL_S - _NOTICE_S:
+            is_told = True
+            sys.stderr.write(
+                f"rankwise: [rank {ctx.rank}] waiting for {name_ranks(absent)} to create the parameter server; for {left_s:.0f} s more\n"
+            )
         SYSTEM_CLOCK.sleep(_POLL_S)
     roles = [ctx.store.get(key).decode() for key in keys]
     num_servers = roles.count("ps")

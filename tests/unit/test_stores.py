@@ -1,0 +1,40 @@
+"""Waits for ranks that are not there say so long before they end: for whom, where, and for how long."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from clocks import FakeClock
+from rankwise.base.errors import RendezvousError
+from rankwise.parallel.servers import sides
+from rankwise.runtime.stores import Place, open_store
+
+if TYPE_CHECKING:
+    from rankwise.runtime.context import RankContext
+
+
+def test_a_rank_says_that_it_waits_for_who_serves_the_store() -> None:
+    """Once, after ten seconds; the error comes when the bound is over."""
+    said: list[str] = []
+    place = Place(kind="tcp", host="127.0.0.1", port=1)
+    with pytest.raises(RendezvousError, match=r"rank 0 was not found at 127\.0\.0\.1:1 within 60 s"):
+        open_store(place, rank=2, world_size=3, timeout_s=60, clock=FakeClock(), notice=said.append)
+    assert said == ["[rank 2] waiting for rank 0 at 127.0.0.1:1: Connection refused; for 50 s more"]
+
+
+def test_a_server_says_that_it_waits_for_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A parameter server whose second worker never comes names it, and the bound."""
+    monkeypatch.setattr(sides, "SYSTEM_CLOCK", FakeClock())
+    store: Any = SimpleNamespace(check=lambda keys: keys != ["role/3"])
+    ctx = SimpleNamespace(rank=0, world_size=4, role="ps", store=store)
+    with pytest.raises(RendezvousError, match="rank 3 did not arrive within 120 s"):
+        sides.count_servers(cast("RankContext", ctx), None, coordinator=True)
+    assert (
+        capsys.readouterr().err
+        == "rankwise: [rank 0] waiting for rank 3 to create the parameter server; for 110 s more\n"
+    )
