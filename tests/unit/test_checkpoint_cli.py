@@ -224,9 +224,9 @@ def test_import_never_becomes_a_runs_latest(folder: Path, tmp_path: Path, capsys
         (["export", "{run}", "{tmp}"], 1, "it is a folder"),
         (["import", "{tmp}/none.pt", "{tmp}/new"], 1, "none.pt: No such file or directory"),
         (["import", "{tmp}/file", "{tmp}/new"], 1, "can't be read by torch.load"),
-        (["import", "{tmp}/file", "{tmp}/new", "--step", "x"], 2, "invalid int value: 'x'"),
+        (["import", "{tmp}/file", "{tmp}/new", "--step", "x"], 2, "--step 'x' is not a whole number"),
         (["ls"], 2, "required: FOLDER"),
-        (["list", "{run}"], 2, "invalid choice: 'list'"),
+        (["list", "{run}"], 2, "'list' is none of ls, inspect"),
         (["ls", "{run}", "--fromat", "json"], 2, "unrecognized arguments: --fromat json"),
     ],
 )  # fmt: skip

@@ -155,7 +155,7 @@ def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         (["one", "."], ". has no journal.jsonl; there is one in late, one"),
         (["one", "late"], "the runs have no step in common"),
         (["one", "one", "--tolerance", "-1"], "tolerance=-1.0"),
-        (["one", "one", "--tolerance", "x"], "argument --tolerance: invalid float value: 'x'"),
+        (["one", "one", "--tolerance", "x"], "--tolerance 'x' is not a number"),
         (["one", "one", "--plot", "x.gif"], "--plot x.gif: .gif"),
         (["one", "one", "--plot", "nowhere/x.svg"], "can't write nowhere/x.svg"),
         (["one", "one", "--colour"], "unrecognized arguments: --colour"),

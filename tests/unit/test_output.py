@@ -482,15 +482,19 @@ _INTERRUPTED = b'Traceback (most recent call last):\n  File "train.py", line 4, 
 def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(
     size: int, prefix: bytes, tmp_path: Path
 ) -> None:
-    """After Ctrl-C, in whatever pieces it comes; what else a rank says is shown, another exception too."""
+    """After Ctrl-C, in whatever pieces it comes, with what it interrupted the handling of; what else a rank says is shown, another exception too."""
     told = b"".join(prefix + line for line in _INTERRUPTED.splitlines(keepends=True))
     other = told.replace(b"KeyboardInterrupt", b"ValueError: no")
-    whole = b"saving\n" + told + b"saved\n" + other + b"\r 10%"
+    chain = b"".join(
+        prefix + line
+        for line in (b"\n", b"During handling of the above exception, another exception occurred:\n", b"\n")
+    )
+    whole = b"saving\n" + other + chain + told + b"saved\n" + other + told + other + chain + other + b"\r 10%"
     ranks = Ranks(tmp_path, 1)
     ranks.pump.start()
     ranks.pump.hide_interrupts()
     for at in range(0, len(whole), size):
         ranks.say(0, whole[at : at + size])
         wait_until(lambda seen=at + size: _size_of(tmp_path / "0" / "stderr.log") >= min(seen, len(whole)))
-    assert ranks.finish() == b"saving\nsaved\n" + other + b"\r 10%"
+    assert ranks.finish() == b"saving\nsaved\n" + other + other + chain + other + b"\r 10%"
     assert (tmp_path / "0" / "stderr.log").read_bytes() == whole

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.base.errors import UsageError
-from rankwise.base.help_format import HelpFormatter
+from rankwise.base.help_format import HelpFormatter, reword
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
+        raise UsageError(reword(message), hint=f"see `{self.prog} --help`")
 
 
 @final

@@ -36,6 +36,12 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="Print what --report writes.")
     args = parser.parse_args(list(argv))
+    for path in args.paths:
+        if path.suffix == ".py" and path.is_file():
+            raise UsageError(
+                f"{path} is a script, and no evidence of a run",
+                hint=f"rankwise run {path}, or rankwise check {path}",
+            )
     evidence, text, verdict = _judge(args.paths)
     if args.json:
         print(json.dumps({**verdict.to_json(), "evidence": str(evidence)}, indent=1))

@@ -105,7 +105,8 @@ def find_ranks(pid: int) -> tuple[LivingRank, ...]:
             hint="run it as the user who runs the job, or as root",
         )
     raise UsageError(
-        f"process {pid} is not a rank, and none of the processes below it is one ({len(below) - 1})",
+        f"process {pid} is not a rank, and "
+        + (f"none of its {len(below) - 1} descendants is one" if below[1:] else "has started no process"),
         hint="ranks are recognized by RANK, SLURM_PROCID or the like in their environment; pass the PID of torchrun, or of a rank",
     )
 

@@ -153,6 +153,21 @@ def _needs_helper(spec: LaunchSpec) -> bool:
     return spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None or are_asked_for()
 
 
+def _explain_device(device: str, said: str) -> UsageError:
+    """Return why torch can't count the devices of a kind."""
+    if "Unsupported nproc_per_node" in said:
+        return UsageError(
+            f"--nproc-per-node {device!r} is neither a number nor a kind of device that torch knows",
+            hint="a number above 0, gpu, cpu, xpu or auto",
+        )
+    if said.endswith("is not available."):
+        return UsageError(
+            f"--nproc-per-node {device}: torch finds no such device on this host",
+            hint="a number, or auto for what this host has; `rankwise doctor --only gpu,torch-build` says why there is no GPU",
+        )
+    return UsageError(f"--nproc-per-node {device}: {said}", hint="a number, or auto for what this host has")
+
+
 def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Return the number of ranks and the words before each one's command."""
     num_ranks = spec.num_ranks or 1
@@ -160,10 +175,7 @@ def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[
         try:
             num_ranks = int(str(helper.ask("count", timeout_s=120, what=spec.nproc_per_node)["count"]))
         except LaunchError as error:
-            raise UsageError(
-                f"--nproc-per-node {spec.nproc_per_node}: {error.message}",
-                hint="give a number, or auto for what this host has",
-            ) from error
+            raise _explain_device(spec.nproc_per_node, error.message) from error
         if num_ranks < 1:
             raise UsageError(f"--nproc-per-node {spec.nproc_per_node}: this host has none")
     if spec.numa_binding is None or helper is None:

@@ -219,7 +219,10 @@ def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str 
     else:
         addr = port = None
     if port is not None and not 0 <= port < 65536:
-        raise UsageError(f"port {port}: expected 0 to 65535")
+        raise UsageError(
+            f"{port} is not a TCP port",
+            hint="one from 1024 to 65535; on one node, leave it out: a free one is taken",
+        )
     meeting = Meeting(
         backend=args.rdzv_backend, endpoint=endpoint, run_id=run_id, conf=conf, local_addr=args.local_addr
     )

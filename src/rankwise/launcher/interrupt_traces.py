@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import final
+from typing import Literal, final
 
 _FIRST = b"Traceback (most recent call last):"
 _BEGIN = re.compile(rb"(\[rank\d+\]: )?" + re.escape(_FIRST) + rb"\s*$")
 #: What stands in a traceback between its first and its last line begins so, behind torch's prefix.
 _INSIDE = re.compile(rb"(\[rank\d+\]: )?(\s|$)")
+_BLANK = re.compile(rb"(\[rank\d+\]: )?\s*$")
+#: Between the tracebacks of exceptions that followed from each other.
+_CHAIN = re.compile(
+    rb"(\[rank\d+\]: )?(During handling of the above exception|The above exception was the direct cause)"
+)
 _END = re.compile(rb"(\[rank\d+\]: )?KeyboardInterrupt\b")
 
 
@@ -18,22 +23,38 @@ class InterruptTraces:
 
     def __init__(self) -> None:
         self._held = self._half = b""
+        # What is held: a traceback that goes on; one that is complete; one behind which another one is announced.
+        self._state: Literal["open", "complete", "chained"] = "open"
 
     def filter(self, data: bytes) -> bytes:
         """Return what of the next bytes is shown now; a traceback that is not complete is held."""
         shown, (*lines, half) = b"", (self._half + data).split(b"\n")
-        for line in (part + b"\n" for part in lines):
-            if not self._held and not _BEGIN.match(line):
-                shown += line
-                continue
-            self._held += line
-            if not _INSIDE.match(line) and not _BEGIN.match(line):
-                shown += b"" if _END.match(line) else self._held
-                self._held = b""
+        for part in lines:
+            shown += self._take(part + b"\n")
         # A question, or a bar, is shown without its end.
         may_begin = bool(self._held) or half.startswith(b"[") or _FIRST.startswith(half)
         self._half = half if may_begin else b""
         return shown + (b"" if may_begin else half)
+
+    def _take(self, line: bytes) -> bytes:
+        """Take a line, and return what is shown now."""
+        shown, begins = b"", bool(_BEGIN.match(line))
+        if self._held and self._state != "open":
+            if _CHAIN.match(line):
+                self._state = "chained"
+            elif not _BLANK.match(line) and not (begins and self._state == "chained"):
+                shown, self._held = self._held, b""
+        if not self._held and not begins:
+            return shown + line
+        self._held += line
+        if begins:
+            self._state = "open"
+        elif self._state == "open" and not _INSIDE.match(line):
+            if _END.match(line):
+                self._held = b""
+            else:
+                self._state = "complete"
+        return shown
 
     def flush(self) -> bytes:
         """Return what was held: the rank writes no more."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
-from rankwise.base.help_format import HelpFormatter
+from rankwise.base.help_format import HelpFormatter, reword
 from rankwise.launcher.spec import ON_HANG
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         known = [flag for action in self._actions for flag in action.option_strings]
         hint = "see `rankwise run --help`"
+        # Both spellings of one flag are no ambiguity to whoever types it.
+        if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
+            meant = list(dict.fromkeys(flag.replace("_", "-") for flag in several[2].split(", ")))
+            kind = "ambiguous option" if meant[1:] else "unrecognized arguments"
+            message, hint = f"{kind}: {several[1]}", f"did you mean {' or '.join(meant)}?"
         if unknown := re.search(
             r"unrecognized arguments: (--?[^\s=]+)|no such option: (--?[^\s=]+)", message
         ):
@@ -69,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
                 hint = f"did you mean {near[0]}?"
         if "required: training_script" in message:
             message, hint = "no script given", "rankwise run [flags] train.py [the script's own arguments]"
-        raise UsageError(message, hint=hint)
+        raise UsageError(reword(message), hint=hint)
 
 
 def _comma_list(value: str) -> list[str]:

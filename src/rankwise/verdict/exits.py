@@ -35,7 +35,7 @@ def explain_exit(code: int, case: Case, end: RankEnd) -> str:
         "SIGBUS": _explain_bus(case),
         "SIGSEGV": "a crash in native code: a library of another build, a bad extension, or a stack overflow",
         "SIGABRT": f"native code aborted: {_LOST_WORDS if is_wordless_abort(end) else 'the last lines of its stderr say why'}",
-        "SIGTERM": "something outside the job asked it to stop",
+        "SIGTERM": "rankwise did not send it: a scheduler, a person, another program or the script itself did",
         "SIGINT": "interrupted from outside the job",
         "SIGHUP": "its terminal was closed",
         "SIGILL": "an instruction that this CPU lacks: a library built for another CPU",

@@ -5,6 +5,7 @@ It speaks torchrun's keys, so that nodes started by either of the two meet in on
 
 from __future__ import annotations
 
+import difflib
 import math
 import socket
 from typing import TYPE_CHECKING, final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: What the helper calls it when this is the smaller side of a cut network.
 _CUT_OFF = "LostMajorityError"
+#: Those of torch.
+_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _EXIT_BARRIER_S = 300.0
 #: So often nodes that have met may lose one in the same moment.
 _MOST_TRIES = 4
@@ -258,6 +261,14 @@ class SeveralNodes:
     def _explain_refusal(self, error: LaunchError) -> RankwiseError:
         """Return why this node could not even begin to meet the others."""
         meeting, said = self._spec.meeting, error.message
+        if "is not registered" in said:
+            near = difflib.get_close_matches(meeting.backend, _BACKENDS, n=1)
+            return UsageError(
+                f"torch knows no rendezvous backend {meeting.backend!r}",
+                hint=f"did you mean {near[0]}?"
+                if near
+                else "static and c10d are always there; others need their own package",
+            )
         if not meeting.endpoint or "Connection" not in said:
             return UsageError(
                 f"--rdzv-backend {meeting.backend} can't be used: {said}",
