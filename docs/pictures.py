@@ -7,13 +7,16 @@ docs/explain/warm-start.md, which holds what `benchmarks/launch.py` printed.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +40,7 @@ def read_file(document: Path, name: str) -> str:
 def run_on_terminal(command: list[str], folder: Path) -> str:
     """Return all that a command shows on a terminal, colours included."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     env = {**os.environ, "PATH": path, "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": str(COLUMNS)}
     for name in ("NO_COLOR", "PYTHONPATH", "OMP_NUM_THREADS"):
