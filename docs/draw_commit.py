@@ -59,8 +59,8 @@ def draw_folder() -> list[str]:
         box(COPIED, COMMITTED, 270, "step-600.tmp-4f1c…/", WRITE, height=26),
         box(COMMITTED, RIGHT, 270, "step-600/", "#9fd3ae", height=26),
     ]
-    rows += [text(20, 340, "after a kill,"), text(20, 357, "load() gives")]
-    for start, end, words, fill in ((LEFT, COMMITTED, "step 500, whole", OLD), (COMMITTED, RIGHT, "step 600, whole", "#9fd3ae")):  # fmt: skip
+    rows += [text(20, 340, "after a kill,"), text(20, 357, "load() returns")]
+    for start, end, words, fill in ((LEFT, COMMITTED, "step 500, complete", OLD), (COMMITTED, RIGHT, "step 600, complete", "#9fd3ae")):  # fmt: skip
         rows.append(box(start, end, 330, words, fill))
     return rows
 
@@ -73,7 +73,7 @@ def main() -> None:
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M 0 0 L 8 4 L 0 8 z" fill="{PALE}"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         text(20, 28, "save(..., step=600, background=True)", size=15, weight="bold"),
-        text(SAVE, 50, "training stands still", size=12, fill=PALE),
+        text(SAVE, 50, "training pauses", size=12, fill=PALE),
         moment(SAVE, 56, 212),
         moment(COPIED, 56, 212),
         *draw_ranks(),

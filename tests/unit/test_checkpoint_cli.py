@@ -209,14 +209,14 @@ def test_import_never_becomes_a_runs_latest(folder: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (["ls", "{tmp}/none"], 1, "none holds no checkpoint"),
+        (["ls", "{tmp}/none"], 1, "there is no folder {tmp}/none"),
         (["ls", "{tmp}/file"], 1, "can't list {tmp}/file: Not a directory"),
-        (["inspect", "{tmp}/none"], 1, "none is not there"),
+        (["inspect", "{tmp}/none"], 1, "there is no folder {tmp}/none"),
         (["inspect", "{tmp}/file"], 1, "file is not a folder"),
         (["inspect", "{run}", "--step", "6"], 1, "holds no checkpoint of step 6; it has 10, 5"),
         (["inspect", "{run}", "--part", "modle"], 1, "has no part 'modle'; it has epoch, model, note, rng"),
-        (["verify", "{tmp}/none"], 1, "none holds no checkpoint"),
-        (["verify", "{tmp}/step-3"], 1, "step-3 is not there"),
+        (["verify", "{tmp}/none"], 1, "there is no folder {tmp}/none"),
+        (["verify", "{tmp}/step-3"], 1, "there is no folder {tmp}/step-3"),
         (["export", "{run}", "{tmp}/x", "--part", "modle"], 1, "no part 'modle'; with tensors it has model, note"),
         (["export", "{run}", "{tmp}/x", "--part", "epoch"], 1, "holds no tensors"),
         (["export", "{run}", "{tmp}/x", "--part", "rng"], 1, "each rank has saved its own 'rng'"),

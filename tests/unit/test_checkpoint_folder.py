@@ -86,7 +86,7 @@ def test_an_empty_or_absent_folder_is_a_beginning(tmp_path: Path) -> None:
     assert checkpoint.load(absent, {}) is None
     assert checkpoint.latest(absent) is None
     assert not absent.exists()
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="there is no folder"):
         checkpoint.verify(absent)
     save(tmp_path, 3)
     with pytest.raises(CheckpointError, match=r"has no checkpoint of step 4; it has \[3\]"):

@@ -102,7 +102,7 @@ def test_what_a_newer_version_adds_does_not_hinder(tmp_path: Path) -> None:
 
 def test_what_is_no_journal_is_said_with_its_reason(tmp_path: Path) -> None:
     """No folder, no file in it, an empty file, no start, and lines without what is needed: each is an error of its own."""
-    with pytest.raises(UsageError, match="nowhere is not there"):
+    with pytest.raises(UsageError, match=r"there is no file or folder .*nowhere"):
         read_journal(tmp_path / "nowhere")
     write_run(tmp_path / "runs" / "one", make_losses(3))
     with pytest.raises(UsageError, match=r"runs has no journal.jsonl; there is one in .*one"):

@@ -141,11 +141,12 @@ def verify(path: str | Path) -> list[str]:
     path = Path(path)
     if (path / MANIFEST).exists() or _NAME.fullmatch(path.name):
         if not path.is_dir():
-            raise CheckpointError(f"{path} is not there")
+            raise CheckpointError(f"there is no folder {path}")
         return _verify_one(open_checkpoint(path))
     found = list_checkpoints(path)
     if not found:
-        raise CheckpointError(f"{path} holds no checkpoint", hint="pass the folder that was passed to save()")
+        what = f"{path} holds no checkpoint" if path.exists() else f"there is no folder {path}"
+        raise CheckpointError(what, hint="pass the folder that was passed to save()")
     return [problem for one in found for problem in _verify_one(one)]
 
 

@@ -95,7 +95,8 @@ def _ls(arguments: argparse.Namespace) -> int:
         for path in (list_unfinished(folder) if folder.is_dir() else [])
     ]
     if not rows:
-        raise CheckpointError(f"{folder} holds no checkpoint", hint="pass the folder that was passed to save()")  # fmt: skip
+        what = f"{folder} holds no checkpoint" if folder.exists() else f"there is no folder {folder}"
+        raise CheckpointError(what, hint="pass the folder that was passed to save()")  # fmt: skip
     if arguments.format == "json":
         print(json.dumps({"folder": str(folder), "checkpoints": rows}, indent=1))
     else:

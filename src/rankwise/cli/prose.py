@@ -20,7 +20,8 @@ _FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def page_width() -> int:
     """Return how many columns a page takes."""
-    return min(terminal.width(1) or _LONGEST_LINE, _LONGEST_LINE)
+    # With a pager behind a pipe, our standard error is still the terminal.
+    return min(terminal.width(1) or terminal.width(2) or _LONGEST_LINE, _LONGEST_LINE)
 
 
 def write_page(page: str, *, width: int, color: bool) -> Iterator[str]:

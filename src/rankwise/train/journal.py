@@ -157,7 +157,7 @@ def _find(run: Path) -> Path:
     if path.is_file():
         return path
     if not run.exists():
-        raise UsageError(f"{run} is not there", hint=f"pass a run's folder, or its {JOURNAL}")
+        raise UsageError(f"there is no file or folder {run}", hint=f"pass a run's folder, or its {JOURNAL}")
     below = sorted(one.parent for one in run.glob(f"*/{JOURNAL}"))
     found = f"; there is one in {', '.join(map(str, below[:3]))}" if below else ""
     raise UsageError(f"{run} has no {JOURNAL}{found}", hint="pass the folder that the Trainer or Track was given")  # fmt: skip

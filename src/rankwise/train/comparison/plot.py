@@ -37,7 +37,7 @@ def draw(first: Journal, others: Sequence[tuple[Journal, Comparison]], path: Pat
         UsageError: matplotlib is not there, the ending is unknown, or the file can't be written.
     """
     if path.suffix not in _KINDS:
-        raise UsageError(f"--plot {path}: {path.suffix or 'no ending'}", hint=f"end the name with one of {', '.join(_KINDS)}")  # fmt: skip
+        raise UsageError(f"--plot {path}: the name has {f'the unknown ending {path.suffix}' if path.suffix else 'no ending'}", hint=f"end it with one of {', '.join(_KINDS)}")  # fmt: skip
     try:
         # Without pyplot, so that the choice of a window system stays the user's.
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
