@@ -173,3 +173,21 @@ def test_an_except_around_the_whole_script_throws_no_step_away() -> None:
     met = rank(1, gradient(3), op("barrier", at=4, is_over=False), at=in_call("barrier", 4))
     sight = look(scene(waits, met, sources={"/job/train.py": _LOGS}))[0]
     assert (sight.rule, sight.class_id) == ("gradients_met", "D14")
+
+
+_REDUCES = "for x in xs:\n    try:\n        dist.all_reduce(load(x))\n    except OSError:\n        continue\ndist.barrier()\n"
+_COUNTS = "for x in xs:\n    if len(x) < 3: break\n    dist.all_reduce(one)\ndist.barrier()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "class_id", "line"), [(_REDUCES, "D15", 4), (_COUNTS, "D16", 2), ("", "C8", None)]
+)
+def test_who_has_left_the_loop_of_another_collective_is_named(
+    text: str, class_id: str, line: int | None
+) -> None:
+    """Rank 0 is in the loop's all_reduce, rank 1 at the barrier behind it: the way out that the script shows is its own."""
+    inside = rank(0, op(at=3), op(at=3, is_over=False), at=in_call("all_reduce", 3))
+    gone = rank(1, op(at=3), op("barrier", at=6, is_over=False), at=in_call("barrier", 6))
+    sight = look(scene(inside, gone, sources={"/job/train.py": text}))[0]
+    assert (sight.rule, sight.class_id) == ("other_op", class_id)
+    assert line is None or (sight.culprits, sight.where) == ((1,), f"/job/train.py:{line}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +13,9 @@ from rankwise.verdict.words import shorten, verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankwise.evidence.facts import Op
     from rankwise.verdict.loops import Reason, WayOut
+    from rankwise.verdict.parting import Parting
     from rankwise.verdict.sight import Sight
     from rankwise.verdict.view import View
 
@@ -87,6 +90,23 @@ def _explain(way: WayOut, file: str) -> Explained:
         return Explained("D15" if skips else "D16", fix, f"{file}:{way.line}")
     fix = _FIXES[way.reason].format(at=at, word=way.word)
     return Explained(_CLASSES[way.reason], fix, f"{file}:{way.line}")
+
+
+def explain_parting(view: View, parting: Parting) -> tuple[Explained, tuple[int, ...], Op] | None:
+    """Return how one side has left the loop in which the other makes its collective, which ranks these are, and what they called instead.
+
+    Args:
+        view: The scene.
+        parting: Where ranks differ.
+    """
+    if len(parting.sides) != 2:
+        return None
+    found = []
+    for (inside, op), (gone, instead) in itertools.permutations(parting.sides):
+        explained = explain_fewer(view, op.site, inside[0], gone, [instead.site])
+        if explained and all(parting.lane.has_been_at(rank, op.site) for rank in gone):
+            found.append((explained, gone, instead))
+    return found[0] if len(found) == 1 else None
 
 
 def find_loop(view: View, rank: int, site: str | None) -> str | None:
