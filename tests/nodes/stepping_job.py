@@ -54,10 +54,9 @@ class Job:
         env = {"OUT": str(self.folder / f"steps{number}"), "ENOUGH": str(self.folder / "enough"), "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
         env |= {name: value.format(number) for name, value in self._env.items()}
         words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
-        log = (self.folder / f"log{number}").open("w")
-        with log:
-            command = ["sh", "-c", 'exec "$@" > "$0" 2>&1', log.name, *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
-            return self.hosts[number].start(command, env)
+        log = self.folder / f"log{number}"
+        command = ["sh", "-c", 'exec "$@" >> "$0" 2>&1', str(log), *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
+        return self.hosts[number].start(command, env)
 
     def read(self, number: int) -> str:
         """Return what a node has said."""

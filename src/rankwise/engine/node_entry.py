@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -157,7 +156,7 @@ class Entry:
         call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
         before.expect(self._meeting.handler, may_come_more=self._meeting.num_more > 0)
         if call.error is not None and type(call.error).__name__ == "LostMajorityError":
-            _abandon(self._meeting.handler)
+            self._rendezvous.abandon(self._meeting.handler)
             raise call.error
 
     def _has_moved(self) -> bool:
@@ -184,8 +183,7 @@ class Entry:
 
     def _leave(self, search: _Search) -> None:
         """Meet the others elsewhere; torch's call, which nothing ends from outside, is made to fail."""
-        self._rendezvous.retire(self._meeting.handler)
-        _abandon(self._meeting.handler)
+        self._rendezvous.abandon(self._meeting.handler)
         if search.found is not None:
             handler, orders = search.found
             self._meeting.orders.update(endpoint=orders["endpoint"], serving_node=False)
@@ -214,11 +212,3 @@ def _take(call: Call, restore: Callable[[], None] | None) -> Any:
     if call.error is not None and restore is None:
         raise call.error
     return call.value
-
-
-def _abandon(handler: Any) -> None:
-    def refuse() -> None:
-        raise ConnectionAbortedError("this node meets the others elsewhere")
-
-    with contextlib.suppress(AttributeError):
-        handler._state_holder.sync = refuse

@@ -143,7 +143,7 @@ class Meeting:
     def go_to(self, handler: Any) -> None:
         """Meet the others there from now on."""
         if handler is not self.handler:
-            self._load("node_rendezvous").retire(self.handler)
+            self._load("node_rendezvous").abandon(self.handler)
             # What torch does when a former rendezvous is collected fails in the thread of its heartbeats.
             self.orders["kept"] = [*self.orders.get("kept", []), self.handler]
             self.handler = handler
@@ -228,6 +228,7 @@ class Meeting:
                 told = told_standby = turns = 0
                 self._tell_joined()
                 continue
+            joined = self.num_joined
             try:
                 waiting = handler.num_nodes_waiting()
             except Exception as error:  # noqa: BLE001 - torch raises many kinds; the parent is told what and decides
@@ -235,7 +236,9 @@ class Meeting:
                 if handler is self.handler and self.watching:
                     self._say({"lost": f"{type(error).__name__}: {error}"})
                 return
-            if self.world >= self.orders["max_nodes"]:
+            if joined != self.num_joined or not self.watching:
+                continue  # that was the last round
+            if self._load("node_rendezvous").is_full(handler):
                 waiting = 0  # torch keeps who was a moment too late for the last place among those that wait
             if waiting != told:
                 self._say({"waiting": waiting})

@@ -267,7 +267,7 @@ class Members:
         orders = self._orders
         handler = self._rendezvous.open_elsewhere(orders, host, port)
         orders["serving_node"] = node == self._node
-        self._rendezvous.retire(former)
+        self._rendezvous.abandon(former)
         self._standby.announce_needed(handler, orders["run_id"], needed)
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]

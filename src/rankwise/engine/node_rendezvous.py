@@ -156,7 +156,7 @@ def _identify(node: Any) -> tuple[str, int]:
     return node.addr, node.pid
 
 
-def retire(handler: Any) -> None:
+def _retire(handler: Any) -> None:
     """Send no more signs of life there: others would take a round of the past for one that still runs."""
     timer: Any = getattr(handler, "_keep_alive_timer", None)
     with contextlib.suppress(AttributeError):
@@ -192,8 +192,29 @@ def is_shut_out(handler: Any) -> bool:
     holder = getattr(handler, "_state_holder", None)
     if holder is None:
         return False
-    state = holder.state
-    return bool(state.complete) and handler._this_node in state.wait_list and len(state.participants) >= abs(handler._settings.max_nodes)  # fmt: skip
+    return is_full(handler) and handler._this_node in holder.state.wait_list
+
+
+def is_full(handler: Any) -> bool:
+    """Tell whether all places of the round are taken by nodes that are still in it."""
+    holder = getattr(handler, "_state_holder", None)
+    if holder is None:
+        return False
+    return bool(holder.state.complete) and len(holder.state.participants) >= abs(handler._settings.max_nodes)
+
+
+def abandon(handler: Any) -> None:
+    """Have calls that still wait there fail, and change nothing: it may be reached again when the others have met without this node."""
+
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    def refuse() -> None:
+        raise RendezvousError("this node meets the others elsewhere")  # its heartbeats take that in silence
+
+    _retire(handler)
+    handler.is_abandoned = True
+    with contextlib.suppress(AttributeError):
+        handler._state_holder.sync = refuse
 
 
 def take_out(handler: Any, nodes: list[Any]) -> None:
@@ -220,6 +241,8 @@ def take_out(handler: Any, nodes: list[Any]) -> None:
             for one in was_inside:
                 del state.participants[one]
             epilogue(state, holder._settings)
+        if getattr(handler, "is_abandoned", False):
+            return  # while it waited for the store
         holder.mark_dirty()
         if holder.sync():
             return
