@@ -55,6 +55,7 @@ class Job:
         env |= {name: value.format(number) for name, value in self._env.items()}
         words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
         log = self.folder / f"log{number}"
+        log.touch()
         command = ["sh", "-c", 'exec "$@" >> "$0" 2>&1', str(log), *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
         return self.hosts[number].start(command, env)
 

@@ -205,7 +205,6 @@ def is_full(handler: Any) -> bool:
 
 def abandon(handler: Any) -> None:
     """Have calls that still wait there fail, and change nothing: it may be reached again when the others have met without this node."""
-
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     def refuse() -> None:
