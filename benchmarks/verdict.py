@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from parts.jobs import RANKWISE, TORCHRUN, Launcher, describe_host, prepare, start_job
 
-from rankwise.evidence.facts import Evidence, Group, Op, RankFacts, Scene
-from rankwise.evidence.notes import Frame, Stack
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.scene import Evidence, Group, Op, RankFacts, Scene
+from rankwise.verdict.run_rules import look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,10 +160,10 @@ def print_judging(sizes: Sequence[int]) -> None:
         scene, times = build_scene(size), []
         for _ in range(3):
             start_s = time.perf_counter()
-            sights = look(scene)
+            findings = look(scene)
             times.append(time.perf_counter() - start_s)
         print(
-            f"{size:6}{statistics.median(times) * 1000:9.1f} ms  {sights[0].message[:110] if sights else 'none'}"
+            f"{size:6}{statistics.median(times) * 1000:9.1f} ms  {findings[0].message[:110] if findings else 'none'}"
         )
 
 

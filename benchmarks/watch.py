@@ -49,7 +49,7 @@ AIMS = {"small": 1.02, "middle": 1.005}
 RECORDS = "memfd:evidence"
 
 
-class Recording:
+class CollectiveRecorder:
     """What is in the place of torch's own: taken out, and put back."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def measure(job: str, rounds: int, path: Path) -> None:
     """In a rank: write wall and CPU seconds of a step for each round, with and without, and what else there is."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    step, recording, steps = build_step(job), Recording(), JOBS[job]
+    step, recording, steps = build_step(job), CollectiveRecorder(), JOBS[job]
     digests = recording.find_digests()
     start_s = time.perf_counter()
 
@@ -156,7 +156,7 @@ def measure(job: str, rounds: int, path: Path) -> None:
 def find_thread_clock() -> int:
     """Return the CPU clock of the thread that answers the launcher."""
     for ident, frame in sys._current_frames().items():
-        if frame.f_code.co_filename.endswith("answering.py"):
+        if frame.f_code.co_filename.endswith("responder.py"):
             return time.pthread_getcpuclockid(ident)
     raise SystemExit("there is no thread that answers the launcher")
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from rankwise.cli.error_text import AT_FAULT
 from rankwise.cli.pages import find_page, quotes_of
-from rankwise.verdict.meanings import MEANINGS, find_meaning
+from rankwise.verdict.error_meanings import MEANINGS, find_meaning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.verdict.meanings import Meaning
+    from rankwise.verdict.error_meanings import Meaning
 
 DOCS = Path(__file__).parent
 TARGET = DOCS / "reference" / "errors.md"

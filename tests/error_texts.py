@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankwise.verdict.meanings import Blame
+    from rankwise.verdict.error_meanings import Blame
 
 #: Text, whose fault it tells of, failure class. Blame None: not known, so the rank's own.
 REAL: list[tuple[str, Blame | None, str | None]] = [

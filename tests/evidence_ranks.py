@@ -13,7 +13,7 @@ from gloo_words import without_gloo
 from python_forks import PLAIN, ForkedPython, can_fork
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, NOTES_FD, STACKS_FD, make_memory_file
-from rankwise.evidence.place import EvidencePlace
+from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.launcher.rank_command import hook_env
 from support import free_port, make_env
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from rankwise.evidence.facts import Evidence
+    from rankwise.evidence.reader.scene import Evidence
 
 _LIMIT_S = 90.0
 
@@ -39,7 +39,7 @@ class RecordedRank:
         folder: Path | None,
         modules: Sequence[str],
     ) -> None:
-        place = EvidencePlace.open()
+        place = RankChannel.open()
         assert place is not None
         self.place = place
         self._files = [make_memory_file(name) for name in ("notes", "stacks")]

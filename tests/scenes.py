@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankwise.evidence.facts import Child, Evidence, Group, Op, RankFacts, Scene
-from rankwise.evidence.notes import Frame, Stack
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts, Scene
 
 NOW_S = 1000.0
 _TORCH = "/env/lib/python3.11/site-packages/torch"

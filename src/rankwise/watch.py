@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
 from rankwise.base.identity import read_identity
-from rankwise.evidence import leaving
+from rankwise.evidence import offline_setup
 from rankwise.launcher.rank_command import hook_path_env
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Wish:
     """
 
     place: Path
-    every_s: float = leaving.EVERY_S
+    every_s: float = offline_setup.EVERY_S
     words: tuple[str, ...]
 
 
@@ -67,8 +67,8 @@ def read_words(argv: Sequence[str], env: Mapping[str, str]) -> Wish | None:
         UsageError: It asks for nothing, or for what there is not.
     """
     given = {
-        "--folder": env.get(leaving.VARIABLE, "") or leaving.DEFAULT_PLACE,
-        "--every": str(leaving.EVERY_S),
+        "--folder": env.get(offline_setup.VARIABLE, "") or offline_setup.DEFAULT_PLACE,
+        "--every": str(offline_setup.EVERY_S),
     }
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] not in {"-m", "-c"} and not rest[0].startswith("-m"):
@@ -107,12 +107,12 @@ def main(argv: Sequence[str]) -> int:
     if wish is None:
         sys.stdout.write(_USAGE)
         return 0
-    if leaving.is_recorded():
+    if offline_setup.is_recorded():
         return _run_here(wish.words)
     prepared = _prepare(wish, env)
     if prepared is not None:
         if prepared.identity.rank == 0:
-            leaving.say(f"evidence of this run is written to {_shorten(prepared.folder)}; if it hangs or fails: rankwise report {_shorten(prepared.folder)}")  # fmt: skip
+            offline_setup.say(f"evidence of this run is written to {_shorten(prepared.folder)}; if it hangs or fails: rankwise report {_shorten(prepared.folder)}")  # fmt: skip
         prepared.keep_over_exec()
         hook = {"RANKWISE_RANK": json.dumps(prepared.orders), **hook_path_env()}
         env |= {name: value for name, value in hook.items() if value is not None}
@@ -131,20 +131,20 @@ def find_interpreter(argv: Sequence[str]) -> list[str]:
     return [sys.executable]
 
 
-def _prepare(wish: Wish, env: Mapping[str, str]) -> leaving.Leaving | None:
-    if not leaving.is_wanted(env):
+def _prepare(wish: Wish, env: Mapping[str, str]) -> offline_setup.OfflineSetup | None:
+    if not offline_setup.is_wanted(env):
         return None
     if sys.flags.ignore_environment or sys.flags.no_site:
-        leaving.say("no evidence is recorded: with -I, -E or -S, Python does not load the recorder")
+        offline_setup.say("no evidence is recorded: with -I, -E or -S, Python does not load the recorder")
         return None
     program = next((word for word in wish.words if not word.startswith("-")), "")
     try:
         identity = read_identity(env)
         if identity is not None:
-            return leaving.prepare(wish.place, identity, every_s=wish.every_s, program=program)
-        leaving.say("no evidence is recorded: no variable shows which rank this is (RANK and WORLD_SIZE, Slurm's, mpirun's)")  # fmt: skip
+            return offline_setup.prepare(wish.place, identity, every_s=wish.every_s, program=program)
+        offline_setup.say("no evidence is recorded: no variable shows which rank this is (RANK and WORLD_SIZE, Slurm's, mpirun's)")  # fmt: skip
     except (OSError, UsageError) as error:
-        leaving.say(f"no evidence is recorded: {error}")
+        offline_setup.say(f"no evidence is recorded: {error}")
     return None
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fake_hosts import make_host
 from rankwise.doctor import at_launch
-from rankwise.doctor.at_launch import find_ailments, look_after, look_before, tell
+from rankwise.doctor.at_launch import find_host_problems, look_after, look_before, tell
 from rankwise.doctor.host import JobShape
 from rankwise.doctor.reading import Reading
 
@@ -28,7 +28,7 @@ def test_a_sound_host_has_nothing_said(tmp_path: Path) -> None:
     """Before and after, with classes of all kinds."""
     host = _make(tmp_path, job=JobShape(num_ranks=2, is_launch=True))
     assert look_before(host) == []
-    assert find_ailments(host) == []
+    assert find_host_problems(host) == []
     assert [look_after(host, class_id=one) for one in (None, "C1", "X16", "R3")] == [[]] * 4
 
 

@@ -12,7 +12,7 @@ from gpu_ranks import ENV, IS_CUDA
 from support import write_script
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Evidence, Op
+    from rankwise.evidence.reader.scene import Evidence, Op
 
 pytestmark = pytest.mark.linux
 SCRIPT = f"""

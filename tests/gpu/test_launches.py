@@ -47,7 +47,7 @@ def test_a_script_on_a_gpu_prints_warm_what_it_prints_cold(tmp_path: Path, words
 
 
 def test_the_warm_server_never_touches_the_gpu(tmp_path: Path) -> None:
-    """While two forked ranks hold memory there, neither the server nor launcher, keeper and store have a device file of NVIDIA open."""
+    """While two forked ranks hold memory there, neither the server nor launcher, supervisor and store have a device file of NVIDIA open."""
     # For a restart the server stays while the ranks run.
     job = start([*TWO, "--max-restarts", "1", str(FAULTS), "visit"], tmp_path)
     try:

@@ -10,14 +10,14 @@ import pytest
 
 from evidence_ranks import RecordedRank, recorded_ranks
 from python_forks import TRAINING
-from rankwise.evidence.merging import merge
-from rankwise.evidence.ring import Reading
+from rankwise.evidence.in_rank.ring import RingReader
+from rankwise.evidence.reader.merge_records import merge
 from support import line_of, run_rankwise, write_script
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.evidence.facts import Evidence
+    from rankwise.evidence.reader.scene import Evidence
 
 pytestmark = pytest.mark.linux
 
@@ -114,7 +114,7 @@ def test_the_flag_tells_the_ranks(tmp_path: Path) -> None:
     """)  # fmt: skip
     result = run_rankwise(["--watch-dispatcher", str(script)], tmp_path, env={"TORCH_FR_BUFFER_SIZE": "0"})
     assert result.code == 0, result.err
-    evidence = merge(Reading((tmp_path / "raw").read_bytes()))
+    evidence = merge(RingReader((tmp_path / "raw").read_bytes()))
     assert [(op.name, op.source) for op in evidence.ops] == [("all_reduce", "native")]
 
 

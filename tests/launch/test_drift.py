@@ -10,14 +10,14 @@ import pytest
 from evidence_ranks import recorded_ranks
 from python_forks import TRAINING
 from rankwise.cli.main import main
-from rankwise.evidence.facts import RankFacts, Scene
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.scene import RankFacts, Scene
+from rankwise.verdict.run_rules import look
 from support import line_of, run_reported, write_script
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.finding import JobFinding
 
 pytestmark = pytest.mark.linux
 TWO = ["--nproc-per-node", "2"]
@@ -182,7 +182,9 @@ if rank == 0:
 """
 
 
-def _look_at(folder: Path, text: str, *, env: dict[str, str] | None = None) -> tuple[dict[str, Sight], Path]:
+def _look_at(
+    folder: Path, text: str, *, env: dict[str, str] | None = None
+) -> tuple[dict[str, JobFinding], Path]:
     """Run a script on two ranks, and return what is seen of it when both are over, by the user's line."""
     script = write_script(folder, _HEAD + text)
     with recorded_ranks(script, 2, env=env or {}, modules=TRAINING) as ranks:
@@ -193,21 +195,21 @@ def _look_at(folder: Path, text: str, *, env: dict[str, str] | None = None) -> t
             RankFacts(rank=number, state="ended", code=0, ended_s=0.0, evidence=one.read())
             for number, one in enumerate(ranks)
         )
-    sights = look(Scene(ranks=facts, world_size=2, now_s=0.0))
-    return {sight.where or "": sight for sight in sights if sight.is_drift}, script
+    findings = look(Scene(ranks=facts, world_size=2, now_s=0.0))
+    return {finding.where or "": finding for finding in findings if finding.is_drift}, script
 
 
 def test_each_cause_is_told_apart(tmp_path: Path) -> None:
     """D7 to D10, D23, D26 and learning rates that differ, of eight models in one job: the class, the line that wrapped, the parameters."""
-    sights, script = _look_at(tmp_path, _DRIFTS)
+    findings, script = _look_at(tmp_path, _DRIFTS)
     expected: dict[str, str | None] = {"# bypassed": "D7", "# evaluated": "D7", "# D8": "D8", "# D9": "D9", "# D10": "D10", "# D23": "D23", "# D26": "D26", "# no class": None}  # fmt: skip
-    found = {line: sight.class_id for line, sight in sights.items()}
+    found = {line: finding.class_id for line, finding in findings.items()}
     assert found == {line_of(script, mark): class_id for mark, class_id in expected.items()}
-    assert "learning rates differ: 0.01 on rank 0; 0.001 on rank 1" in sights[line_of(script, "# no class")].message  # fmt: skip
-    added, unfrozen = sights[line_of(script, "# D8")].message, sights[line_of(script, "# D9")].message
+    assert "learning rates differ: 0.01 on rank 0; 0.001 on rank 1" in findings[line_of(script, "# no class")].message  # fmt: skip
+    added, unfrozen = findings[line_of(script, "# D8")].message, findings[line_of(script, "# D9")].message
     assert "3.weight, 3.bias (2 of 6 parameters) differ" in added
     assert "0.weight, 0.bias (2 of 4 parameters) differ" in unfrozen
-    assert "already before the first step" in sights[line_of(script, "# D26")].message
+    assert "already before the first step" in findings[line_of(script, "# D26")].message
 
 
 def test_what_is_meant_to_differ_is_not_told(tmp_path: Path) -> None:
@@ -218,8 +220,8 @@ def test_what_is_meant_to_differ_is_not_told(tmp_path: Path) -> None:
 def test_what_is_made_equal_again_is_not_told(tmp_path: Path) -> None:
     """Averaging in pieces, adapting on each rank and restoring, weights from files at the end, rank 0 loading its best state."""
     assert _look_at(tmp_path, _UNDONE) == ({}, tmp_path / "train.py")
-    sights, script = _look_at(tmp_path, _UNDONE + "filed.module[0].weight.data += rank\n")
-    assert {line: (sight.class_id, sight.is_proof) for line, sight in sights.items()} == {
+    findings, script = _look_at(tmp_path, _UNDONE + "filed.module[0].weight.data += rank\n")
+    assert {line: (finding.class_id, finding.is_proof) for line, finding in findings.items()} == {
         line_of(script, "# filed"): ("D7", True)
     }
 
@@ -239,24 +241,24 @@ def test_what_is_made_equal_again_is_not_told(tmp_path: Path) -> None:
 )
 def test_the_digest_of_the_end_makes_the_proof(end: str, *, is_proof: bool, tmp_path: Path) -> None:
     """It is taken when the groups go, or at exit; where there is none, what was seen before is a suspicion."""
-    sights, _ = _look_at(tmp_path, _DRIFTS.partition("evaluated =")[0] + end)
-    (sight,) = sights.values()
-    assert (sight.class_id, sight.is_proof) == ("D7", is_proof)
+    findings, _ = _look_at(tmp_path, _DRIFTS.partition("evaluated =")[0] + end)
+    (finding,) = findings.values()
+    assert (finding.class_id, finding.is_proof) == ("D7", is_proof)
 
 
 def test_no_digest_is_taken_on_the_way_out_of_an_exception(tmp_path: Path) -> None:
     """An exception that reaches destroy_process_group in a finally clause leaves the ranks wherever it was."""
     end = "try:\n    try:\n        raise ValueError\n    finally:\n        dist.destroy_process_group()\nexcept ValueError:\n    import os; os._exit(0)\n"
-    (sight,) = _look_at(tmp_path, _DRIFTS.partition("evaluated =")[0] + end)[0].values()
-    assert not sight.is_proof
+    (finding,) = _look_at(tmp_path, _DRIFTS.partition("evaluated =")[0] + end)[0].values()
+    assert not finding.is_proof
 
 
 def test_a_model_that_nobody_wrapped(tmp_path: Path) -> None:
     """D7: the data is shared by a DistributedSampler, and nothing else; with gradients averaged by hand nothing is told."""
     text = "DistributedSampler(range(8))\nmodel = net()\ntrain(model, model)\n"
-    (sight,) = _look_at(tmp_path, text)[0].values()
-    assert (sight.rule, sight.class_id, sight.culprits) == ("never_wrapped", "D7", (0, 1))
-    assert not sight.is_proof
+    (finding,) = _look_at(tmp_path, text)[0].values()
+    assert (finding.rule, finding.class_id, finding.culprits) == ("never_wrapped", "D7", (0, 1))
+    assert not finding.is_proof
     shared = "model = net()\nfor one in model.parameters():\n    one.register_hook(lambda grad: dist.all_reduce(grad) or grad / size)\n"
     assert not _look_at(tmp_path, f"DistributedSampler(range(8))\n{shared}train(model, model)\n")[0]
 

@@ -1,4 +1,4 @@
-"""The launcher where things are different: without a keeper, beside the project's environment, short of memory."""
+"""The launcher where things are different: without a supervisor, beside the project's environment, short of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support import Running, leftovers, list_marked, read_report, run_rankwise, 
 pytestmark = pytest.mark.linux
 
 # What is true of macOS for the launcher: no prctl, no adoption of orphans, no moving of descriptors.
-_WITHOUT_KEEPER = """
+_WITHOUT_SUPERVISOR = """
 import rankwise.base.osdoor as osdoor
 
 osdoor.IS_LINUX, osdoor._LIBC = False, None
@@ -30,12 +30,12 @@ entry("run")
 _GROUPS = Path("/sys/fs/cgroup/memory")
 
 
-def without_keeper() -> tuple[str, ...]:
+def without_supervisor() -> tuple[str, ...]:
     """Return a launcher that believes to be on a system with neither prctl nor the adoption of orphans."""
-    return (sys.executable, "-c", _WITHOUT_KEEPER)
+    return (sys.executable, "-c", _WITHOUT_SUPERVISOR)
 
 
-def test_ranks_reduce_without_a_keeper(tmp_path: Path) -> None:
+def test_ranks_reduce_without_a_supervisor(tmp_path: Path) -> None:
     """On a system without prctl the ranks meet and finish as well."""
     write_script(
         tmp_path,
@@ -48,33 +48,33 @@ def test_ranks_reduce_without_a_keeper(tmp_path: Path) -> None:
         dist.destroy_process_group()
         """,
     )
-    result = run_rankwise(["--nproc-per-node", "2", "train.py"], tmp_path, launcher=without_keeper())
+    result = run_rankwise(["--nproc-per-node", "2", "train.py"], tmp_path, launcher=without_supervisor())
     assert result.code == 0, result.err
     assert [(tmp_path / f"sum{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
 
 
-def test_the_first_cause_is_named_without_a_keeper(tmp_path: Path) -> None:
+def test_the_first_cause_is_named_without_a_supervisor(tmp_path: Path) -> None:
     """The report names the rank that raised, its line and its traceback; the other rank is stopped."""
     script = write_script(
         tmp_path,
         """
         import os, time
         if os.environ["RANK"] == "1":
-            raise ValueError("no keeper")
+            raise ValueError("no supervisor")
         time.sleep(30)
         """,
     )
     args = ["--nproc-per-node", "2", "--report", "report.json", "train.py"]
-    result = run_rankwise(args, tmp_path, launcher=without_keeper())
+    result = run_rankwise(args, tmp_path, launcher=without_supervisor())
     report = read_report(tmp_path / "report.json")
     assert (result.code, report["culprits"], report["where"]) == (1, [1], f"{script}:3")
-    assert "no keeper" in report["traceback"]
+    assert "no supervisor" in report["traceback"]
 
 
-def test_a_killed_launcher_is_noticed_without_a_keeper(tmp_path: Path) -> None:
+def test_a_killed_launcher_is_noticed_without_a_supervisor(tmp_path: Path) -> None:
     """Ranks and store see by the end of a pipe that the launcher was killed with -9, and end."""
     write_script(tmp_path, "import os, time\nopen(os.environ['RANK'], 'w').close()\ntime.sleep(60)\n")
-    running = Running([*without_keeper(), "--nproc-per-node", "2", "train.py"], tmp_path)
+    running = Running([*without_supervisor(), "--nproc-per-node", "2", "train.py"], tmp_path)
     wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists(), what="two ranks")
     # The store's process imports torch first: it must see the end of the pipe once it serves.
     running.send(signal.SIGKILL)

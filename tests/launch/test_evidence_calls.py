@@ -13,7 +13,7 @@ from support import line_of, write_script
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.evidence.facts import Evidence
+    from rankwise.evidence.reader.scene import Evidence
 
 pytestmark = pytest.mark.linux
 

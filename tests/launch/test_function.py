@@ -51,8 +51,8 @@ def the_pool_ends() -> Iterator[None]:
 
 
 @pytest.fixture
-def a_keeper_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The launcher starts its keeper itself, and is its parent."""
+def a_supervisor_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The launcher starts its supervisor itself, and is its parent."""
     function.shutdown()
     monkeypatch.setenv("RANKWISE_RESIDENT", "0")
     yield
@@ -158,7 +158,7 @@ def test_ranks_stand_where_the_caller_stands(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_second_call_finds_the_processes_there() -> None:
-    """Two calls of one kind run under the same keeper; another number of ranks, or a variable of torch's, gets another."""
+    """Two calls of one kind run under the same supervisor; another number of ranks, or a variable of torch's, gets another."""
     parents = {parent for _ in range(3) for parent in rankwise.launch(os.getppid, nprocs=2)}
     assert len(parents) == 1
     assert rankwise.launch(os.getppid, nprocs=2, env={"SOME_WORD": "x"})[0] in parents
@@ -504,35 +504,35 @@ def test_a_rank_can_launch() -> None:
 
 def test_a_killed_pool_is_replaced() -> None:
     """Whoever of the waiting processes was killed between two calls, the next call starts what is missing."""
-    keeper = rankwise.launch(os.getppid, nprocs=1)[0]
-    os.kill(keeper, signal.SIGKILL)
-    state = Path(f"/proc/{keeper}/stat")
-    wait_until(lambda: not state.exists() or ") Z " in state.read_text(), what="the keeper's end")
+    supervisor = rankwise.launch(os.getppid, nprocs=1)[0]
+    os.kill(supervisor, signal.SIGKILL)
+    state = Path(f"/proc/{supervisor}/stat")
+    wait_until(lambda: not state.exists() or ") Z " in state.read_text(), what="the supervisor's end")
     (again,) = rankwise.launch(os.getppid, nprocs=1)
-    assert again != keeper
+    assert again != supervisor
     launcher = function._idle[-1]._process
     launcher.kill()
     launcher.wait()
     assert rankwise.launch(os.getppid, nprocs=1)[0] != again
 
 
-@pytest.mark.usefixtures("a_keeper_of_ones_own")
+@pytest.mark.usefixtures("a_supervisor_of_ones_own")
 def test_shutdown_ends_what_stays() -> None:
-    """After shutdown neither the launcher nor its keeper is there; the next call starts others."""
-    keeper = rankwise.launch(os.getppid, nprocs=1)[0]
+    """After shutdown neither the launcher nor its supervisor is there; the next call starts others."""
+    supervisor = rankwise.launch(os.getppid, nprocs=1)[0]
     function.shutdown()
-    assert not Path(f"/proc/{keeper}").exists()
-    assert rankwise.launch(os.getppid, nprocs=1)[0] != keeper
+    assert not Path(f"/proc/{supervisor}").exists()
+    assert rankwise.launch(os.getppid, nprocs=1)[0] != supervisor
 
 
 def test_an_idle_pool_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a call for long enough the processes go; the next call starts others, even if it comes at that moment."""
     function.shutdown()
     monkeypatch.setattr(function_pool, "_IDLE_S", 0.05)
-    keeper = rankwise.launch(os.getppid, nprocs=1)[0]
-    wait_until(lambda: not Path(f"/proc/{keeper}").exists(), what="the pool's end")
+    supervisor = rankwise.launch(os.getppid, nprocs=1)[0]
+    wait_until(lambda: not Path(f"/proc/{supervisor}").exists(), what="the pool's end")
     monkeypatch.setattr(function_pool.Pool, "is_alive", True)  # as it was a moment ago
-    assert rankwise.launch(os.getppid, nprocs=1)[0] != keeper
+    assert rankwise.launch(os.getppid, nprocs=1)[0] != supervisor
     function.shutdown()
 
 
@@ -549,9 +549,9 @@ def test_a_python_that_cant_be_started_is_told(python: Any, monkeypatch: pytest.
 
 def test_two_kinds_of_call_can_alternate() -> None:
     """A call of another number of ranks in between does not end the pool of the first."""
-    keeper = rankwise.launch(os.getppid, nprocs=1)[0]
+    supervisor = rankwise.launch(os.getppid, nprocs=1)[0]
     rankwise.launch(os.getppid, nprocs=2)
-    assert rankwise.launch(os.getppid, nprocs=1)[0] == keeper
+    assert rankwise.launch(os.getppid, nprocs=1)[0] == supervisor
 
 
 def test_shutdown_stops_a_call_of_another_thread(tmp_path: Path) -> None:
@@ -593,7 +593,7 @@ def test_counting_what_is_not_there_is_told() -> None:
         rankwise.launch(os.getppid, nprocs="gpu")
 
 
-@pytest.mark.usefixtures("a_keeper_of_ones_own")
+@pytest.mark.usefixtures("a_supervisor_of_ones_own")
 def test_a_launcher_killed_at_work_is_told() -> None:
     """The caller does not wait for a launcher that is gone."""
 

@@ -29,7 +29,7 @@ KILLS = int(os.environ.get("RANKWISE_KILLS", "48"))
 AT_A_TIME = 2
 SEED = int(os.environ.get("RANKWISE_KILL_SEED", "0")) or int(time.time())
 BOUND_S = 20.0
-CASES = list(product(("parent", "rank", "store", "keeper"), ("SIGKILL", "SIGTERM", "SIGHUP")))
+CASES = list(product(("parent", "rank", "store", "supervisor"), ("SIGKILL", "SIGTERM", "SIGHUP")))
 
 # A rank with all that usually escapes: loader workers, a subprocess in a session of its own, a daemon.
 FAMILY = """
@@ -63,10 +63,10 @@ def find_victims(victim: str, launcher: int) -> list[int]:
     """Return the pids that are there now of a kind of process."""
     if victim == "parent":
         return [launcher]
-    keepers = [pid for pid in children_of(launcher) if command_of(pid) == command_of(launcher)]
-    if victim == "keeper":
-        return keepers
-    below = [pid for keeper in keepers for pid in children_of(keeper)]
+    supervisors = [pid for pid in children_of(launcher) if command_of(pid) == command_of(launcher)]
+    if victim == "supervisor":
+        return supervisors
+    below = [pid for supervisor in supervisors for pid in children_of(supervisor)]
     store = [pid for pid in below if "store_process.py" in command_of(pid)]
     return (
         store
@@ -91,7 +91,7 @@ def kill_once(victim: str, name: str, delay_s: float, folder: Path, choice: rand
             return [f"no {victim} after {delay_s:.3f} s"]
         start = time.monotonic()
         os.kill(choice.choice(pids), number)
-        if victim in {"store", "keeper"} and name != "SIGKILL":
+        if victim in {"store", "supervisor"} and name != "SIGKILL":
             (folder / "go").touch()  # they are deaf to it: the job goes on to its end
         result = job.finish(BOUND_S)
         return list(judge(victim, name, result, time.monotonic() - start, folder, marker))
@@ -118,7 +118,7 @@ def judge(victim: str, name: str, result: Result, wall_s: float, folder: Path, m
         yield f"no report, code {code}: {err[-600:]}"
         return
     report = json.loads(path.read_text())
-    if victim in {"store", "keeper"} and name != "SIGKILL":
+    if victim in {"store", "supervisor"} and name != "SIGKILL":
         # In its first milliseconds, before it has shut its ears, the store may die of it.
         if code != 0 and not (victim == "store" and "store" in report["message"]):
             yield f"code {code}: {report['message']}"
@@ -136,7 +136,7 @@ def judge(victim: str, name: str, result: Result, wall_s: float, folder: Path, m
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("victim", "name"), CASES, ids=["-".join(case) for case in CASES])
 def test_kills_at_random_moments(victim: str, name: str, tmp_path: Path) -> None:
-    """A kill of the parent, a rank, the store or the keeper at a random moment leaves nobody, and a report."""
+    """A kill of the parent, a rank, the store or the supervisor at a random moment leaves nobody, and a report."""
     index = CASES.index((victim, name))
     count = KILLS // len(CASES) + (index < KILLS % len(CASES))
     choice = random.Random(SEED * 100 + index)

@@ -64,8 +64,8 @@ def find_process(text: str) -> int:
     return int(wait_until(look, 20, text))
 
 
-def find_keeper(launcher: int) -> int:
-    """Return the pid of the launcher's keeper: its only child of the same command."""
+def find_supervisor(launcher: int) -> int:
+    """Return the pid of the launcher's supervisor: its only child of the same command."""
     command = Path(f"/proc/{launcher}/cmdline").read_bytes()
 
     def look() -> int:
@@ -74,7 +74,7 @@ def find_keeper(launcher: int) -> int:
                 return int(child)
         return 0
 
-    return int(wait_until(look, 10, "a keeper"))
+    return int(wait_until(look, 10, "a supervisor"))
 
 
 def test_success_is_reported_too(tmp_path: Path) -> None:
@@ -385,19 +385,19 @@ def test_the_stores_process_killed(tmp_path: Path) -> None:
     assert "store" in report["message"]
 
 
-def test_the_keeper_killed(tmp_path: Path) -> None:
-    """The keeper killed with -9 takes all ranks with it, and the launcher says what happened."""
+def test_the_supervisor_killed(tmp_path: Path) -> None:
+    """The supervisor killed with -9 takes all ranks with it, and the launcher says what happened."""
     write_script(
         tmp_path, "import pathlib, os, time; pathlib.Path(os.environ['RANK']).touch(); time.sleep(60)"
     )
     with start_rankwise(["--report", "report.json", *TWO], tmp_path) as job:
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
-        os.kill(find_keeper(job.process.pid), signal.SIGKILL)
+        os.kill(find_supervisor(job.process.pid), signal.SIGKILL)
         result = job.finish(20)
     report = read_report(tmp_path / "report.json")
     assert result.code == 137
     assert report["culprits"] == []
-    assert "keeper" in report["message"]
+    assert "supervisor" in report["message"]
 
 
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:

@@ -335,7 +335,7 @@ def test_a_given_port_is_used_on_every_address_asked(tmp_path: Path) -> None:
 
 
 def test_many_arguments_and_a_large_environment(tmp_path: Path) -> None:
-    """A command too long for one message to the keeper still starts."""
+    """A command too long for one message to the supervisor still starts."""
     write_script(tmp_path, "import os, sys; print(len(sys.argv), len(os.environ['BIG']), len(sys.argv[-1]))")
     words = [f"--option-{number}={'v' * 60}" for number in range(2000)]
     result = run_rankwise(["train.py", *words, "x" * 100_000], tmp_path, env={"BIG": "y" * 100_000})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import pytest
 
 from rankwise.cli.main import main
-from rankwise.evidence import leaving
+from rankwise.evidence.reader import offline_layout
 from support import TORCHRUN, Running, free_port, kill_leftovers, line_of, make_env, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def test_hosts_with_folders_of_their_own_are_judged_together(tmp_path: Path) -> 
             running.process.wait()
             running.close()
         for path in Path("/dev/shm").glob(f"rankwise.{os.getuid()}.*"):
-            if not leaving.read_birth(int(path.name.rpartition(".")[2])):
+            if not offline_layout.read_birth(int(path.name.rpartition(".")[2])):
                 path.unlink()
 
 

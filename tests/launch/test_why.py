@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.cli.main import main
-from rankwise.evidence.living import find_ranks
+from rankwise.evidence.reader.live_ranks import find_ranks
 from support import (
     RANKWISE,
     TORCHRUN,

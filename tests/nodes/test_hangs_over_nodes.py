@@ -66,7 +66,7 @@ sys.stdout.write("through\\n")
 dist.destroy_process_group()
 """
 
-Told = tuple[int, str, dict[str, Any]]
+Answer = tuple[int, str, dict[str, Any]]
 
 
 @final
@@ -100,7 +100,7 @@ def run_nodes(
     ranks: Sequence[int] = (1, 1),
     launchers: Sequence[tuple[str, ...]] = (RANKWISE, RANKWISE, RANKWISE),
     timeout_s: float = 60,
-) -> list[Told]:
+) -> list[Answer]:
     """Run a script on two hosts, a third node beside the first one's, and return each node's code, output and report."""
     script = write_script(folder, text)
     meet = ["--nnodes", str(len(ranks)), "--master-addr", "10.77.0.1", "--master-port", str(free_port())]
@@ -123,7 +123,7 @@ def run_nodes(
     ]
 
 
-def assert_same_verdict(told: list[Told]) -> dict[str, Any]:
+def assert_same_verdict(told: list[Answer]) -> dict[str, Any]:
     """See that all nodes have come to the same, and return it."""
     keys = ("kind", "culprits", "class", "where", "waiting", "message", "fix", "attempts", "exit_code")
     first, *others = [{key: report[key] for key in keys} for _, _, report in told]

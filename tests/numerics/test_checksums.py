@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankwise.evidence import checksums
-from rankwise.evidence.digests import Digests, _find_next
+from rankwise.evidence.in_rank import checksums
+from rankwise.evidence.in_rank.digests import Digests, _find_next
 
 
 def _read(*tensors: torch.Tensor, turn: int = 0) -> checksums.Pending:

@@ -10,8 +10,8 @@ import torch
 
 import rankwise
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
+from rankwise.base.rank_names import name_ranks
 from rankwise.runtime import collectives
-from rankwise.runtime.signature import format_ranks
 from rankwise.testing.ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ def test_a_call_without_init_says_so() -> None:
 
 def test_many_ranks_are_told_briefly() -> None:
     """Ranges, and an end to them."""
-    assert format_ranks(range(1000)) == "ranks 0-999"
-    assert format_ranks([3]) == "rank 3"
-    assert format_ranks([7, 0, 1]) == "ranks 0, 1, 7"
-    assert len(format_ranks(range(0, 1000, 2))) < 60
+    assert name_ranks(range(1000)) == "ranks 0-999"
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([7, 0, 1]) == "ranks 0, 1, 7"
+    assert len(name_ranks(range(0, 1000, 2))) < 60

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import rankwise
 from rankwise import HandshakeError, RendezvousError, UsageError
-from rankwise.evidence.roll import Roll, describe_process
+from rankwise.evidence.in_rank.rendezvous_registry import RendezvousRegistry, describe_process
 from rankwise.runtime.handshake import shake_hands
 from rankwise.testing import RankOutcome, run_ranks, try_ranks
 from support import free_port
@@ -531,9 +531,9 @@ class MovedClock:
 def meet_a_double(heard_at_s: float, *, serves: bool) -> float:
     """Meet another rank 0, which reads the verdict at some moment; return when we left with the error."""
     store, who = dist.HashStore(), {"rank": 0, "world_size": 2, "backend": "gloo", "local_rank": 0}
-    double = Roll(store, describe_process(**who))
+    double = RendezvousRegistry(store, describe_process(**who))
     double.enter()
-    clock = MovedClock(heard_at_s, lambda: double.count_hearers(1))
+    clock = MovedClock(heard_at_s, lambda: double.count_readers(1))
     with pytest.raises(HandshakeError, match="2 processes claim rank 0"):
         shake_hands(
             store, describe_process(**who), timeout_s=9, strict=True, serves=serves, clock=clock, notice=print

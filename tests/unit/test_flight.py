@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankwise.evidence.flight import Flight
+from rankwise.evidence.in_rank.flight_recorder import Flight
 
 native = pytest.importorskip("torch._C._distributed_c10d")
 

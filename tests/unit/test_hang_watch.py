@@ -1,4 +1,4 @@
-"""When the watch asks, says and decides: its timing, with a clock that is moved and a lens that shows what it is told to."""
+"""When the watch asks, says and decides: its timing, with a clock that is moved and a sampler that shows what it is told to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clocks import FakeClock
-from rankwise.evidence.facts import Evidence, Group, Op, RankFacts, Scene
-from rankwise.evidence.notes import Frame, Stack
-from rankwise.launcher.camera import Pulse
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.scene import Evidence, Group, Op, RankFacts, Scene
+from rankwise.launcher.hang_timeout import is_hung
 from rankwise.launcher.hang_watch import Bounds, HangWatch, may_stop
-from rankwise.launcher.patience import is_hung
+from rankwise.launcher.rank_sampler import RankActivity
 from rankwise.verdict.case import Waiting
-from rankwise.verdict.sight import Sight
+from rankwise.verdict.finding import JobFinding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,7 @@ ASIDE = replace(
 NCCL = Evidence(
     groups={"default": Group(name="default", ranks=(0, 1), backend="cpu:gloo,cuda:nccl")}, has_joined=True
 )
-SUSPICION = Sight(
+SUSPICION = JobFinding(
     kind="hang", certainty="suspicion", rule="r", culprits=(1,), message="rank 1 sleeps", key="k",
     waiting=(Waiting(rank=0, where="train.py:7", op="all_reduce"),),
 )  # fmt: skip
@@ -74,10 +74,10 @@ class FakeLens:
     def _asked_s(self, rank: int) -> float:
         return max((at for at, ranks in self.asked if rank in ranks), default=float("-inf"))
 
-    def pulses(self) -> list[Pulse]:
+    def activities(self) -> list[RankActivity]:
         now = self.clock.now
         return [
-            Pulse(rank=rank, quiet_s=now - since, idle_s=0.0 if self.is_busy else now - since, asked_s=self._asked_s(rank),
+            RankActivity(rank=rank, quiet_s=now - since, idle_s=0.0 if self.is_busy else now - since, asked_s=self._asked_s(rank),
                   is_answered=now - self._asked_s(rank) >= self.answer_s, has_joined=self.has_joined)
             for rank, since in self.quiet_since.items()
         ]  # fmt: skip
@@ -98,35 +98,30 @@ class FakeLens:
         return Scene(ranks=ranks, world_size=2, now_s=self.clock.now)
 
 
-@dataclass
-class Told:
-    clock: FakeClock
-    lines: list[tuple[float, str]] = field(default_factory=list)
-
-    def tell(self, sight: Sight, scene: Scene, *, waited_s: float) -> None:
-        self.lines.append((self.clock.now - 1000.0, sight.key))
-
-
 class Stage:
-    """A watch with all that it needs; ``sights`` is what the rules see from now on."""
+    """A watch with all that it needs; ``findings`` is what the rules see from now on."""
 
-    def __init__(self, *sights: Sight, **bounds: Any) -> None:
+    def __init__(self, *findings: JobFinding, **bounds: Any) -> None:
         self.clock = FakeClock()
-        self.lens, self.told = FakeLens(self.clock), Told(self.clock)
-        self.sights = sights
+        self.sampler, self.told = FakeLens(self.clock), list[tuple[float, str]]()
+        self.findings = findings
         self.num_judged = 0
-        self.watch = HangWatch(self.lens, self._look, self.told, Bounds(**bounds), self.clock)
+        self.watch = HangWatch(self.sampler, self._look, Bounds(**bounds), self.clock)
 
-    def _look(self, scene: Scene) -> tuple[Sight, ...]:
+    def _look(self, scene: Scene) -> tuple[JobFinding, ...]:
         self.num_judged += 1
-        has_stacks = bool(self.lens.asked) and self.clock.now >= self.lens.asked[0][0] + self.lens.answer_s
-        return tuple(sight for sight in self.sights if has_stacks or sight.kind == "mismatch")
+        has_stacks = (
+            bool(self.sampler.asked) and self.clock.now >= self.sampler.asked[0][0] + self.sampler.answer_s
+        )
+        return tuple(finding for finding in self.findings if has_stacks or finding.kind == "mismatch")
 
     def run(self, seconds: float, **options: Any) -> Stage:
         end = self.clock.now + seconds
         while self.clock.now < end and not self.watch.has_decided:
             self.clock.sleep(max(0.01, self.watch.next_in_s))
-            self.watch.poll(**options)
+            self.told += [
+                (self.clock.now - 1000.0, event.finding.key) for event in self.watch.poll(**options)
+            ]
         return self
 
     @property
@@ -138,9 +133,9 @@ def test_ranks_are_left_alone_until_they_are_quiet() -> None:
     """Nobody is asked before two seconds of quiet; then all are, and less and less often."""
     stage = Stage()
     stage.run(1.8)
-    assert stage.lens.asked == []
+    assert stage.sampler.asked == []
     stage.run(600)
-    moments = [at - 1000.0 for at, _ in stage.lens.asked]
+    moments = [at - 1000.0 for at, _ in stage.sampler.asked]
     assert 2.0 <= moments[0] < 2.6
     gaps = [later - at for at, later in itertools.pairwise(moments)]
     assert min(gaps) >= 1.0
@@ -150,36 +145,36 @@ def test_ranks_are_left_alone_until_they_are_quiet() -> None:
 def test_ranks_that_compute_are_asked_only_after_long() -> None:
     """A step of eight seconds on all ranks is no reason to ask; quiet for longer than ten is."""
     stage = Stage()
-    stage.lens.is_busy = True
+    stage.sampler.is_busy = True
     stage.run(9.5)
-    assert stage.lens.asked == []
+    assert stage.sampler.asked == []
     stage.run(3)
-    assert stage.lens.asked
+    assert stage.sampler.asked
 
 
 def test_before_the_first_group_there_is_patience() -> None:
     """Ranks that import are asked after five seconds at the earliest, and no rule is tried before; a rank's end makes it two."""
     stage = Stage()
-    stage.lens.has_joined = False
+    stage.sampler.has_joined = False
     stage.run(4.5)
-    assert (stage.lens.asked, stage.num_judged) == ([], 0)
+    assert (stage.sampler.asked, stage.num_judged) == ([], 0)
     ended = Stage()
-    ended.lens.has_joined = False
+    ended.sampler.has_joined = False
     ended.run(3, has_ended=True)
-    assert ended.lens.asked
+    assert ended.sampler.asked
 
 
 def test_a_proof_needs_a_second_look_with_new_answers() -> None:
     """Seen once it decides nothing; only when all that are involved have answered again, and it is seen again, it does."""
     stage = Stage(PROOF)
-    stage.lens.answer_s = 1.5
+    stage.sampler.answer_s = 1.5
     stage.run(30)
     assert stage.watch.has_decided
-    first, second = stage.lens.asked[:2]
+    first, second = stage.sampler.asked[:2]
     assert stage.passed_s >= second[0] - 1000.0 + 1.5
     assert second[0] >= first[0] + 1.5
-    assert stage.watch.sights == (PROOF,)
-    assert stage.told.lines == []
+    assert stage.watch.findings == (PROOF,)
+    assert stage.told == []
 
 
 def test_a_proof_is_acted_on_within_five_seconds() -> None:
@@ -191,18 +186,18 @@ def test_a_proof_that_is_not_seen_again_is_none() -> None:
     """What the second look does not show is forgotten, and is new when it comes back."""
     stage = Stage(PROOF)
     stage.run(2.3)
-    stage.sights = ()
+    stage.findings = ()
     stage.run(20)
-    assert (stage.watch.has_decided, stage.watch.sights, stage.told.lines) == (False, (), [])
+    assert (stage.watch.has_decided, stage.watch.findings, stage.told) == (False, (), [])
 
 
 def test_a_suspicion_is_noted_after_five_seconds_and_then_every_minute() -> None:
     """It is never acted on by itself; a rank that is slow at another line a minute later is the same to the user."""
     stage = Stage(SUSPICION)
     stage.run(90)
-    stage.sights = (replace(SUSPICION, key="another line"),)
+    stage.findings = (replace(SUSPICION, key="another line"),)
     stage.run(60)
-    moments = [at for at, _ in stage.told.lines]
+    moments = [at for at, _ in stage.told]
     assert not stage.watch.has_decided
     assert len(moments) == 3
     assert 5.0 <= moments[0] <= 9.0
@@ -213,8 +208,8 @@ def test_wrong_pairs_are_said_once_and_the_job_goes_on() -> None:
     """A silent mismatch is told when seen, kept for the end, and stops nothing, even with --on-hang stop."""
     stage = Stage(SILENT, on_hang="stop")
     stage.run(200)
-    assert (stage.watch.has_decided, stage.watch.sights) == (False, (SILENT,))
-    assert len(stage.told.lines) == 1
+    assert (stage.watch.has_decided, stage.watch.findings) == (False, (SILENT,))
+    assert len(stage.told) == 1
 
 
 def test_report_only_never_stops() -> None:
@@ -222,8 +217,8 @@ def test_report_only_never_stops() -> None:
     stage = Stage(PROOF, on_hang="report", timeout_s=10.0)
     stage.run(100)
     assert not stage.watch.has_decided
-    assert [round(at / 60) for at, _ in stage.told.lines] == [0, 1]
-    assert stage.watch.sights == (PROOF,)
+    assert [round(at / 60) for at, _ in stage.told] == [0, 1]
+    assert stage.watch.findings == (PROOF,)
 
 
 def test_the_users_bound_ends_what_is_only_suspected() -> None:
@@ -232,7 +227,7 @@ def test_the_users_bound_ends_what_is_only_suspected() -> None:
     stage.run(60)
     assert stage.watch.has_decided
     assert 10.0 <= stage.passed_s <= 12.0
-    assert stage.watch.sights == (SUSPICION,)
+    assert stage.watch.findings == (SUSPICION,)
 
 
 def test_after_a_sleep_of_our_own_waiting_counts_anew() -> None:
@@ -241,30 +236,30 @@ def test_after_a_sleep_of_our_own_waiting_counts_anew() -> None:
     stage.run(3)
     stage.clock.sleep(3600)
     stage.run(5)
-    assert (stage.watch.has_decided, stage.lens.forgiven) == (False, 1)
+    assert (stage.watch.has_decided, stage.sampler.forgiven) == (False, 1)
 
 
 def test_dear_looks_become_rare_while_ranks_work() -> None:
     """Rules that take a second are tried once a minute at most at work: two per cent of a core, ten seconds at the longest apart."""
     stage = Stage()
 
-    def look(scene: Scene) -> tuple[Sight, ...]:
+    def look(scene: Scene) -> tuple[JobFinding, ...]:
         stage.num_judged += 1
         stage.clock.sleep(1.0)
         return ()
 
-    watch = HangWatch(stage.lens, look, stage.told, Bounds(), stage.clock)
+    watch = HangWatch(stage.sampler, look, Bounds(), stage.clock)
     stage.watch = watch
-    stage.lens.asked.append((stage.clock.now, (0, 1)))
+    stage.sampler.asked.append((stage.clock.now, (0, 1)))
     for _ in range(400):
         stage.clock.sleep(0.1)
-        stage.lens.quiet_since = {0: stage.clock.now, 1: stage.clock.now}  # they move all the time
+        stage.sampler.quiet_since = {0: stage.clock.now, 1: stage.clock.now}  # they move all the time
         watch.poll()
     assert 2 <= stage.num_judged <= 6
 
 
 @pytest.mark.parametrize(
-    ("sight", "evidence", "on_hang", "expected"),
+    ("finding", "evidence", "on_hang", "expected"),
     [
         (PROOF, GLOO, None, True),
         (PROOF, None, None, True),
@@ -277,10 +272,12 @@ def test_dear_looks_become_rare_while_ranks_work() -> None:
         (replace(PROOF, doing="debugged"), GLOO, "restart", False),
     ],
 )
-def test_what_a_proof_may_end(sight: Sight, evidence: Evidence | None, on_hang: Any, expected: bool) -> None:
+def test_what_a_proof_may_end(
+    finding: JobFinding, evidence: Evidence | None, on_hang: Any, expected: bool
+) -> None:
     """On Gloo by default; elsewhere if the user says so; never what somebody else has stopped, nor what went through."""
     scene = Scene(ranks=(RankFacts(rank=0, evidence=evidence), RankFacts(rank=1)), world_size=2, now_s=0.0)
-    assert may_stop(sight, scene, on_hang) is expected
+    assert may_stop(finding, scene, on_hang) is expected
 
 
 def _rank(rank: int, stack: Stack | None = WAITS, **facts: Any) -> RankFacts:
@@ -349,18 +346,15 @@ def test_ranks_of_other_nodes_are_thought_to_be_at_work() -> None:
 def test_who_is_led_tells_only_what_went_through() -> None:
     """While another node judges for all, a hang is neither said nor decided here, also at the user's bound; wrong pairs that went through are."""
     stage = Stage(PROOF, SILENT, timeout_s=5.0)
-    stage.watch = HangWatch(
-        stage.lens, stage._look, stage.told, Bounds(timeout_s=5.0), stage.clock, is_led=lambda: True
-    )
-    stage.run(60)
+    stage.run(60, is_led=True)
     assert not stage.watch.has_decided
-    assert [key for _, key in stage.told.lines] == ["silent"]
+    assert [key for _, key in stage.told] == ["silent"]
 
 
 def test_a_suspected_drift_and_a_slow_rank_are_two_things() -> None:
     """Of the same ranks both are said: the drift once, the rank that is slow once a minute; and neither is kept as a proof."""
     drift = replace(SUSPICION, kind="mismatch", rule="drift", is_stuck=False, key="drift")
     stage = Stage(drift, SUSPICION, on_hang="report").run(70.0)
-    told = [key for _, key in stage.told.lines]
+    told = [key for _, key in stage.told]
     assert (told.count("drift"), told.count("k")) == (1, 2)
-    assert stage.watch.sights == ()
+    assert stage.watch.findings == ()

@@ -1,11 +1,11 @@
-"""In a job of several hosts a sight tells on which of them its culprits run."""
+"""In a job of several hosts a finding tells on which of them its culprits run."""
 
 from __future__ import annotations
 
 import pytest
 
+from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.hosts import with_hosts
-from rankwise.verdict.sight import Sight
 
 NODES = [("a", range(2)), ("b", range(2, 4)), ("b", range(4, 12))]
 
@@ -23,11 +23,15 @@ NODES = [("a", range(2)), ("b", range(2, 4)), ("b", range(4, 12))]
 )
 def test_hosts_stand_behind_the_ranks(culprits: tuple[int, ...], message: str, told: str) -> None:
     """At the first place that names them all; else at the end, each with its own."""
-    sight = Sight(kind="hang", certainty="proof", rule="r", culprits=culprits, message=message, key="k")
-    assert with_hosts(sight, NODES).message == told
+    finding = JobFinding(
+        kind="hang", certainty="proof", rule="r", culprits=culprits, message=message, key="k"
+    )
+    assert with_hosts(finding, NODES).message == told
 
 
 def test_a_job_of_one_host_is_told_as_before() -> None:
     """There is nothing to tell apart."""
-    sight = Sight(kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k")
-    assert with_hosts(sight, NODES[:1]) == sight
+    finding = JobFinding(
+        kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k"
+    )
+    assert with_hosts(finding, NODES[:1]) == finding

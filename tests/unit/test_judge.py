@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence.notes import Frame, Problem, Stack
+from rankwise.evidence.reader.notes import Frame, Problem, Stack
 from rankwise.verdict.case import Case, RankEnd, Verdict
-from rankwise.verdict.exits import is_abort_at_exit
+from rankwise.verdict.exit_codes import is_abort_at_exit
 from rankwise.verdict.judge import judge
 from scenes import ended, in_call, op, rank as rank_facts, scene
 
@@ -330,12 +330,12 @@ def test_a_rank_that_failed_first_beats_a_lost_store() -> None:
     assert _judge(_raised(0, "ValueError: boom"), _stopped(1), store_code=-9).culprits == (0,)
 
 
-def test_a_lost_keeper_is_named() -> None:
-    """The ranks died with the keeper: none is to blame."""
+def test_a_lost_supervisor_is_named() -> None:
+    """The ranks died with the supervisor: none is to blame."""
     ends = [_end(rank, -9, at=1.0, stopped_s=1.0) for rank in range(2)]
-    verdict = _judge(*ends, keeper_lost=True)
+    verdict = _judge(*ends, supervisor_lost=True)
     assert (verdict.kind, verdict.culprits, verdict.exit_code) == ("failure", (), 137)
-    assert "keeper" in verdict.message
+    assert "supervisor" in verdict.message
 
 
 def test_an_interruption_is_nobodys_fault() -> None:
@@ -412,7 +412,7 @@ def _ends(draw: st.DrawFn) -> tuple[RankEnd, ...]:
             "interrupted": st.sampled_from([None, None, 2, 15]),
             "left_behind": st.booleans(),
             "store_code": st.sampled_from([None, None, 0, 1, -9]),
-            "keeper_lost": st.sampled_from([False, False, True]),
+            "supervisor_lost": st.sampled_from([False, False, True]),
         }
     ),
 )

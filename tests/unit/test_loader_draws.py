@@ -10,7 +10,7 @@ import torch
 
 import rankwise
 from rankwise.data.batches import Packing
-from rankwise.data.map_reader import MapReader, MapTicket
+from rankwise.data.map_reader import MapReader, MapWorkItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,8 @@ class Sometimes:
 def read(dataset: Any, *, always_seeded: bool) -> list[Any]:
     reader = MapReader(dataset, Packing(), seed=3)
     reader._draws = always_seeded
-    tickets = [MapTicket(epoch=1, indices=list(range(start, start + 4))) for start in range(0, 20, 4)]
-    return [reader.__getitems__(ticket).batches[0].tolist() for ticket in tickets]
+    work_items = [MapWorkItem(epoch=1, indices=list(range(start, start + 4))) for start in range(0, 20, 4)]
+    return [reader.__getitems__(work_item).batches[0].tolist() for work_item in work_items]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import IterableDataset
 
-from rankwise.data.batches import Packing, Parcel
-from rankwise.data.map_passes import draw_tickets as draw_map
+from rankwise.data.batches import Packing, WorkerBatch
+from rankwise.data.map_passes import draw_work_items as draw_map
 from rankwise.data.map_reader import MapReader
 from rankwise.data.prefetch import _bring_beside
 from rankwise.data.sampler import GlobalBatchSampler
-from rankwise.data.stream_passes import draw_tickets as draw_stream
+from rankwise.data.stream_passes import draw_work_items as draw_stream
 from rankwise.data.stream_reader import Dealing, Opening, StreamReader
 
 SMALL = st.integers(1, 5)
@@ -35,12 +35,12 @@ def read_rank(size: int, holes: Any, dealing: Dealing, start: int) -> list[Any]:
     packing = Packing(drops_none=True)
     readers = [StreamReader(Stream(size, holes), packing, dealing) for _ in range(dealing.num_shards)]
     openings = [Opening(num_read=start)] * dealing.num_shards
-    tickets = draw_stream(dealing, openings, number=1, epoch=0, turn=0, start=start)
-    parcels = []
-    for number, ticket in enumerate(tickets):
-        parcels.append(readers[number % dealing.num_shards].__getitems__(ticket))
-        if parcels[-1].is_last:
-            return parcels
+    work_items = draw_stream(dealing, openings, number=1, epoch=0, turn=0, start=start)
+    worker_batches = []
+    for number, work_item in enumerate(work_items):
+        worker_batches.append(readers[number % dealing.num_shards].__getitems__(work_item))
+        if worker_batches[-1].is_last:
+            return worker_batches
     raise AssertionError("tickets never end")
 
 
@@ -65,7 +65,7 @@ def test_a_shared_stream_is_dealt_out_exactly(
         dealing = Dealing(split="stride", rank=rank, world_size=world_size, num_shards=num_workers, seed=0,
                           global_batch=global_batch, micro_batch=micro_batch, drops_last=drops_last)  # fmt: skip
         ranks.append(read_rank(size, holes, dealing, start))
-    assert len({len(parcels) for parcels in ranks}) == 1
+    assert len({len(worker_batches) for worker_batches in ranks}) == 1
     for number, parts in enumerate(zip(*ranks, strict=True)):
         assert len({(p.global_samples, p.is_last, p.num_read, len(p.batches)) for p in parts}) == 1
         first = start + number * global_batch
@@ -73,11 +73,11 @@ def test_a_shared_stream_is_dealt_out_exactly(
         if drops_last and first + global_batch > size:
             wanted = []
         assert sorted(int(one) for p in parts for batch in p.batches for one in batch) == wanted
-        for parcel in parts:
-            assert [len(batch) for batch in parcel.batches] == parcel.counts
-            assert max(parcel.counts, default=0) - min(parcel.counts, default=0) <= 1
-            assert micro_batch is None or all(n <= micro_batch for n in parcel.counts)
-        own = [sum(parcel.counts) for parcel in parts]
+        for batch_of_worker in parts:
+            assert [len(batch) for batch in batch_of_worker.batches] == batch_of_worker.counts
+            assert max(batch_of_worker.counts, default=0) - min(batch_of_worker.counts, default=0) <= 1
+            assert micro_batch is None or all(n <= micro_batch for n in batch_of_worker.counts)
+        own = [sum(batch_of_worker.counts) for batch_of_worker in parts]
         assert max(own) - min(own) <= 1
 
 
@@ -116,10 +116,12 @@ def test_an_indexed_data_set_gives_each_sample_its_own_numbers(
             sampler = GlobalBatchSampler(size, global_batch=global_batch, micro_batch=micro, weights=weights,
                                          num_replicas=num_replicas, rank=rank)  # fmt: skip
             reader = MapReader(Draws(size), Packing(), seed=7)
-            for ticket in draw_map(sampler, epoch, consumed, draws_twice=is_weighted):
-                parcel = reader.__getitems__(ticket)
-                assert parcel.counts == [len(ticket.indices)] == [len(parcel.batches[0][0])]
-                seen += list(zip(*(part.tolist() for part in parcel.batches[0]), strict=True))
+            for work_item in draw_map(sampler, epoch, consumed, draws_twice=is_weighted):
+                batch_of_worker = reader.__getitems__(work_item)
+                assert (
+                    batch_of_worker.counts == [len(work_item.indices)] == [len(batch_of_worker.batches[0][0])]
+                )
+                seen += list(zip(*(part.tolist() for part in batch_of_worker.batches[0]), strict=True))
         return sorted(seen)
 
     one = read(1, None)
@@ -153,8 +155,8 @@ def test_batches_are_copied_one_ahead_on_a_stream_of_their_own(monkeypatch: Any)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Fake("current"))
     sampler = GlobalBatchSampler(3, global_batch=1, shuffle=False, num_replicas=1, rank=0)
     reader = MapReader(Draws(3), Packing(), seed=7)
-    parcels = map(reader.__getitems__, draw_map(sampler, 0, 0, draws_twice=False))
-    brought = _bring_beside(parcels, torch.device("meta"))
+    worker_batches = map(reader.__getitems__, draw_map(sampler, 0, 0, draws_twice=False))
+    brought = _bring_beside(worker_batches, torch.device("meta"))
     (first,) = islice(brought, 1)
     assert log == ["beside", "record", "current"] * 2 + ["wait event 1"]
     assert first.batches[0][0].device.type == "meta"
@@ -188,7 +190,7 @@ def test_what_moves_itself_is_asked_on_the_current_stream(monkeypatch: Any) -> N
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Fake())
     monkeypatch.setattr(torch.cuda, "stream", lambda one: one)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Fake())
-    parcels = [Parcel([{"x": torch.ones(2), "own": Own()}], [2]) for _ in range(3)]
-    brought = list(_bring_beside(parcels, torch.device("meta")))
+    worker_batches = [WorkerBatch([{"x": torch.ones(2), "own": Own()}], [2]) for _ in range(3)]
+    brought = list(_bring_beside(worker_batches, torch.device("meta")))
     assert [one.batches[0]["x"].device.type for one in brought] == ["meta"] * 3
     assert Own.asked == ["current"] * 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.evidence import loader_workers, pyspy
-from rankwise.evidence.notes import Frame, Stack
+from rankwise.evidence.reader import loader_workers, pyspy
+from rankwise.evidence.reader.notes import Frame, Stack
 from scenes import elsewhere, in_loader, rank, scene, workers
 
 if TYPE_CHECKING:

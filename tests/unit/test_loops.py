@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankwise.evidence.notes import Stack
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.notes import Stack
 from rankwise.verdict.loops import find_swallows, find_ways_out
+from rankwise.verdict.run_rules import look
 from scenes import elsewhere, gradient, in_backward, in_call, op, rank, scene, stack
 
 
@@ -102,18 +102,18 @@ def test_the_script_tells_why_a_rank_made_fewer_steps(text: str, at: int, class_
     gone = look(scene(waits, rank(1, gradient(at), at=elsewhere(5)), **facts))[0]
     met = rank(1, gradient(at), op("barrier", at=6, is_over=False), at=in_call("barrier", 6))
     met_sight = look(scene(waits, met, **facts))[0]
-    for sight in (gone, met_sight):
-        assert sight.class_id == class_id, sight
-        assert f"train.py:{line}" in sight.fix
-        assert not text or sight.where == f"/job/train.py:{line}"
+    for finding in (gone, met_sight):
+        assert finding.class_id == class_id, finding
+        assert f"train.py:{line}" in finding.fix
+        assert not text or finding.where == f"/job/train.py:{line}"
 
 
 def test_who_is_still_in_the_loop_has_not_left_it() -> None:
     """Rank 1 stands still in the loop: the continue there is beside the matter, and it has not run out of batches."""
     waits = rank(0, gradient(4), gradient(4, is_over=False), at=in_backward(4))
     inside = rank(1, gradient(4), at=elsewhere(2))
-    sight = look(scene(waits, inside, sources={"/job/train.py": _SKIPS}))[0]
-    assert (sight.rule, sight.class_id) == ("kept_waiting", None)
+    finding = look(scene(waits, inside, sources={"/job/train.py": _SKIPS}))[0]
+    assert (finding.rule, finding.class_id) == ("kept_waiting", None)
 
 
 @pytest.mark.parametrize(
@@ -162,17 +162,17 @@ def test_an_except_that_throws_a_step_away_is_told_before_the_clean_up_after_it(
     at = Stack(frames=(*inner, *stack(at=3).frames, *stack(at=8).frames))
     waits = rank(0, gradient(3), gradient(3, is_over=False), at=at)
     met = rank(1, gradient(3), op("barrier", at=10, is_over=False), at=in_call("barrier", 10))
-    sight = look(scene(waits, met, sources={"/job/train.py": _SWALLOWS}))[0]
-    assert (sight.rule, sight.class_id) == ("gradients_met", "D15")
-    assert "the except at train.py:4 throws away a step" in sight.fix
+    finding = look(scene(waits, met, sources={"/job/train.py": _SWALLOWS}))[0]
+    assert (finding.rule, finding.class_id) == ("gradients_met", "D15")
+    assert "the except at train.py:4 throws away a step" in finding.fix
 
 
 def test_an_except_around_the_whole_script_throws_no_step_away() -> None:
     """Whoever had fewer batches is still inside its block."""
     waits = rank(0, gradient(3), gradient(3, is_over=False), at=in_backward(3))
     met = rank(1, gradient(3), op("barrier", at=4, is_over=False), at=in_call("barrier", 4))
-    sight = look(scene(waits, met, sources={"/job/train.py": _LOGS}))[0]
-    assert (sight.rule, sight.class_id) == ("gradients_met", "D14")
+    finding = look(scene(waits, met, sources={"/job/train.py": _LOGS}))[0]
+    assert (finding.rule, finding.class_id) == ("gradients_met", "D14")
 
 
 _REDUCES = "for x in xs:\n    try:\n        dist.all_reduce(load(x))\n    except OSError:\n        continue\ndist.barrier()\n"
@@ -188,6 +188,6 @@ def test_who_has_left_the_loop_of_another_collective_is_named(
     """Rank 0 is in the loop's all_reduce, rank 1 at the barrier behind it: the way out that the script shows is its own."""
     inside = rank(0, op(at=3), op(at=3, is_over=False), at=in_call("all_reduce", 3))
     gone = rank(1, op(at=3), op("barrier", at=6, is_over=False), at=in_call("barrier", 6))
-    sight = look(scene(inside, gone, sources={"/job/train.py": text}))[0]
-    assert (sight.rule, sight.class_id) == ("other_op", class_id)
-    assert line is None or (sight.culprits, sight.where) == ((1,), f"/job/train.py:{line}")
+    finding = look(scene(inside, gone, sources={"/job/train.py": text}))[0]
+    assert (finding.rule, finding.class_id) == ("other_op", class_id)
+    assert line is None or (finding.culprits, finding.where) == ((1,), f"/job/train.py:{line}")

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rankwise.base.errors import UsageError
+from rankwise.data.metric_totals import MetricTotals
 from rankwise.data.metrics import (
     Accuracy,
     ConfusionMatrix,
@@ -20,7 +21,6 @@ from rankwise.data.metrics import (
     Perplexity,
     Sum,
 )
-from rankwise.data.tally import Tally
 from rankwise.train.evaluating import Evaluation
 
 SCORES = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 2.0], [2.0, 1.0, 0.0]])
@@ -33,10 +33,10 @@ def first(outputs: Any, _: Any) -> Any:
 
 def measure(metric: Any, outputs: Any, targets: Any, *, cut: int = 2) -> Any:
     """Return the result from two batches."""
-    tally = Tally({"m": metric}, torch.device("cpu"), None)
+    metric_totals = MetricTotals({"m": metric}, torch.device("cpu"), None)
     for part in (slice(None, cut), slice(cut, None)):
-        tally.add(outputs[part], targets[part], len(outputs[part]))
-    return tally.conclude()
+        metric_totals.add(outputs[part], targets[part], len(outputs[part]))
+    return metric_totals.conclude()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_told_with_its_shapes(
 def test_what_is_no_metric_is_told(metric: Any, told: str) -> None:
     """A class, a function and a number each get their own advice, from a Trainer's Evaluation when it is made."""
     for make in (
-        lambda: Tally({"m": metric}, torch.device("cpu"), None),
+        lambda: MetricTotals({"m": metric}, torch.device("cpu"), None),
         lambda: Evaluation([], {"m": metric}, batch_size=1),
     ):
         with pytest.raises(UsageError, match="(?s)" + told):

@@ -13,8 +13,16 @@ from hypothesis import given, strategies as st
 
 from rankwise.base.faults import parse_fault
 from rankwise.base.files import read_all
-from rankwise.evidence import recorder
-from rankwise.evidence.notes import Ending, Frame, Stack, parse_ending, parse_notes, parse_stack, split_crash
+from rankwise.evidence.in_rank import recorder
+from rankwise.evidence.reader.notes import (
+    Ending,
+    Frame,
+    Stack,
+    parse_ending,
+    parse_notes,
+    parse_stack,
+    split_crash,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -259,7 +267,7 @@ def test_only_the_last_program_of_a_shell_rank_counts() -> None:
 @pytest.mark.parametrize(
     ("file", "is_users"),
     [
-        ("/opt/other/src/rankwise/evidence/recording.py", False),
+        ("/opt/other/src/rankwise/evidence/in_rank/collective_recorder.py", False),
         ("/opt/tools/rankwise/runtime/session.py", False),
         ("/home/you/rankwise/train.py", True),
     ],

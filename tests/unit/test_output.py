@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rankwise.base import terminal
-from rankwise.evidence.notes import Ending
+from rankwise.evidence.reader.notes import Ending
 from rankwise.launcher import output, stderr_tail
 from rankwise.launcher.console import Console
 from rankwise.launcher.output import Pump, RankStreams, open_streams, read_last_words

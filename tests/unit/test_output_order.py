@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rankwise.evidence import output_order
+from rankwise.evidence.in_rank import output_order
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.evidence.process import read_children, read_process, reads_terminal, takes_signals
+from rankwise.evidence.reader.process_state import read_children, read_process, reads_terminal, takes_signals
 from support import wait_until
 
 if TYPE_CHECKING:

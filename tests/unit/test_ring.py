@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from rankwise.evidence import ring
+from rankwise.evidence.in_rank import ring
 
 
-def make() -> tuple[bytearray, ring.Writer]:
+def make() -> tuple[bytearray, ring.RingWriter]:
     memory = bytearray(ring.SIZE_BYTES)
-    return memory, ring.Writer(memory, 7)
+    return memory, ring.RingWriter(memory, 7)
 
 
-def enter(writer: ring.Writer, seq: int, name: str = "all_reduce", form: bytes = b"float32[3]") -> int:
+def enter(writer: ring.RingWriter, seq: int, name: str = "all_reduce", form: bytes = b"float32[3]") -> int:
     texts = (writer.intern(name), writer.intern("group\t0\tgloo\t0-1"), writer.intern("a.py:3"), 0, 0, 0)
     return writer.enter(seq, float(seq), texts, ring.NOBODY, ring.NOBODY, form)
 
@@ -28,7 +28,7 @@ def test_what_was_entered_and_left_is_read() -> None:
     first = enter(writer, 1)
     enter(writer, 2, "barrier", b"")
     writer.leave(first, 9.0, ring.OVER)
-    one, two = ring.Reading(bytes(memory)).read_records()
+    one, two = ring.RingReader(bytes(memory)).read_records()
     assert (one.seq, one.name, one.site, one.shapes, one.dtypes) == (
         1,
         "all_reduce",
@@ -45,7 +45,7 @@ def test_the_last_ones_are_kept_in_order() -> None:
     memory, writer = make()
     numbers = [enter(writer, seq) for seq in range(1, ring.NUM_RECORDS + 11)]
     writer.leave(numbers[0], 1.0, ring.OVER)
-    found = ring.Reading(bytes(memory)).read_records()
+    found = ring.RingReader(bytes(memory)).read_records()
     assert [record.seq for record in found] == list(range(11, ring.NUM_RECORDS + 11))
     assert {record.state for record in found} == {ring.ENTERED}
 
@@ -57,7 +57,7 @@ def test_a_torn_record_is_left_out() -> None:
         enter(writer, seq)
     at = memory.index(struct.pack("<Qq", 2, 2))
     memory[at + ring.RECORD_BYTES - 8 : at + ring.RECORD_BYTES] = bytes(8)
-    assert [record.seq for record in ring.Reading(bytes(memory)).read_records()] == [1, 3]
+    assert [record.seq for record in ring.RingReader(bytes(memory)).read_records()] == [1, 3]
 
 
 def test_a_refused_call_is_no_collective() -> None:
@@ -65,7 +65,7 @@ def test_a_refused_call_is_no_collective() -> None:
     memory, writer = make()
     writer.leave(enter(writer, 1), 2.0, ring.REFUSED)
     writer.leave(enter(writer, 1), 2.0, ring.RAISED)
-    assert [record.state for record in ring.Reading(bytes(memory)).read_records()] == [ring.RAISED]
+    assert [record.state for record in ring.RingReader(bytes(memory)).read_records()] == [ring.RAISED]
 
 
 def test_a_full_table_of_texts_is_said() -> None:
@@ -77,7 +77,7 @@ def test_a_full_table_of_texts_is_said() -> None:
     assert not numbers[-1]
     assert not short[-1]
     enter(writer, 1)
-    reading = ring.Reading(bytes(memory))
+    reading = ring.RingReader(bytes(memory))
     assert reading.get(ring.FULL_AT)
     assert reading.read_texts()[numbers[0]] == "0" * 500
     assert reading.read_records()[0].site == ""
@@ -90,7 +90,7 @@ def test_another_world_begins_anew() -> None:
     writer.mark(ring.LEFT_AT)
     writer.begin_world(5.0)
     enter(writer, 1, "barrier")
-    reading = ring.Reading(bytes(memory))
+    reading = ring.RingReader(bytes(memory))
     assert [record.name for record in reading.read_records()] == ["barrier"]
     assert (reading.get(ring.JOINED_AT), reading.get(ring.LEFT_AT)) == (1, 0)
 
@@ -101,30 +101,30 @@ def test_half_a_report_never_hides_the_one_before() -> None:
     writer.report("stacks", b"first", 1.0)
     whole = bytes(memory)
     writer.report("stacks", b"second", 2.0)
-    assert ring.Reading(bytes(memory)).read_report("stacks") == (2, b"second", 2.0)
+    assert ring.RingReader(bytes(memory)).read_report("stacks") == (2, b"second", 2.0)
     torn = bytearray(memory)
     at = torn.index(b"second")
     torn[at : at + 3] = b"xxx"
-    assert ring.Reading(bytes(torn)).read_report("stacks") == (1, b"first", 1.0)
-    assert ring.Reading(whole).read_report("flight") is None
+    assert ring.RingReader(bytes(torn)).read_report("stacks") == (1, b"first", 1.0)
+    assert ring.RingReader(whole).read_report("flight") is None
 
 
 def test_only_one_living_python_writes() -> None:
     """A file that a living process has claimed is its own; one of a process that has ended can be claimed."""
     memory, _ = make()
-    ring.Writer(memory, os.getpid())
+    ring.RingWriter(memory, os.getpid())
     assert not ring.claim(memory, os.getpid() + 1)
     assert ring.claim(memory, os.getpid())
     ended = os.posix_spawn("/bin/true", ["/bin/true"], {})
     os.waitpid(ended, 0)
-    ring.Writer(memory, ended)
+    ring.RingWriter(memory, ended)
     assert ring.claim(memory, os.getpid())
 
 
 def test_an_empty_file_is_no_evidence() -> None:
     """What no rank has written to is not read as an empty record."""
-    assert not ring.Reading(bytes(ring.SIZE_BYTES)).is_begun
-    assert not ring.Reading(b"").is_begun
+    assert not ring.RingReader(bytes(ring.SIZE_BYTES)).is_begun
+    assert not ring.RingReader(b"").is_begun
 
 
 @given(st.sets(st.integers(0, 200)))
@@ -154,7 +154,7 @@ def test_whatever_is_in_the_file_it_is_read(noise: bytes, at: int) -> None:
         enter(writer, seq)
     writer.report("flight", b"{}", 1.0)
     memory[at : at + len(noise)] = noise
-    reading = ring.Reading(bytes(memory))
+    reading = ring.RingReader(bytes(memory))
     if reading.is_begun:
         reading.read_records()
         reading.read_report("flight")
@@ -168,6 +168,6 @@ def test_the_file_is_mapped_without_a_descriptor_of_its_own() -> None:
     before = sorted(Path("/proc/self/fd").iterdir())
     memory = ring.map_file(fd)
     assert sorted(Path("/proc/self/fd").iterdir()) == before
-    ring.Writer(memory, 3)
-    assert ring.Reading(os.pread(fd, ring.SIZE_BYTES, 0)).get(ring.PID_AT) == 3
+    ring.RingWriter(memory, 3)
+    assert ring.RingReader(os.pread(fd, ring.SIZE_BYTES, 0)).get(ring.PID_AT) == 3
     os.close(fd)

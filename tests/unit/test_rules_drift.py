@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankwise.evidence import scene_file
-from rankwise.evidence.replicas import Digest, Replica, pack_names, pack_samples, pack_sums
+from rankwise.evidence.reader import scene_file
+from rankwise.evidence.reader.replicas import Digest, Replica, pack_names, pack_samples, pack_sums
 from rankwise.verdict.case import Case, RankEnd
 from rankwise.verdict.judge import judge
-from rankwise.verdict.look import look
+from rankwise.verdict.run_rules import look
 from scenes import ended, gradient, in_call, op, rank, scene
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op, RankFacts
-    from rankwise.verdict.sight import Sight
+    from rankwise.evidence.reader.scene import Op, RankFacts
+    from rankwise.verdict.finding import JobFinding
 
 _NAMES = ("fc.weight", "fc.bias")
 _OPEN = {"is_over": False}
@@ -69,7 +69,7 @@ def shifted(by: float, *, places: tuple[int, ...] = (0, 1), since: int = 1) -> d
 
 def see(
     odd: dict[int, tuple[float, ...]], *ops: Op, is_over: bool = True, world: int = 2, **facts: Any
-) -> list[Sight]:
+) -> list[JobFinding]:
     """Return what is seen of ranks of which the last one holds other values."""
     make = ended if is_over else rank
     members = {"members": tuple(range(world)), **({} if is_over else {"last": None}), **facts}
@@ -83,7 +83,7 @@ def see(
         )
         for number in range(world)
     ]
-    return [sight for sight in look(scene(*ranks)) if sight.is_drift]
+    return [finding for finding in look(scene(*ranks)) if finding.is_drift]
 
 
 @pytest.mark.parametrize(
@@ -103,25 +103,25 @@ def test_each_cause_has_its_class(
     class_id: str | None, odd: dict[int, tuple[float, ...]], facts: dict[str, Any], told: str
 ) -> None:
     """What the wrapper knows of a parameter, its flags and the collectives between two digests tell the cause; nothing is stopped for it."""
-    (sight,) = see(odd, *[gradient()] * 9, **facts)
-    assert (sight.class_id, sight.culprits, sight.where) == (class_id, (0, 1), "/job/train.py:5")
-    assert told in sight.message
-    assert (sight.kind, sight.is_proof, sight.is_stuck) == ("mismatch", True, False)
+    (finding,) = see(odd, *[gradient()] * 9, **facts)
+    assert (finding.class_id, finding.culprits, finding.where) == (class_id, (0, 1), "/job/train.py:5")
+    assert told in finding.message
+    assert (finding.kind, finding.is_proof, finding.is_stuck) == ("mismatch", True, False)
 
 
 def test_the_odd_one_is_named() -> None:
     """Of four ranks three hold the same: the fourth is the one."""
-    (sight,) = see(shifted(1, since=0), world=4)
-    assert sight.culprits == (3,)
-    assert "between rank 3 and ranks 0-2" in sight.message
+    (finding,) = see(shifted(1, since=0), world=4)
+    assert finding.culprits == (3,)
+    assert "between rank 3 and ranks 0-2" in finding.message
 
 
 def test_learning_rates_tell_the_cause() -> None:
     """Gradients are averaged, and the steps are of different lengths."""
     ranks = [hold(ended(number, *[gradient()] * 9), replica(shifted(number), rates=(0.1 / (1 + number),))) for number in (0, 1)]  # fmt: skip
-    (sight,) = look(scene(*ranks))
-    assert sight.class_id is None
-    assert "learning rates differ: 0.1 on rank 0; 0.05 on rank 1" in sight.message
+    (finding,) = look(scene(*ranks))
+    assert finding.class_id is None
+    assert "learning rates differ: 0.1 on rank 0; 0.05 on rank 1" in finding.message
 
 
 def _far(*steps: int) -> dict[int, tuple[float, ...]]:
@@ -163,19 +163,19 @@ def test_what_is_no_drift(found: Any) -> None:
 
 def test_as_long_as_the_job_runs_nothing_is_proved() -> None:
     """A model that was changed is told once that has lasted, D7 and D23 after 512 steps; and then they are suspicions."""
-    (sight,) = see(_far(17, 64), is_over=False, states="aa")
-    assert (sight.class_id, sight.is_proof) == ("D8", False)
-    assert "so far" in sight.message
+    (finding,) = see(_far(17, 64), is_over=False, states="aa")
+    assert (finding.class_id, finding.is_proof) == ("D8", False)
+    assert "so far" in finding.message
     for class_id, flags in (("D7", _BYPASSED), ("D23", {"seq_each": 0, "synced": False})):
         assert not see(_far(256, 257), is_over=False, **flags)
-        (sight,) = see(_far(256, 512), is_over=False, **flags)
-        assert (sight.class_id, sight.is_proof) == (class_id, False)
+        (finding,) = see(_far(256, 512), is_over=False, **flags)
+        assert (finding.class_id, finding.is_proof) == (class_id, False)
 
 
 def test_without_a_last_digest_nothing_is_proved() -> None:
     """After os._exit or an exception nobody knows what the job has come to: a note, and no exit code but the job's own."""
-    (sight,) = see(shifted(1), last=None, **_BYPASSED)
-    assert (sight.class_id, sight.is_proof) == ("D7", False)
+    (finding,) = see(shifted(1), last=None, **_BYPASSED)
+    assert (finding.class_id, finding.is_proof) == ("D7", False)
     ranks = [hold(ended(number), replica(shifted(number), last=None, **_BYPASSED)) for number in (0, 1)]
     verdict = judge(_case(*ranks, strict=True))
     assert (verdict.kind, verdict.exit_code) == ("ok", 0)
@@ -198,7 +198,7 @@ def test_what_another_optimizer_finds_equal_was_undone(*, ends: bool) -> None:
     make = ended if ends else rank
     inner = {"last": None, **_BYPASSED}
 
-    def look_at(others: dict[int, tuple[float, ...]], **facts: Any) -> tuple[Sight, ...]:
+    def look_at(others: dict[int, tuple[float, ...]], **facts: Any) -> tuple[JobFinding, ...]:
         return look(scene(*(
             hold(make(number), replica(_far(64) if number else dict.fromkeys(_far(64), _LATE), states="aa", **inner),
                  replica(others, optimizer=1, last=None, **facts)) for number in (0, 1)
@@ -214,10 +214,10 @@ def test_what_was_told_meanwhile_and_no_longer_holds_is_dropped() -> None:
     """A job whose replicas are equal at its end is a success, whatever was said of them before."""
     (earlier,) = see(shifted(1), **_BYPASSED)
     equal = [hold(ended(number), replica(shifted(number), last=_LATE, **_BYPASSED)) for number in (0, 1)]
-    verdict = judge(_case(*equal, sights=(earlier,), strict=True))
+    verdict = judge(_case(*equal, findings=(earlier,), strict=True))
     assert (verdict.kind, verdict.exit_code, verdict.notes) == ("ok", 0, ())
     apart = [hold(ended(number), replica(shifted(number), **_BYPASSED)) for number in (0, 1)]
-    verdict = judge(_case(*apart, sights=(earlier,), strict=True))
+    verdict = judge(_case(*apart, findings=(earlier,), strict=True))
     assert (verdict.kind, verdict.exit_code) == ("mismatch", 1)
     assert any("not one model" in note for note in verdict.notes)
 
@@ -244,13 +244,13 @@ def _plain(number: int, *ops: Op, is_over: bool = True, **facts: Any) -> RankFac
 
 def test_a_model_that_nobody_wrapped_is_told_at_the_end() -> None:
     """D7 once the job is over; not while it runs, nor if something as large as a parameter was sent, nor if the ranks began apart."""
-    (sight,) = look(scene(_plain(0), _plain(1)))
-    assert (sight.rule, sight.class_id, sight.is_proof) == ("never_wrapped", "D7", False)
-    assert "unless intended" in sight.message
-    assert "RANKWISE_DIGESTS=0" in sight.fix
+    (finding,) = look(scene(_plain(0), _plain(1)))
+    assert (finding.rule, finding.class_id, finding.is_proof) == ("never_wrapped", "D7", False)
+    assert "unless intended" in finding.message
+    assert "RANKWISE_DIGESTS=0" in finding.fix
     verdict = judge(_case(_plain(0), _plain(1), strict=True))
     assert (verdict.kind, verdict.exit_code) == ("ok", 0)
-    assert sight.message in verdict.notes[0]
+    assert finding.message in verdict.notes[0]
     assert not look(scene(_plain(0, is_over=False), _plain(1, is_over=False)))
     assert not look(scene(*(_plain(number, *[op()] * 5, op(shape=(20,))) for number in (0, 1))))
     assert not look(scene(*(_plain(number, rates=(float(number),)) for number in (0, 1))))

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence.notes import Frame, Stack
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.verdict.run_rules import look
 from scenes import gradient, in_backward, in_call, op, rank, scene
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.reader.scene import Op, RankFacts
 
 _OPEN = {"is_over": False}
 
@@ -44,11 +44,11 @@ def _waits(one: Op) -> RankFacts:
 def test_what_was_raised_and_where_is_told_without_the_text() -> None:
     """C25: also where the collective stands in an __exit__, which no text of the script shows."""
     cleaning = _with_raised(_clean((52, "close"), (30, "main")), (30, "main"), (40, "load"))
-    (sight,) = look(scene(_waits(op(at=20, **_OPEN)), cleaning))
-    assert (sight.rule, sight.class_id, sight.culprits) == ("cleanup_collective", "C25", (1,))
-    assert "rank 1 raised KeyError: 'x' at train.py:40" in sight.message
-    assert "train.py:52" in sight.message
-    assert "train.py:40" in sight.fix
+    (finding,) = look(scene(_waits(op(at=20, **_OPEN)), cleaning))
+    assert (finding.rule, finding.class_id, finding.culprits) == ("cleanup_collective", "C25", (1,))
+    assert "rank 1 raised KeyError: 'x' at train.py:40" in finding.message
+    assert "train.py:52" in finding.message
+    assert "train.py:40" in finding.fix
 
 
 def test_an_exception_decides_what_the_text_leaves_open() -> None:
@@ -59,8 +59,8 @@ def test_an_exception_decides_what_the_text_leaves_open() -> None:
     waits, clean = _waits(gradient(20, **_OPEN)), _clean((at, "<module>"))
     (open_,) = look(scene(waits, clean, sources=sources))
     assert (open_.rule, open_.class_id) == ("cleanup_collective", None)
-    (sight,) = look(scene(waits, _with_raised(clean, (2, "<module>"), (9, "work")), sources=sources))
-    assert (sight.rule, sight.class_id, sight.culprits) == ("cleanup_collective", "C25", (1,))
+    (finding,) = look(scene(waits, _with_raised(clean, (2, "<module>"), (9, "work")), sources=sources))
+    assert (finding.rule, finding.class_id, finding.culprits) == ("cleanup_collective", "C25", (1,))
 
 
 def test_an_exception_that_explains_nothing_accuses_nobody() -> None:

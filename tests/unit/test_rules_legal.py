@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rankwise.evidence.facts import Evidence, Group, Op, RankFacts
-from rankwise.verdict import lanes, view
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.scene import Evidence, Group, Op, RankFacts
+from rankwise.verdict import group_sequences, scene_view
+from rankwise.verdict.run_rules import look
 from scenes import (
     NOW_S,
     buffers,
@@ -101,7 +101,7 @@ _SCENES: dict[str, list[RankFacts]] = {
 def test_healthy_jobs_are_left_alone(name: str) -> None:
     """Not a word is said of them."""
     told = look(scene(*_SCENES[name], is_whole=name != "other nodes"))
-    assert [sight.message for sight in told] == (
+    assert [finding.message for finding in told] == (
         # Rank 2 of the pipeline waits for rank 1, which waits for rank 0: all is on its way, and rank 0 sends.
         []
     )
@@ -123,7 +123,7 @@ def test_a_rank_that_may_still_come_is_never_a_proof(away: RankFacts) -> None:
     """A legal evaluation on one rank looks just like this, however long it lasts."""
     for still_s in (0.0, 5.0, 5000.0):
         waiting = rank(0, op(), op(**_OPEN), at=in_call(), still_s=still_s)
-        assert not [sight for sight in look(scene(waiting, away)) if sight.is_proof]
+        assert not [finding for finding in look(scene(waiting, away)) if finding.is_proof]
 
 
 #: A ring for tests: with fewer operations than this it has forgotten none.
@@ -220,22 +220,22 @@ def _healthy(draw: st.DrawFn) -> list[RankFacts]:
 def test_no_moment_of_a_healthy_job_proves_anything(ranks: list[RankFacts], is_whole: bool) -> None:
     """All ranks make the same collectives in the same order: whatever of it is seen, and whenever, it is no proof."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "WHOLE_BELOW", _KEPT)
-        patch.setattr(view, "WHOLE_BELOW", _KEPT)
+        patch.setattr(group_sequences, "WHOLE_BELOW", _KEPT)
+        patch.setattr(scene_view, "WHOLE_BELOW", _KEPT)
         told = look(scene(*ranks, is_whole=is_whole))
-    assert not [sight.message for sight in told if sight.is_proof or sight.kind == "mismatch"]
+    assert not [finding.message for finding in told if finding.is_proof or finding.kind == "mismatch"]
 
 
 @settings(max_examples=150, deadline=None)
 @given(ranks=_healthy(), which=st.integers(0, 4), code=st.sampled_from([0, 1, -9]))
 def test_a_scene_with_a_dead_rank_is_always_judged(ranks: list[RankFacts], which: int, code: int) -> None:
-    """Whoever of them ends: each sight is whole, and names ranks of the job."""
+    """Whoever of them ends: each finding is whole, and names ranks of the job."""
     number = which % len(ranks)
     ranks[number] = replace(ranks[number], state="ended", code=code, ended_s=NOW_S - 9, stack=None)
-    for sight in look(scene(*ranks)):
-        assert all((sight.message, sight.fix, sight.key, sight.culprits))
-        assert set(sight.culprits) <= set(range(len(ranks)))
-        assert sight.rule
+    for finding in look(scene(*ranks)):
+        assert all((finding.message, finding.fix, finding.key, finding.culprits))
+        assert set(finding.culprits) <= set(range(len(ranks)))
+        assert finding.rule
 
 
 def test_buffers_of_all_ranks_are_no_evaluation() -> None:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rankwise
-from rankwise.evidence.facts import Group
-from rankwise.evidence.notes import LIBRARY_WAITS, Stack
-from rankwise.launcher.patience import waits
-from rankwise.verdict.look import look
-from rankwise.verdict.standing import find_standing
+from rankwise.evidence.reader.notes import LIBRARY_WAITS, Stack
+from rankwise.evidence.reader.scene import Group
+from rankwise.launcher.hang_timeout import waits
+from rankwise.verdict.rank_state import find_state
+from rankwise.verdict.run_rules import look
 from scenes import NOW_S, elsewhere, ended, gradient, in_backward, in_call, op, rank, scene, stack
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.reader.scene import Op, RankFacts
 
 _HERE = Path(rankwise.__file__).parent
 _INSTALLED = "/env/lib/python3.11/site-packages/rankwise"
-_RECORDER = (f"{_INSTALLED}/evidence/recording.py", 140, "wait")
+_RECORDER = (f"{_INSTALLED}/evidence/in_rank/collective_recorder.py", 140, "wait")
 _OPEN = {"is_over": False}
 #: The library's own group.
 _SIDE = (Group(name="1", ranks=(0, 1), backend="gloo"),)
@@ -65,16 +65,16 @@ _OTHER_WAITS = {
         "_finish_background _leave _say_farewell _wait_until_connected",
     ): "who leaves waits for seconds",
     ("runtime/control.py", "_leave_word _name_missing"): "single words to the store, for seconds",
-    ("runtime/freight.py", "gather_into_parts send_and_receive"): "a Work: recorded",
+    ("runtime/serialization.py", "gather_into_parts send_and_receive"): "a Work: recorded",
     ("runtime/handshake.py", "_let_all_hear _look_out"): "inside joining._meet",
     ("runtime/reductions.py", "_wait"): "a Work: recorded",
     ("runtime/stop_vote.py", "wait_settled"): "for this rank's own thread, with a bound",
     ("runtime/stopping.py", "_name_silent _settle"): "in a thread of its own",
     ("runtime/stores.py", "_wait_listening open_store"): "inside joining._meet",
     ("runtime/turns.py", "take_turns wait"): "a single word to the store; inside turns._wait",
-    ("train/ledger.py", "read"): "a Work: recorded",
+    ("train/loss_accumulator.py", "read"): "a Work: recorded",
     ("train/trainer.py", "_finish"): "as checkpoint/saving.py",
-    ("train/weighing.py", "correct"): "a Work: recorded",
+    ("train/loss_weighting.py", "correct"): "a Work: recorded",
 }
 
 
@@ -104,11 +104,11 @@ def _backward(number: int) -> RankFacts:
 @pytest.mark.parametrize(("file", "name"), _WAITS)
 def test_others_in_ddp_are_a_proof(file: str, name: str) -> None:
     """Each waits for the other: told as the two places in the script, and not as a compiler or a loader that is slow."""
-    sights = look(scene(_alone(file, name), _backward(1)))
+    findings = look(scene(_alone(file, name), _backward(1)))
     call = f"rankwise.{_CALLS[file][1]}"
-    assert [(one.rule, one.certainty, one.is_stuck) for one in sights] == [("gradients_met", "proof", True)]
-    assert f"rank 0 is in {call} at train.py:31" in sights[0].message
-    assert "rank 1 is in all_reduce ([20] float32, DDP gradients) at train.py:27" in sights[0].message
+    assert [(one.rule, one.certainty, one.is_stuck) for one in findings] == [("gradients_met", "proof", True)]
+    assert f"rank 0 is in {call} at train.py:31" in findings[0].message
+    assert "rank 1 is in all_reduce ([20] float32, DDP gradients) at train.py:27" in findings[0].message
 
 
 @pytest.mark.parametrize(("file", "name"), _WAITS)
@@ -116,20 +116,20 @@ def test_under_a_rank_test_the_test_is_named(file: str, name: str) -> None:
     """C1, as for a collective of torch in that place."""
     text = "\n" * 29 + "if rank == 0:\n    call()\n"
     sources = {"/job/train.py": text}
-    sights = look(scene(_alone(file, name), _backward(1), sources=sources))
-    assert [(one.class_id, one.culprits) for one in sights] == [("C1", (0,))]
-    assert "move the collective at train.py:31 out of the rank test at line 30" in sights[0].fix
+    findings = look(scene(_alone(file, name), _backward(1), sources=sources))
+    assert [(one.class_id, one.culprits) for one in findings] == [("C1", (0,))]
+    assert "move the collective at train.py:31 out of the rank test at line 30" in findings[0].fix
 
 
 @pytest.mark.parametrize(("file", "name"), _WAITS)
 def test_others_in_a_collective_of_torchs_are_a_proof(file: str, name: str) -> None:
     """Both are told by the names that users know."""
     other = _train(1, op("barrier", at=40, **_OPEN), at=in_call("barrier", 40))
-    sights = look(scene(_alone(file, name), other))
-    assert [(one.rule, one.certainty, one.is_stuck) for one in sights] == [("other_op", "proof", True)]
+    findings = look(scene(_alone(file, name), other))
+    assert [(one.rule, one.certainty, one.is_stuck) for one in findings] == [("other_op", "proof", True)]
     assert (
         f"rank 0 is in rankwise.{_CALLS[file][1]} at train.py:31; rank 1 is in barrier at"
-        in sights[0].message
+        in findings[0].message
     )
 
 
@@ -140,17 +140,17 @@ def test_others_that_have_ended_or_are_stopped_are_named(file: str, name: str) -
     gone = ended(1, gradient(27), groups=_SIDE)
     frozen = rank(1, gradient(27), at=None, groups=_SIDE, state="stopped")
     for other, rule in ((gone, "member_ended"), (frozen, "stopped_process")):
-        sights = look(scene(alone, other))
-        assert [(one.rule, one.certainty) for one in sights] == [(rule, "proof")]
-        assert f"rank 0 waits in rankwise.{_CALLS[file][1]} from train.py:31" in sights[0].message
-        assert 1 in sights[0].culprits
+        findings = look(scene(alone, other))
+        assert [(one.rule, one.certainty) for one in findings] == [(rule, "proof")]
+        assert f"rank 0 waits in rankwise.{_CALLS[file][1]} from train.py:31" in findings[0].message
+        assert 1 in findings[0].culprits
 
 
 @pytest.mark.parametrize(("file", "name"), _WAITS)
 def test_others_at_work_may_still_come(file: str, name: str) -> None:
     """No proof: rank 1 computes, and rank 0 waits for it."""
-    sights = look(scene(_alone(file, name), _train(1, at=elsewhere(50), is_asleep=False)))
-    assert {(one.rule, one.certainty) for one in sights} <= {("kept_waiting", "suspicion")}
+    findings = look(scene(_alone(file, name), _train(1, at=elsewhere(50), is_asleep=False)))
+    assert {(one.rule, one.certainty) for one in findings} <= {("kept_waiting", "suspicion")}
 
 
 def test_a_first_rank_on_each_node_is_no_circle() -> None:
@@ -170,15 +170,15 @@ def test_a_wait_for_the_same_call_counts_for_the_bound(file: str, name: str) -> 
     assert waits(facts) == (file == "control.py")
     assert facts.stack is not None
     assert facts.stack.op == f"rankwise.{_CALLS[file][1]}"
-    assert find_standing(facts).wait == "library"
+    assert find_state(facts).wait == "library"
 
 
 @pytest.mark.parametrize("dumped_s", [NOW_S - 100, None])
 @pytest.mark.parametrize(("file", "name"), _WAITS)
 def test_old_records_prove_nothing(file: str, name: str, dumped_s: float | None) -> None:
     """Rank 0 may have sent its gradients from C++ before it came to the library's call."""
-    sights = look(scene(_alone(file, name, dumped_s=dumped_s), _backward(1)))
-    assert not [one for one in sights if one.is_proof]
+    findings = look(scene(_alone(file, name, dumped_s=dumped_s), _backward(1)))
+    assert not [one for one in findings if one.is_proof]
 
 
 @pytest.mark.parametrize("function", ["all_reduce", "broadcast", "barrier"])
@@ -188,7 +188,7 @@ def test_a_folder_of_that_name_hides_nothing(function: str) -> None:
     at = in_call(function)
     moved = Stack(frames=tuple(replace(one, file=one.file.replace("/env", above)) for one in at.frames))
     assert moved.op == at.op == function
-    assert find_standing(rank(0, op(function, **_OPEN), at=moved)).wait == "call"
+    assert find_state(rank(0, op(function, **_OPEN), at=moved)).wait == "call"
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_a_stack_names_the_call(room: str, function: str, said: str) -> None:
 
 def test_a_work_that_the_library_waits_for_is_a_wait() -> None:
     """The Trainer's sums, or the parts of an object: a collective of torch that is recorded, waited for in a line of ours."""
-    at = stack(_RECORDER, (f"{_INSTALLED}/train/ledger.py", 209, "read"), at=31)
+    at = stack(_RECORDER, (f"{_INSTALLED}/train/loss_accumulator.py", 209, "read"), at=31)
     facts = rank(0, op(at=31, **_OPEN), at=at)
-    assert find_standing(facts).wait == "handle"
+    assert find_state(facts).wait == "handle"
     assert waits(facts)
-    assert find_standing(facts).op is not None
+    assert find_state(facts).op is not None
 
 
 def _find_blocking() -> set[tuple[str, str]]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankwise.evidence.facts import Group, Op, RankFacts
-from rankwise.evidence.notes import Frame, Stack
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.scene import Group, Op, RankFacts
+from rankwise.verdict.run_rules import look
 from scenes import (
     buffers,
     ended,
@@ -60,12 +60,17 @@ def test_each_way_to_differ_has_its_rule(
     ops: tuple[Op, Op], rule: str, class_id: str | None, is_stuck: bool
 ) -> None:
     """Two ranks that differ under one number are named together, and what went through is no hang."""
-    sight = _first(rank(0, op(), ops[0]), rank(1, op(), ops[1]))
-    assert (sight.kind, sight.rule, sight.class_id, sight.is_stuck) == ("mismatch", rule, class_id, is_stuck)
-    assert sight.culprits == (0, 1)
-    assert sight.where == "/job/train.py:7"
-    assert "collective #2" in sight.message
-    assert "train.py:7" in sight.fix
+    finding = _first(rank(0, op(), ops[0]), rank(1, op(), ops[1]))
+    assert (finding.kind, finding.rule, finding.class_id, finding.is_stuck) == (
+        "mismatch",
+        rule,
+        class_id,
+        is_stuck,
+    )
+    assert finding.culprits == (0, 1)
+    assert finding.where == "/job/train.py:7"
+    assert "collective #2" in finding.message
+    assert "train.py:7" in finding.fix
 
 
 def test_of_many_ranks_the_few_are_named() -> None:
@@ -76,45 +81,45 @@ def test_of_many_ranks_the_few_are_named() -> None:
         if number != 5
     ]
     odd = rank(5, op(), op("barrier", at=31, **_OPEN), at=in_call("barrier", 31), world=8)
-    sight = _first(*ranks[:5], odd, *ranks[5:])
-    assert (sight.culprits, sight.where) == ((5,), "/job/train.py:31")
-    assert sight.message.index("rank 5 is in barrier") < sight.message.index(
+    finding = _first(*ranks[:5], odd, *ranks[5:])
+    assert (finding.culprits, finding.where) == ((5,), "/job/train.py:31")
+    assert finding.message.index("rank 5 is in barrier") < finding.message.index(
         "ranks 0-4, 6, 7 are in all_reduce"
     )
-    assert [one.rank for one in sight.waiting] == [0, 1, 2, 3, 4, 6, 7]
+    assert [one.rank for one in finding.waiting] == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_the_first_difference_is_told_and_not_what_follows_from_it() -> None:
     """When ranks have slipped by one, all later numbers differ too."""
-    sights = look(
+    findings = look(
         scene(
             rank(0, op(), op("barrier", at=3), op(), op("barrier", at=3)),
             rank(1, op("barrier", at=3), op(), op("barrier", at=3), op()),
         )
     )
-    assert len(sights) == 1
-    assert "collective #1" in sights[0].message
+    assert len(findings) == 1
+    assert "collective #1" in findings[0].message
 
 
 def test_groups_are_compared_by_their_members_not_by_their_names() -> None:
     """A rank that made one group more calls the next one by another name."""
     pair = (Group(name="1", ranks=(0, 1), backend="nccl"),)
     other = (Group(name="2", ranks=(0, 1), backend="nccl"),)
-    sight = _first(
+    finding = _first(
         rank(0, op(group="1", shape=(2,)), groups=pair, world=3, backend="nccl"),
         rank(1, op(group="2", shape=(3,)), groups=other, world=3, backend="nccl"),
         rank(2, world=3, backend="nccl"),
     )
-    assert (sight.rule, sight.culprits) == ("other_size", (0, 1))
+    assert (finding.rule, finding.culprits) == ("other_size", (0, 1))
 
 
 def test_uneven_steps_met_by_a_metric_are_named() -> None:
     """D14: gradients of one rank summed with a metric of another, although both are of one size."""
-    sight = _first(
+    finding = _first(
         ended(0, gradient(shape=(3,)), op(at=8, shape=(3,))),
         rank(1, gradient(shape=(3,)), gradient(shape=(3,)), op(at=8, shape=(3,), **_OPEN), at=in_call(at=8)),
     )
-    assert (sight.rule, sight.class_id, sight.is_stuck) == ("gradients_met", "D14", False)
+    assert (finding.rule, finding.class_id, finding.is_stuck) == ("gradients_met", "D14", False)
 
 
 @pytest.mark.parametrize("world", [2, 5])
@@ -125,15 +130,20 @@ def test_a_barrier_met_by_gradients_is_stuck(world: int) -> None:
         for number in range(world - 1)
     ]
     odd = rank(world - 1, gradient(8), gradient(8, **_OPEN), at=in_backward(8), world=world)
-    sight = _first(*most, odd)
-    assert (sight.kind, sight.certainty, sight.class_id, sight.is_stuck) == ("mismatch", "proof", "D14", True)
-    assert sight.culprits == ((0, 1) if world == 2 else (world - 1,))
+    finding = _first(*most, odd)
+    assert (finding.kind, finding.certainty, finding.class_id, finding.is_stuck) == (
+        "mismatch",
+        "proof",
+        "D14",
+        True,
+    )
+    assert finding.culprits == ((0, 1) if world == 2 else (world - 1,))
 
 
 def test_gradients_of_a_line_that_the_others_never_saw_get_no_class() -> None:
     """Without a common past it is not known that somebody made more steps."""
-    sight = _first(rank(0, gradient(8, **_OPEN)), rank(1, op("barrier", at=9, **_OPEN)))
-    assert (sight.rule, sight.class_id) == ("gradients_met", None)
+    finding = _first(rank(0, gradient(8, **_OPEN)), rank(1, op("barrier", at=9, **_OPEN)))
+    assert (finding.rule, finding.class_id) == ("gradients_met", None)
 
 
 @pytest.mark.parametrize(
@@ -150,26 +160,26 @@ def test_a_forward_pass_on_some_ranks_is_named(
     mine: list[Op], theirs: list[Op], class_id: str | None
 ) -> None:
     """D17, D19: what the ranks did before tells which of them it is."""
-    sight = _first(
+    finding = _first(
         rank(0, *mine, at=in_forward(mine[-1].seq or 11)), rank(1, *theirs, at=in_call("barrier", 13))
     )
-    assert (sight.rule, sight.class_id, sight.is_stuck) == ("forward_on_some", class_id, True)
+    assert (finding.rule, finding.class_id, finding.is_stuck) == ("forward_on_some", class_id, True)
 
 
 def test_ddp_on_some_ranks_is_named() -> None:
     """D13: the constructor's comparison of the models met a barrier."""
-    sight = _first(
+    finding = _first(
         rank(0, op("all_gather", at=5, **_WRAPPING, **_OPEN), at=in_wrapping()),
         rank(1, op("barrier", at=8, **_OPEN), at=in_call("barrier", 8)),
     )
-    assert (sight.rule, sight.class_id) == ("wrapped_on_some", "D13")
+    assert (finding.rule, finding.class_id) == ("wrapped_on_some", "D13")
 
 
 def test_two_metrics_in_opposite_order_are_seen_although_nothing_hangs() -> None:
     """C3: same operation, same shape; only the lines tell, and it is said as a suspicion."""
     lines = {"/job/train.py": "\n" * 5 + "all_reduce(loss)\nall_reduce(accuracy)\n"}
-    sight = _first(rank(0, op(at=6), op(at=7)), rank(1, op(at=7), op(at=6)), sources=lines)
-    assert (sight.rule, sight.class_id, sight.certainty, sight.is_stuck) == (
+    finding = _first(rank(0, op(at=6), op(at=7)), rank(1, op(at=7), op(at=6)), sources=lines)
+    assert (finding.rule, finding.class_id, finding.certainty, finding.is_stuck) == (
         "swapped_order",
         "C3",
         "suspicion",
@@ -179,17 +189,19 @@ def test_two_metrics_in_opposite_order_are_seen_although_nothing_hangs() -> None
 
 def test_two_sizes_in_opposite_order_are_an_order_not_a_size() -> None:
     """C3: when each rank made next what the other makes now."""
-    sight = _first(
+    finding = _first(
         rank(0, op(at=6, shape=(2,)), op(at=7, shape=(50,), **_OPEN)), rank(1, op(at=7, shape=(50,)), op(at=6, shape=(2,), **_OPEN))
     )  # fmt: skip
-    assert (sight.rule, sight.class_id, sight.certainty) == ("swapped_order", "C3", "proof")
+    assert (finding.rule, finding.class_id, finding.certainty) == ("swapped_order", "C3", "proof")
 
 
 def test_lists_of_objects_of_different_length_are_named() -> None:
     """C20: broadcast_object_list sends the sizes first."""
     told = {"inside": ("broadcast_object_list",), "dtypes": ("int64",), "root": 0}
-    sight = _first(rank(0, op("broadcast", shape=(1,), **told)), rank(1, op("broadcast", shape=(0,), **told)))
-    assert sight.class_id == "C20"
+    finding = _first(
+        rank(0, op("broadcast", shape=(1,), **told)), rank(1, op("broadcast", shape=(0,), **told))
+    )
+    assert finding.class_id == "C20"
 
 
 def test_new_groups_with_lists_of_each_rank_are_named() -> None:
@@ -199,9 +211,9 @@ def test_new_groups_with_lists_of_each_rank_are_named() -> None:
         rank(number, op(group="1", at=6, **_OPEN), groups=(low if number < 2 else high,), world=4)
         for number in range(4)
     ]
-    sight = _first(*ranks)
-    assert (sight.rule, sight.class_id, sight.where) == ("other_members", "C10", "/job/train.py:6")
-    assert "ranks 0, 1 list [0, 1]" in sight.message
+    finding = _first(*ranks)
+    assert (finding.rule, finding.class_id, finding.where) == ("other_members", "C10", "/job/train.py:6")
+    assert "ranks 0, 1 list [0, 1]" in finding.message
 
 
 _CLEANUP = """import torch
@@ -219,8 +231,8 @@ def test_a_collective_in_finally_is_named_where_the_text_tells_it() -> None:
         rank(0, op(at=4, **_OPEN), at=in_call(at=4)),
         rank(1, op("barrier", at=6, **_OPEN), at=in_call("barrier", 6)),
     )
-    sight = _first(*ranks, sources={"/job/train.py": _CLEANUP})
-    assert (sight.rule, sight.class_id, sight.culprits, sight.where) == (
+    finding = _first(*ranks, sources={"/job/train.py": _CLEANUP})
+    assert (finding.rule, finding.class_id, finding.culprits, finding.where) == (
         "cleanup_collective",
         "C25",
         (1,),
@@ -276,33 +288,33 @@ def test_a_clean_up_in_functions_is_named_by_their_callers(world: int, body: int
     odd = rank(
         world - 1, op(at=3), op("barrier", at=5, **_OPEN), at=_called("barrier", 5, clean), world=world
     )
-    sight = _first(*ranks, odd, sources=_DEEP_SOURCES)
-    assert (sight.rule, sight.class_id, sight.culprits) == ("cleanup_collective", "C25", (world - 1,))
+    finding = _first(*ranks, odd, sources=_DEEP_SOURCES)
+    assert (finding.rule, finding.class_id, finding.culprits) == ("cleanup_collective", "C25", (world - 1,))
     assert _first(*ranks, odd).rule == "other_op"
 
 
 def test_a_finally_met_by_gradients_may_be_a_loop_that_ended() -> None:
     """The rank is through with its batches or has raised: it is named, and no class is."""
-    sight = _first(
+    finding = _first(
         rank(0, gradient(3), gradient(3, **_OPEN), at=_called("_engine_run_backward", 3, 8)),
         rank(1, gradient(3), op("barrier", at=5, **_OPEN), at=_called("barrier", 5, 9)),
         sources=_DEEP_SOURCES,
     )
-    assert (sight.rule, sight.culprits) == ("cleanup_collective", (1,))
-    assert "a loop that ended earlier" in sight.fix
+    assert (finding.rule, finding.culprits) == ("cleanup_collective", (1,))
+    assert "a loop that ended earlier" in finding.fix
 
 
 @pytest.mark.parametrize("was_there", [False, True])
 def test_of_two_the_one_under_a_rank_test_is_named(was_there: bool) -> None:
     """C8: rank 0 came to a helper's collective by `if R == 0`; had it gone well there before, nobody would know."""
     past = [op("broadcast", at=7)] * was_there or [op(at=12)]
-    sight = _first(
+    finding = _first(
         rank(0, *past, op("broadcast", at=7, **_OPEN), at=_called("broadcast", 7, 11)),
         rank(1, *past, op(at=12, **_OPEN), at=_called("all_reduce", 12)),
         sources=_DEEP_SOURCES,
     )
-    assert (sight.rule, sight.culprits) == ("other_op", (0, 1) if was_there else (0,))
-    assert ("out of the rank test at line 10" in sight.fix) != was_there
+    assert (finding.rule, finding.culprits) == ("other_op", (0, 1) if was_there else (0,))
+    assert ("out of the rank test at line 10" in finding.fix) != was_there
 
 
 _CHECKING = op("all_gather", at=12, shape=(1,), dtypes=("int64",), **_WRAPPING)
@@ -312,9 +324,13 @@ _CHECKING = op("all_gather", at=12, shape=(1,), dtypes=("int64",), **_WRAPPING)
 def test_a_models_comparison_is_no_other_gather(line: int) -> None:
     """Both are all_gather of one int64. D13, or, where the other one stands under a rank test, one collective too many."""
     told = op("all_gather", at=line, shape=(1,), dtypes=("int64",))
-    sight = _first(rank(0, _CHECKING), rank(1, told, at=_called("all_gather", 7, 11)), sources=_DEEP_SOURCES)
-    assert (sight.rule, sight.class_id) == (("other_op", "C1") if line == 7 else ("wrapped_on_some", "D13"))
-    assert sight.culprits == ((1,) if line == 7 else (0, 1))
+    finding = _first(
+        rank(0, _CHECKING), rank(1, told, at=_called("all_gather", 7, 11)), sources=_DEEP_SOURCES
+    )
+    assert (finding.rule, finding.class_id) == (
+        ("other_op", "C1") if line == 7 else ("wrapped_on_some", "D13")
+    )
+    assert finding.culprits == ((1,) if line == 7 else (0, 1))
 
 
 def test_a_gather_of_unknown_origin_is_no_other_one() -> None:
@@ -342,34 +358,34 @@ def test_a_state_dict_met_by_a_barrier_is_named(is_recorded: bool) -> None:
     gathering = op("all_gather", at=10, inside=inside, **_OPEN)
     api = "/env/lib/python3.11/site-packages/torch/distributed/tensor/_api.py"
     at = None if is_recorded else stack((api, 731, "redistribute"), (api, 774, "full_tensor"), at=10)
-    sight = _first(
+    finding = _first(
         rank(0, gathering, at=at), rank(1, op("barrier", at=12, **_OPEN), at=in_call("barrier", 12))
     )
-    assert (sight.rule, sight.class_id) == ("state_on_some", "D28")
+    assert (finding.rule, finding.class_id) == ("state_on_some", "D28")
 
 
 def test_uneven_training_is_not_told_as_an_evaluation() -> None:
     """D14: the advice is about the steps, not about model.module."""
-    sight = _first(
+    finding = _first(
         rank(0, buffers(9), gradient(8), buffers(9, **_OPEN), at=in_forward(9)),
         rank(1, buffers(9), gradient(8), op("barrier", at=10, **_OPEN), at=in_call("barrier", 10)),
     )
-    assert (sight.class_id, "model.module" in sight.fix) == ("D14", False)
+    assert (finding.class_id, "model.module" in finding.fix) == ("D14", False)
 
 
 def test_steps_tell_of_training_where_c_plus_plus_left_no_records() -> None:
     """D14: the rank that aborted had no time to tell of its gradients, but of its steps."""
-    sight = _first(
+    finding = _first(
         rank(0, gradient(8), op(seq=1, group="x")), rank(1, op(at=9, shape=(1,), **_OPEN), steps=9)
     )
-    assert (sight.rule, sight.class_id) == ("gradients_met", "D14")
+    assert (finding.rule, finding.class_id) == ("gradients_met", "D14")
 
 
 def test_a_group_of_the_same_members_is_told_by_its_name() -> None:
     """Its name is no number of ranks."""
     groups = (Group(name="2", ranks=(0, 1), backend="gloo"),)
-    sight = _first(
+    finding = _first(
         rank(0, op(at=5, **_OPEN), at=in_call(at=5), groups=groups),
         rank(1, op(at=6, group="2", **_OPEN), at=in_call(at=6), groups=groups),
     )
-    assert "among ranks 0, 1 (group 2) at train.py:6" in sight.message
+    assert "among ranks 0, 1 (group 2) at train.py:6" in finding.message

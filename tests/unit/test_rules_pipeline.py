@@ -6,17 +6,17 @@ import types
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rankwise.evidence import stages
-from rankwise.evidence.stages import Flow, Stages, read_flow, write_flow
-from rankwise.verdict.look import look
-from rankwise.verdict.words import name_op
+from rankwise.evidence.in_rank import pipeline_stages
+from rankwise.evidence.in_rank.pipeline_stages import Flow, PipelineStages, read_flow, write_flow
+from rankwise.verdict.run_rules import look
+from rankwise.verdict.wording import name_op
 from scenes import elsewhere, op, rank, scene, stack
 
 if TYPE_CHECKING:
     import pytest
 
-    from rankwise.evidence.facts import Op
-    from rankwise.evidence.notes import Stack
+    from rankwise.evidence.reader.notes import Stack
+    from rankwise.evidence.reader.scene import Op
 
 _SCHEDULES = "/env/lib/python3.11/site-packages/torch/distributed/pipelining/schedules.py"
 
@@ -72,8 +72,8 @@ def test_what_a_stage_lists_is_found_by_its_tensor(monkeypatch: pytest.MonkeyPat
             return [types.SimpleNamespace(tensor=held[peer], group_peer=peer) for peer in (1, 0)]
 
     held = [Tensor(), Tensor()]
-    monkeypatch.setitem(stages.sys.modules, "torch.distributed.pipelining.stage", types.SimpleNamespace(_PipelineStageBase=Base))  # fmt: skip
-    one = Stages()
+    monkeypatch.setitem(pipeline_stages.sys.modules, "torch.distributed.pipelining.stage", types.SimpleNamespace(_PipelineStageBase=Base))  # fmt: skip
+    one = PipelineStages()
     assert one.find([held[0]]) == ""
     assert len(Base().get_fwd_recv_ops(7)) == 2
     assert [read_flow(one.find([each])) for each in held] == [Flow(2, "activations", 7, 0), Flow(2, "activations", 7, 1)]  # fmt: skip

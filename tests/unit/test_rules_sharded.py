@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankwise.evidence import scene_file
-from rankwise.verdict.look import look
-from rankwise.verdict.words import is_gradient, name_briefly, name_op
+from rankwise.evidence.reader import scene_file
+from rankwise.verdict.run_rules import look
+from rankwise.verdict.wording import is_gradient, name_briefly, name_op
 from scenes import elsewhere, ended, in_call, op, rank, scene
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.reader.scene import Op, RankFacts
 
 _OPEN = {"is_over": False}
 _FORWARD = ("_pre_forward", "pre_forward", "unshard", "foreach_all_gather", "__call__", "all_gather_single")
@@ -67,33 +67,33 @@ def _skipped_backward(*, world: int = 3) -> list[RankFacts]:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_rank_that_skips_its_backward_is_named_where_the_modules_part(world: int) -> None:
-    """D15: the parting is told at the first pair of different modules, which went through with wrong values; also where no side is the minority."""
-    sight = _first(*_skipped_backward(world=world))
-    assert (sight.rule, sight.class_id, sight.culprits) == ("other_module", "D15", (1,))
-    assert (sight.certainty, sight.is_stuck) == ("proof", True)
-    assert "#3" in sight.message
-    assert "all_gather of layers.0" in sight.message
-    assert "at #4" in sight.message
-    assert "/job/train.py:6" in sight.where
+    """D15: the mismatch is told at the first pair of different modules, which went through with wrong values; also where no side is the minority."""
+    finding = _first(*_skipped_backward(world=world))
+    assert (finding.rule, finding.class_id, finding.culprits) == ("other_module", "D15", (1,))
+    assert (finding.certainty, finding.is_stuck) == ("proof", True)
+    assert "#3" in finding.message
+    assert "all_gather of layers.0" in finding.message
+    assert "at #4" in finding.message
+    assert "/job/train.py:6" in finding.where
 
 
 def test_the_continue_that_skips_the_backward_is_named() -> None:
     """D15: the script shows one `continue` between forward and backward, and the rank that took it is in the same loop again."""
     lines = ["import torch", "", "", "", "for x in data:", "    loss = model(x)"]
     lines += ["    if torch.isnan(loss): continue", "    loss.backward()"]
-    sight = _first(*_skipped_backward(), sources={"/job/train.py": "\n".join(lines)})
-    assert (sight.rule, sight.class_id) == ("other_module", "D15")
-    assert "the continue at train.py:7" in sight.fix
+    finding = _first(*_skipped_backward(), sources={"/job/train.py": "\n".join(lines)})
+    assert (finding.rule, finding.class_id) == ("other_module", "D15")
+    assert "the continue at train.py:7" in finding.fix
 
 
 def test_modules_dropped_on_some_ranks_are_told_although_nothing_hangs() -> None:
     """Rank 1 drops layers.0 in one forward pass and layers.1 in the next: each was computed with parts of the other's weights."""
     both = [gather("layers.0"), gather("layers.1")]
-    sight = _first(
+    finding = _first(
         rank(0, *both, gather("layers.0"), at=elsewhere()), rank(1, *both, gather("layers.1"), at=elsewhere())
     )
-    assert (sight.rule, sight.class_id, sight.is_stuck) == ("other_module", None, False)
-    assert "wrong results" in sight.message
+    assert (finding.rule, finding.class_id, finding.is_stuck) == ("other_module", None, False)
+    assert "wrong results" in finding.message
 
 
 def test_ranks_that_call_their_modules_otherwise_are_not_compared() -> None:
@@ -107,13 +107,13 @@ def test_ranks_that_call_their_modules_otherwise_are_not_compared() -> None:
 
 def test_a_wait_that_torch_calls_otherwise_is_found_in_the_records() -> None:
     """Torch 2.13 calls all_gather_into_tensor all_gather_single on the stack: the open record is it, with its module."""
-    sight = _first(
+    finding = _first(
         rank(0, gather("layers.0"), gather("layers.1", **_OPEN), at=in_call("all_gather_single", 6)),
         rank(1, gather("layers.0"), at=elsewhere(4)),
     )
-    assert (sight.rule, sight.culprits, sight.where) == ("kept_waiting", (1,), "/job/train.py:4")
-    assert "rank 0 waits in all_gather of layers.1 (#2" in sight.message
-    assert [one.op for one in sight.waiting] == ["all_gather of layers.1"]
+    assert (finding.rule, finding.culprits, finding.where) == ("kept_waiting", (1,), "/job/train.py:4")
+    assert "rank 0 waits in all_gather of layers.1 (#2" in finding.message
+    assert [one.op for one in finding.waiting] == ["all_gather of layers.1"]
 
 
 def test_a_wait_without_a_name_of_its_own_is_named_by_the_module_that_runs() -> None:
@@ -128,25 +128,25 @@ def test_a_wait_without_a_name_of_its_own_is_named_by_the_module_that_runs() -> 
 def test_a_rank_that_ended_after_fewer_passes_of_fsdp_made_fewer_steps() -> None:
     """D14, as with DDP: the others wait in an all_gather that it has made before from the same line."""
     step = [gather("layers.0"), reduce("layers.0")]
-    sight = _first(
+    finding = _first(
         rank(0, *step, gather("layers.0", **_OPEN), at=in_call("all_gather_single", 6)),
         ended(1, *step, steps=1),
     )
-    assert (sight.rule, sight.class_id, sight.culprits) == ("fewer_steps", "D14", (1,))
-    assert "all_gather of layers.0" in sight.message
+    assert (finding.rule, finding.class_id, finding.culprits) == ("fewer_steps", "D14", (1,))
+    assert "all_gather of layers.0" in finding.message
 
 
 def test_a_backward_of_fsdp_that_a_rank_does_not_come_to_is_a_step_less() -> None:
     """D14: a rank that sleeps while the others reduce the gradients of a module, as with DDP's buckets."""
     step = [gather("layers.0"), reduce("layers.0")]
-    sight = _first(
+    finding = _first(
         rank(
             0, *step, gather("layers.0"), reduce("layers.0", **_OPEN), at=in_call("reduce_scatter_single", 8)
         ),
         rank(1, *step, gather("layers.0"), at=elsewhere(7), steps=1),
     )
-    assert (sight.rule, sight.class_id, sight.culprits) == ("fewer_steps", "D14", (1,))
-    assert "join" not in sight.fix
+    assert (finding.rule, finding.class_id, finding.culprits) == ("fewer_steps", "D14", (1,))
+    assert "join" not in finding.fix
 
 
 def test_names_of_modules_outlive_the_job() -> None:

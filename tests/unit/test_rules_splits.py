@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence.facts import Op, RankFacts
+from rankwise.evidence.reader.scene import Op, RankFacts
 from rankwise.verdict.case import Case, RankEnd
-from rankwise.verdict.exchange import find_misfits, find_odd
 from rankwise.verdict.judge import judge
-from rankwise.verdict.look import look
+from rankwise.verdict.run_rules import look
+from rankwise.verdict.split_mismatch import find_odd, find_split_mismatches
 from scenes import in_call, op, rank, scene
 
 Lists = tuple[tuple[int, ...], tuple[int, ...]]
@@ -46,10 +46,10 @@ def _ranks(*lists: Lists, **facts: Any) -> list[RankFacts]:
 )
 def test_whose_lists_are_odd_is_named(lists: list[Lists], culprits: tuple[int, ...]) -> None:
     """Not who gets too much, but whose lists explain all that does not fit; both where nothing tells."""
-    (sight,) = look(scene(*_ranks(*lists)))
-    assert (sight.rule, sight.class_id, sight.kind) == ("other_splits", "C5", "mismatch")
-    assert sight.culprits == culprits
-    assert sight.is_proof
+    (finding,) = look(scene(*_ranks(*lists)))
+    assert (finding.rule, finding.class_id, finding.kind) == ("other_splits", "C5", "mismatch")
+    assert finding.culprits == culprits
+    assert finding.is_proof
 
 
 def test_it_is_told_in_rows_who_gives_whom_how_much() -> None:
@@ -61,10 +61,10 @@ def test_it_is_told_in_rows_who_gives_whom_how_much() -> None:
                         site="/job/train.py:7", **wide), at=in_call("all_to_all_single"), world=3)
         for number in range(3)
     ]  # fmt: skip
-    (sight,) = look(scene(*ranks))
-    assert "rank 1 sends rank 0 3 rows, but 2 are expected" in sight.message
-    assert "rank 1 sends rank 2 1 row, but 2 are expected" in sight.message
-    assert sight.where == "/job/train.py:7"
+    (finding,) = look(scene(*ranks))
+    assert "rank 1 sends rank 0 3 rows, but 2 are expected" in finding.message
+    assert "rank 1 sends rank 2 1 row, but 2 are expected" in finding.message
+    assert finding.where == "/job/train.py:7"
 
 
 def test_what_is_not_known_of_a_rank_proves_nothing() -> None:
@@ -86,7 +86,7 @@ def test_exchanges_that_fit_are_no_misfits(counts: list[list[int]]) -> None:
     ops = {
         rank: _exchange(tuple(row), tuple(other[rank] for other in counts)) for rank, row in enumerate(counts)
     }
-    assert find_misfits(tuple(ops), ops) == ()
+    assert find_split_mismatches(tuple(ops), ops) == ()
 
 
 @given(_COUNTS, st.data())
@@ -101,9 +101,9 @@ def test_one_rank_that_is_wrong_is_among_those_named(counts: list[list[int]], da
         )
         for rank, row in enumerate(counts)
     }
-    misfits = find_misfits(tuple(ops), ops)
-    found = find_odd(misfits, ops)
-    assert {(one.giver, one.getter) for one in misfits} == {(odd, whom)}
+    mismatches = find_split_mismatches(tuple(ops), ops)
+    found = find_odd(mismatches, ops)
+    assert {(one.giver, one.getter) for one in mismatches} == {(odd, whom)}
     assert found
     assert set(found) <= {odd, whom}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankwise.evidence.facts import Group, Op, RankFacts
-from rankwise.evidence.notes import Stack
-from rankwise.verdict.look import look
+from rankwise.evidence.reader.notes import Stack
+from rankwise.evidence.reader.scene import Group, Op, RankFacts
+from rankwise.verdict.run_rules import look
 from scenes import (
     NOW_S,
     buffers,
@@ -43,31 +43,31 @@ def _waiting(number: int, *earlier: Op, world: int = 2, **facts: Any) -> RankFac
 
 def test_a_slow_rank_is_told_without_blame() -> None:
     """It is busy: who it is, where and how busy; no class, and never a proof."""
-    sight = _first(
+    finding = _first(
         *(_waiting(number, op(), world=4) for number in range(3)),
         rank(3, op(), at=elsewhere(88), world=4, is_asleep=False),
     )
-    assert (sight.certainty, sight.rule, sight.culprits, sight.class_id, sight.doing) == (
+    assert (finding.certainty, finding.rule, finding.culprits, finding.class_id, finding.doing) == (
         "suspicion",
         "kept_waiting",
         (3,),
         None,
         "busy",
     )
-    assert sight.message == (
+    assert finding.message == (
         "rank 3 is busy (98 % CPU) at train.py:88; ranks 0-2 wait in all_reduce #2 ([4] float32) from train.py:7"
     )
-    first = sight.waiting[0]
+    first = finding.waiting[0]
     assert (first.rank, first.op, first.where) == (0, "all_reduce", "/job/train.py:7")
 
 
 def test_the_fast_one_is_not_blamed_for_the_slow_many() -> None:
     """One rank that waits for seven that work is no deviation."""
-    sight = _first(
+    finding = _first(
         _waiting(0, world=8),
         *(rank(number, at=elsewhere(), world=8, is_asleep=False) for number in range(1, 8)),
     )
-    assert sight.culprits == tuple(range(1, 8))
+    assert finding.culprits == tuple(range(1, 8))
 
 
 @pytest.mark.parametrize(
@@ -82,32 +82,32 @@ def test_the_fast_one_is_not_blamed_for_the_slow_many() -> None:
 def test_what_the_missed_rank_does_is_told(frames: tuple[str, str], doing: str) -> None:
     """A rank in torch's compiler, its checkpoints or its loader is none that is stuck."""
     busy = stack((frames[0], 1, frames[1]), at=30)
-    sight = _first(_waiting(0), rank(1, at=busy))
-    assert (sight.doing, sight.certainty, sight.class_id) == (doing, "suspicion", None)
+    finding = _first(_waiting(0), rank(1, at=busy))
+    assert (finding.doing, finding.certainty, finding.class_id) == (doing, "suspicion", None)
 
 
 def test_a_debugger_is_never_a_hang() -> None:
     """Somebody is typing."""
-    sight = _first(_waiting(0), rank(1, at=elsewhere(), reads_terminal=True))
-    assert (sight.doing, sight.certainty, sight.is_stuck) == ("debugged", "suspicion", False)
-    assert "debugger" in sight.message
+    finding = _first(_waiting(0), rank(1, at=elsewhere(), reads_terminal=True))
+    assert (finding.doing, finding.certainty, finding.is_stuck) == ("debugged", "suspicion", False)
+    assert "debugger" in finding.message
 
 
 @pytest.mark.parametrize(("world", "code"), [(2, 0), (4, 0), (4, 3), (4, -9)])
 def test_a_member_that_has_ended_is_a_proof(world: int, code: int) -> None:
     """R6: whatever its exit code was, it does not come any more."""
-    sight = _first(
+    finding = _first(
         *(_waiting(number, op(), world=world) for number in range(world - 1)),
         ended(world - 1, op(), world=world, code=code),
     )
-    assert (sight.certainty, sight.rule, sight.culprits, sight.is_stuck) == (
+    assert (finding.certainty, finding.rule, finding.culprits, finding.is_stuck) == (
         "proof",
         "member_ended",
         (world - 1,),
         True,
     )
-    assert sight.class_id == ("R6" if code == 0 else None)
-    assert f"{'exit code' if code >= 0 else 'signal'} {abs(code)}" in sight.message
+    assert finding.class_id == ("R6" if code == 0 else None)
+    assert f"{'exit code' if code >= 0 else 'signal'} {abs(code)}" in finding.message
 
 
 def test_a_rank_that_ended_after_its_part_is_not_missed() -> None:
@@ -119,7 +119,7 @@ def test_gradients_that_a_dead_rank_may_have_sent_prove_nothing_at_once() -> Non
     """C++ issued them, and the flight recorder was not read at the end: only silence for seconds tells."""
     waiting = rank(0, gradient(), gradient(**_OPEN), at=in_backward())
     late = ended(1, gradient(), ended_s=NOW_S - 1, dumped_s=NOW_S - 60)
-    assert not [sight for sight in look(scene(waiting, late)) if sight.is_proof]
+    assert not [finding for finding in look(scene(waiting, late)) if finding.is_proof]
     old = ended(1, gradient(), ended_s=NOW_S - 8, dumped_s=NOW_S - 60)
     assert _first(waiting, old).is_proof
 
@@ -130,8 +130,8 @@ def test_a_rank_that_left_the_loop_is_named(world: int, is_recorded: bool) -> No
     """D14: the others wait in backward for one that trained along and sleeps; also where C++'s collectives are not recorded."""
     past = (gradient(), gradient(**_OPEN)) if is_recorded else ()
     ranks = [rank(number, *past, at=in_backward(), world=world, steps=3) for number in range(world - 1)]
-    sight = _first(*ranks, rank(world - 1, *past[:1], at=elsewhere(12), world=world, steps=3))
-    assert (sight.rule, sight.class_id, sight.culprits, sight.where) == (
+    finding = _first(*ranks, rank(world - 1, *past[:1], at=elsewhere(12), world=world, steps=3))
+    assert (finding.rule, finding.class_id, finding.culprits, finding.where) == (
         "fewer_steps",
         "D14",
         (world - 1,),
@@ -147,10 +147,10 @@ def test_a_backward_pass_that_computes_is_no_wait() -> None:
 
 def test_a_forward_pass_for_an_evaluation_of_one_rank_is_named() -> None:
     """D17: rank 0 broadcasts buffers from a line that the others never were at."""
-    sight = _first(
+    finding = _first(
         rank(0, buffers(6), buffers(11, **_OPEN), at=in_forward(11)), rank(1, buffers(6), at=elsewhere(20))
     )
-    assert (sight.rule, sight.class_id) == ("forward_on_some", "D17")
+    assert (finding.rule, finding.class_id) == ("forward_on_some", "D17")
 
 
 def test_a_wrapper_on_some_ranks_is_named() -> None:
@@ -162,8 +162,8 @@ def test_a_wrapper_on_some_ranks_is_named() -> None:
         inside=("__init__", "_verify_param_shape_across_processes"),
         **_OPEN,
     )
-    sight = _first(rank(0, wrapping, at=in_wrapping()), rank(1, at=elsewhere()))
-    assert (sight.rule, sight.class_id) == ("wrapped_on_some", "D13")
+    finding = _first(rank(0, wrapping, at=in_wrapping()), rank(1, at=elsewhere()))
+    assert (finding.rule, finding.class_id) == ("wrapped_on_some", "D13")
 
 
 def test_a_state_dict_on_one_rank_is_named() -> None:
@@ -174,30 +174,35 @@ def test_a_state_dict_on_one_rank_is_named() -> None:
         (f"{_TORCH}/distributed/tensor/_api.py", 3, "full_tensor"),
         at=10,
     )
-    sight = _first(
+    finding = _first(
         rank(0, op("all_gather_into_tensor", at=10, source="native", **_OPEN), at=gathering),
         rank(1, at=elsewhere(11)),
     )
-    assert (sight.rule, sight.class_id, sight.where) == ("state_on_some", "D28", "/job/train.py:11")
+    assert (finding.rule, finding.class_id, finding.where) == ("state_on_some", "D28", "/job/train.py:11")
 
 
 def test_a_barrier_without_counterpart_is_named() -> None:
     """C2: rank 0 was at this very line one barrier earlier."""
-    sight = _first(
+    finding = _first(
         rank(0, op("barrier", at=8), at=elsewhere(9)),
         rank(1, op("barrier", at=6), op("barrier", at=8, **_OPEN), at=in_call("barrier", 8)),
     )
-    assert (sight.rule, sight.class_id, sight.culprits) == ("split_barrier", "C2", (0,))
+    assert (finding.rule, finding.class_id, finding.culprits) == ("split_barrier", "C2", (0,))
 
 
 @pytest.mark.parametrize(("first", "second"), [("send", "send"), ("recv", "recv"), ("isend", "isend")])
 def test_messages_in_a_circle_are_a_proof(first: str, second: str) -> None:
     """C9: both send first, or both receive first."""
-    sight = _first(
+    finding = _first(
         rank(0, op(first, peer=1, **_OPEN), at=in_call(first)),
         rank(1, op(second, peer=0, **_OPEN), at=in_call(second)),
     )
-    assert (sight.rule, sight.class_id, sight.certainty, sight.culprits) == ("circle", "C9", "proof", (0, 1))
+    assert (finding.rule, finding.class_id, finding.certainty, finding.culprits) == (
+        "circle",
+        "C9",
+        "proof",
+        (0, 1),
+    )
 
 
 def test_a_ring_of_sends_is_a_circle_of_all() -> None:
@@ -212,25 +217,25 @@ def test_a_ring_of_sends_is_a_circle_of_all() -> None:
 def test_two_groups_in_different_order_are_a_circle() -> None:
     """Rank 0 is in the group of all, rank 1 in that of the pair, and each waits for the other."""
     pair = (Group(name="1", ranks=(0, 1), backend="gloo"),)
-    sight = _first(
+    finding = _first(
         rank(0, op(at=5, **_OPEN), at=in_call(at=5), groups=pair, world=3),
         rank(1, op(at=6, group="1", **_OPEN), at=in_call(at=6), groups=pair, world=3),
         rank(2, op(at=5, **_OPEN), at=in_call(at=5), world=3),
     )
-    assert (sight.rule, sight.certainty, sight.culprits) == ("circle", "proof", (0, 1))
-    assert [one.rank for one in sight.waiting] == [0, 1, 2]
+    assert (finding.rule, finding.certainty, finding.culprits) == ("circle", "proof", (0, 1))
+    assert [one.rank for one in finding.waiting] == [0, 1, 2]
 
 
 def test_a_stopped_process_is_told_and_can_go_on() -> None:
     """SIGSTOP: it is sure that it does not move, and SIGCONT makes it move again."""
-    sight = _first(_waiting(0), rank(1, state="stopped"))
-    assert (sight.rule, sight.certainty, sight.is_stuck, sight.doing) == (
+    finding = _first(_waiting(0), rank(1, state="stopped"))
+    assert (finding.rule, finding.certainty, finding.is_stuck, finding.doing) == (
         "stopped_process",
         "proof",
         False,
         "stopped",
     )
-    assert "kill -CONT 4001" in sight.fix
+    assert "kill -CONT 4001" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -238,27 +243,27 @@ def test_a_stopped_process_is_told_and_can_go_on() -> None:
 )
 def test_dead_workers_are_named_with_their_rank(states: str, class_id: str | None, is_stuck: bool) -> None:
     """R3: no batch can come; the ranks that wait for this rank are told too, and it is said once."""
-    sights = look(scene(_waiting(0), rank(1, at=in_loader(), children=workers(*states))))
-    assert [(sight.rule, sight.class_id, sight.is_stuck, sight.culprits) for sight in sights] == [
+    findings = look(scene(_waiting(0), rank(1, at=in_loader(), children=workers(*states))))
+    assert [(finding.rule, finding.class_id, finding.is_stuck, finding.culprits) for finding in findings] == [
         ("dead_worker", class_id, is_stuck, (1,))
     ]
-    assert [one.rank for one in sights[0].waiting] == [0]
+    assert [one.rank for one in findings[0].waiting] == [0]
 
 
 def test_a_living_worker_is_only_slow() -> None:
     """One worker has come to its end, and another one still reads."""
-    sight = _first(_waiting(0), rank(1, at=in_loader(), children=workers("Z", "S")))
-    assert (sight.rule, sight.doing, sight.certainty) == ("kept_waiting", "loading data", "suspicion")
+    finding = _first(_waiting(0), rank(1, at=in_loader(), children=workers("Z", "S")))
+    assert (finding.rule, finding.doing, finding.certainty) == ("kept_waiting", "loading data", "suspicion")
 
 
 def test_the_line_of_a_worker_that_is_waited_for_is_told() -> None:
     """Where a worker stands is the cause, and more workers would be no remedy; those that have nothing to do are not told."""
     stuck, idle = workers("S", "S")
     children = (replace(stuck, where="/home/u/data.py:12"), idle)
-    sight = _first(_waiting(0), rank(1, at=in_loader(), children=children))
-    assert "whose worker is at data.py:12" in sight.message
-    assert "data.py:12" in sight.fix
-    assert "more loader workers" not in sight.fix
+    finding = _first(_waiting(0), rank(1, at=in_loader(), children=children))
+    assert "whose worker is at data.py:12" in finding.message
+    assert "data.py:12" in finding.fix
+    assert "more loader workers" not in finding.fix
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -266,24 +271,24 @@ def test_a_rank_that_never_came_to_init_is_named(has_ended: bool) -> None:
     """I1: the others stand in init_process_group."""
     meeting = in_call("init_process_group", 3)
     away = ended(2, has_joined=False) if has_ended else rank(2, at=elsewhere(2), has_joined=False)
-    sight = _first(*(rank(number, at=meeting, has_joined=False, world=3) for number in range(2)), away)
-    assert (sight.rule, sight.class_id, sight.culprits) == ("absent_from_meeting", "I1", (2,))
-    assert sight.certainty == ("proof" if has_ended else "suspicion")
+    finding = _first(*(rank(number, at=meeting, has_joined=False, world=3) for number in range(2)), away)
+    assert (finding.rule, finding.class_id, finding.culprits) == ("absent_from_meeting", "I1", (2,))
+    assert finding.certainty == ("proof" if has_ended else "suspicion")
 
 
 def test_a_rank_that_still_imports_is_slow() -> None:
     """Others are in init already; no process claims to blame yet."""
-    sight = _first(
+    finding = _first(
         rank(0, at=in_call("init_process_group"), has_joined=False),
         rank(1, at=elsewhere(1), has_joined=False, is_asleep=False),
     )
-    assert (sight.class_id, sight.certainty, sight.doing) == (None, "suspicion", "busy")
+    assert (finding.class_id, finding.certainty, finding.doing) == (None, "suspicion", "busy")
 
 
 def test_a_group_that_members_alone_make_is_named() -> None:
     """C10: ranks wait in new_group, and the others wait for them in a collective."""
-    sight = _first(rank(0, at=in_call("new_group", 5)), rank(1, op(at=9, **_OPEN), at=in_call(at=9)))
-    assert (sight.rule, sight.class_id, sight.certainty) == ("absent_from_meeting", "C10", "proof")
+    finding = _first(rank(0, at=in_call("new_group", 5)), rank(1, op(at=9, **_OPEN), at=in_call(at=9)))
+    assert (finding.rule, finding.class_id, finding.certainty) == ("absent_from_meeting", "C10", "proof")
 
 
 def test_a_monitored_barrier_is_waited_in_too() -> None:
@@ -292,8 +297,8 @@ def test_a_monitored_barrier_is_waited_in_too() -> None:
         rank(number, op("monitored_barrier", **_OPEN), at=in_call("monitored_barrier"), world=4)
         for number in (0, 1, 3)
     ]
-    sight = _first(*ranks[:2], rank(2, at=elsewhere(), world=4), ranks[2])
-    assert (sight.culprits, sight.certainty) == ((2,), "suspicion")
+    finding = _first(*ranks[:2], rank(2, at=elsewhere(), world=4), ranks[2])
+    assert (finding.culprits, finding.certainty) == ((2,), "suspicion")
 
 
 _SCRIPT = """import torch.distributed as dist
@@ -321,8 +326,8 @@ def test_the_scripts_own_lines_decide_the_class(called_at: int, asleep_at: int, 
     inner = in_call(at=4)
     calling = Stack(frames=(*inner.frames, *elsewhere(called_at).frames))
     ranks = (rank(0, op(at=4, **_OPEN), at=calling), rank(1, at=elsewhere(asleep_at)))
-    sight = _first(*ranks, sources={"/job/train.py": _SCRIPT})
-    assert sight.class_id == class_id
+    finding = _first(*ranks, sources={"/job/train.py": _SCRIPT})
+    assert finding.class_id == class_id
     assert _first(*ranks).class_id is None
 
 
@@ -335,7 +340,7 @@ def test_what_can_not_be_seen_is_not_accused() -> None:
 def test_who_waits_for_one_that_waits_is_not_told_apart() -> None:
     """Ranks 0 and 1 wait for rank 2, which waits for rank 3: rank 3 is the one."""
     pair = (Group(name="1", ranks=(2, 3), backend="gloo"),)
-    sights = look(
+    findings = look(
         scene(
             _waiting(0, world=4),
             _waiting(1, world=4),
@@ -343,12 +348,12 @@ def test_who_waits_for_one_that_waits_is_not_told_apart() -> None:
             rank(3, at=elsewhere(30), groups=pair, world=4),
         )
     )
-    assert [sight.culprits for sight in sights] == [(3,)]
-    assert [one.rank for one in sights[0].waiting] == [0, 1, 2]
+    assert [finding.culprits for finding in findings] == [(3,)]
+    assert [one.rank for one in findings[0].waiting] == [0, 1, 2]
 
 
 def test_the_key_stays_while_the_wait_lasts() -> None:
-    """The same sight a minute later is the same one, whatever the rank does by then."""
+    """The same finding a minute later is the same one, whatever the rank does by then."""
     early = _first(_waiting(0, op()), rank(1, op(), at=elsewhere(9), is_asleep=False))
     late = _first(_waiting(0, op()), rank(1, op(), at=elsewhere(33)))
     other = _first(_waiting(0, op(), op()), rank(1, op(), op(), at=elsewhere(9)))
@@ -364,8 +369,8 @@ def test_groups_with_equal_ends_are_not_mixed_up() -> None:
         for number in (0, 1, 3, 4)
     ]
     other = rank(5, op(group="1", **_OPEN), at=in_call(), groups=five, world=6)
-    sights = look(scene(*ranks[:2], late, *ranks[2:], other))
-    assert [sight.culprits for sight in sights] == [(2,)]
+    findings = look(scene(*ranks[:2], late, *ranks[2:], other))
+    assert [finding.culprits for finding in findings] == [(2,)]
 
 
 @pytest.mark.parametrize(("earlier", "is_proof"), [([], False), ([op("recv", peer=0)], True)])
@@ -375,14 +380,14 @@ def test_messages_of_long_ago_prove_nothing(earlier: list[Op], is_proof: bool) -
     mine = [op("recv", peer=1) for _ in earlier]
     first = rank(0, *past, *mine, op("send", peer=1, seq=2, **_OPEN), at=in_call("send"))
     second = rank(1, *past, *earlier, op("send", peer=0, seq=2, **_OPEN), at=in_call("send"))
-    assert bool([sight for sight in look(scene(first, second)) if sight.rule == "circle"]) == is_proof
+    assert bool([finding for finding in look(scene(first, second)) if finding.rule == "circle"]) == is_proof
 
 
 def test_the_one_with_a_batch_more_is_named_not_the_many_that_are_done() -> None:
     """Seven ranks have left the loop, and the eighth is in one backward pass more."""
     done = [rank(number, gradient(), at=elsewhere(12), world=8) for number in range(7)]
-    sight = _first(*done, rank(7, gradient(), gradient(**_OPEN), at=in_backward(), world=8))
-    assert (sight.rule, sight.culprits, sight.where) == ("fewer_steps", (7,), "/job/train.py:7")
+    finding = _first(*done, rank(7, gradient(), gradient(**_OPEN), at=in_backward(), world=8))
+    assert (finding.rule, finding.culprits, finding.where) == ("fewer_steps", (7,), "/job/train.py:7")
 
 
 def test_a_server_that_waits_for_its_clients_waits_in_no_collective() -> None:
@@ -406,36 +411,37 @@ def test_on_a_gpu_the_wait_is_at_the_next_line_that_needs_a_result(file: str) ->
 def test_a_process_stopped_inside_a_collective_is_told(is_over: bool | None) -> None:
     """It has entered, and never comes out; one that was through with it keeps nobody waiting."""
     stopped = rank(2, op(), op(is_over=is_over), state="stopped", world=3)
-    sights = look(scene(*(_waiting(number, op(), world=3) for number in range(2)), stopped))
-    assert [(one.rule, one.culprits, one.is_stuck) for one in sights] == (
+    findings = look(scene(*(_waiting(number, op(), world=3) for number in range(2)), stopped))
+    assert [(one.rule, one.culprits, one.is_stuck) for one in findings] == (
         [] if is_over else [("stopped_process", (2,), False)]
     )
 
 
 def test_a_stopped_worker_keeps_the_batches_of_the_others() -> None:
     """The other worker is idle, not slow; while one reads or computes it is not known which of them is missed."""
-    sights = look(scene(_waiting(0), rank(1, at=in_loader(), children=workers("S", "T"))))
-    assert [(one.rule, one.culprits, one.is_stuck) for one in sights] == [("dead_worker", (1,), False)]
-    assert "1 of its data-loading workers is stopped by a signal (SIGSTOP): PID 9001" in sights[0].message
+    findings = look(scene(_waiting(0), rank(1, at=in_loader(), children=workers("S", "T"))))
+    assert [(one.rule, one.culprits, one.is_stuck) for one in findings] == [("dead_worker", (1,), False)]
+    assert "1 of its data-loading workers is stopped by a signal (SIGSTOP): PID 9001" in findings[0].message
     for state in "RD":
         busy = rank(1, at=in_loader(), children=workers(state, "T"))
         assert _first(_waiting(0), busy).rule == "kept_waiting"
 
 
-_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/recording.py"
+_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/in_rank/collective_recorder.py"
 
 
 def test_waiting_for_a_work_is_a_wait() -> None:
     """`work.wait()` in the user's own line is C++'s: isend for a rank that is in a barrier can't end."""
-    sight = _first(
+    finding = _first(
         rank(0, op("isend", peer=1, at=7, **_OPEN), at=stack((_RECORDER, 140, "wait"))),
         rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9)),
     )
-    assert (sight.rule, sight.certainty, sight.culprits) == ("circle", "proof", (0, 1))
+    assert (finding.rule, finding.certainty, finding.culprits) == ("circle", "proof", (0, 1))
     assert (
-        "rank 0 sends to rank 1 at train.py:7, and rank 1 waits in barrier #1 at train.py:9" in sight.message
+        "rank 0 sends to rank 1 at train.py:7, and rank 1 waits in barrier #1 at train.py:9"
+        in finding.message
     )
-    assert sight.fix.startswith("let rank 1 make the recv that answers train.py:7")
+    assert finding.fix.startswith("let rank 1 make the recv that answers train.py:7")
 
 
 def test_typing_behind_a_work_is_none() -> None:
@@ -455,20 +461,20 @@ def _astray(*before: Op) -> tuple[RankFacts, ...]:
 
 def test_a_message_to_another_rank_than_expects_one_is_told_as_such() -> None:
     """Rank 0 sends to 2, which receives from 1: these two are told, and rank 1 only waits for them."""
-    sight = _first(*_astray())
-    assert (sight.rule, sight.class_id, sight.culprits) == ("circle", "C9", (0, 2))
+    finding = _first(*_astray())
+    assert (finding.rule, finding.class_id, finding.culprits) == ("circle", "C9", (0, 2))
     assert (
         "rank 0 sends to rank 2 at train.py:5, and rank 2 expects a message from rank 1 at train.py:6"
-        in sight.message
+        in finding.message
     )
-    assert "dst=2 at train.py:5 needs src=0 at train.py:6" in sight.fix
-    assert [one.rank for one in sight.waiting] == [1]
+    assert "dst=2 at train.py:5 needs src=0 at train.py:6" in finding.fix
+    assert [one.rank for one in finding.waiting] == [1]
 
 
 def test_who_may_have_left_its_message_out_is_not_acquitted() -> None:
     """Rank 1 has sent to rank 2 before, and is in a barrier now: it may be the one that went on too early."""
-    sight = _first(*_astray(op("recv", peer=1, at=6)))
-    assert (sight.class_id, sight.culprits) == (None, (0, 1, 2))
+    finding = _first(*_astray(op("recv", peer=1, at=6)))
+    assert (finding.class_id, finding.culprits) == (None, (0, 1, 2))
 
 
 def test_of_two_the_one_that_a_rank_test_led_away_is_named() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence import scene_file
-from rankwise.evidence.facts import Child, Evidence, Group, Op, RankFacts, Scene
-from rankwise.evidence.notes import Frame, Stack
+from rankwise.evidence.reader import scene_file
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts, Scene
 from rankwise.verdict import case_file, evidence_folder
 from rankwise.verdict.case import Case, RankEnd, Waiting
-from rankwise.verdict.sight import Sight
+from rankwise.verdict.finding import JobFinding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ CASE = Case(
         RankEnd(rank=1, local_rank=1, code=-9, ended_s=3.0, fault=_FAULT, crash=_STACK, last_words="Killed"),
     ),
     world_size=3, attempt=2, hung=True,
-    sights=(Sight(kind="hang", certainty="proof", rule="left", culprits=(1,), message="rank 1 left", key="k",
+    findings=(JobFinding(kind="hang", certainty="proof", rule="left", culprits=(1,), message="rank 1 left", key="k",
                   waiting=(Waiting(rank=0, where="train.py:7", op="all_reduce"),)),),
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_a_scene_survives_a_file() -> None:
 
 
 def test_a_case_survives_a_file() -> None:
-    """Ends, sights and who waited come back equal; the scene is a file of its own."""
+    """Ends, findings and who waited come back equal; the scene is a file of its own."""
     assert case_file.from_json(json.loads(json.dumps(case_file.to_json(CASE)))) == CASE
 
 
@@ -67,6 +67,13 @@ def test_what_is_unknown_here_is_left_out_and_what_is_new_there_has_its_default(
     again = scene_file.from_json(body)
     assert again.ranks[0].still_s == 0.0
     assert again.ranks[1] == SCENE.ranks[1]
+
+
+def test_a_case_of_version_0_2_is_read() -> None:
+    """What it called the loss of the keeper is that of the supervisor."""
+    body = json.loads(json.dumps(case_file.to_json(CASE)))
+    del body["supervisor_lost"]
+    assert case_file.from_json(body | {"keeper_lost": True}).supervisor_lost
 
 
 @pytest.mark.parametrize(

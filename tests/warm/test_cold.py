@@ -588,7 +588,7 @@ def test_a_signal_to_the_launcher_while_the_server_imports_ends_the_job(name: st
 
 
 def test_a_launcher_killed_while_the_server_imports_leaves_nobody(tmp_path: Path) -> None:
-    """With kill -9 of the launcher amid the server's imports: the server, the keeper and the ranks to come are gone."""
+    """With kill -9 of the launcher amid the server's imports: the server, the supervisor and the ranks to come are gone."""
     with start_gated(tmp_path) as (job, _):
         job.send(signal.SIGKILL)
         job.process.wait()

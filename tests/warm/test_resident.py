@@ -318,16 +318,18 @@ def test_a_server_that_is_killed_leaves_the_job_running_and_the_next_run_starts_
     assert server not in residence.pids()
 
 
-def test_a_keeper_that_is_killed_leaves_nothing(residence: Residence, tmp_path: Path) -> None:
+def test_a_supervisor_that_is_killed_leaves_nothing(residence: Residence, tmp_path: Path) -> None:
     """What its ranks had started falls to the server, which ends it; the job says what happened."""
     with _start_held(residence, tmp_path) as (job, below):
-        (keeper,) = (
-            int(line.split()[0]) for line in list_marked() if f"rankwise-keeper {job.process.pid} " in line
+        (supervisor,) = (
+            int(line.split()[0])
+            for line in list_marked()
+            if f"rankwise-supervisor {job.process.pid} " in line
         )
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
         result = job.finish()
         assert result.code == 137
-        assert "the launcher's own keeper process was killed" in result.err
+        assert "the launcher's own supervisor process was killed" in result.err
         wait_until(lambda: not any(_is_alive(pid) for pid in below), 5)
     assert residence.ask("stop") == "ended 1 resident server\n"
 

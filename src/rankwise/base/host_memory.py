@@ -48,8 +48,8 @@ def find_memory_folder(name: str) -> Path | None:
     Args:
         name: Of the folder below the launcher's, or below that which RANKWISE_MEMORY names.
     """
-    told = environ.get(VARIABLE)
-    root = Path(told) if told else _find_launchers()
+    value = environ.get(VARIABLE)
+    root = Path(value) if value else _find_launchers()
     return root / name if root is not None and root.is_dir() else None
 
 

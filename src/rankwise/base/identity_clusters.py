@@ -50,15 +50,15 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
     )
     it.told = {"rank": task_said, "world_size": cluster_said, "local_rank": f"{task_said}, among those of its host", "local_world_size": "entries of its host in TF_CONFIG's cluster",
                "node_rank": f"{task_said}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
-    told = it.port()
-    if told is None:
+    found = it.port()
+    if found is None:
         job = "ps" if servers else "chief" if chiefs else "worker"
         refuse_no_port(job, addresses[0], "TF_CONFIG")
-        told = it.derive("master_port", int(port), "first entry of TF_CONFIG's cluster")
+        found = it.derive("master_port", int(port), "first entry of TF_CONFIG's cluster")
     return Identity(
         rank=rank, world_size=len(addresses), local_rank=hosts[:rank].count(hosts[rank]), local_world_size=hosts.count(hosts[rank]),
         node_rank=order.index(hosts[rank]), num_nodes=len(order),
-        master_addr=it.addr(hosts[0], "first entry of TF_CONFIG's cluster"), master_port=told,
+        master_addr=it.addr(hosts[0], "first entry of TF_CONFIG's cluster"), master_port=found,
         source="TF_CONFIG", names=("TF_CONFIG task index", "TF_CONFIG cluster size"), told=it.told, role=kind if servers else None,
     )  # fmt: skip
 
@@ -130,10 +130,10 @@ def _read_json(env: Mapping[str, str], name: str) -> object:
         raise UsageError(f"{name} can't be read: {error}", hint='it is JSON: ["algo-1", "algo-2"]') from error
 
 
-def _names(told: object, name: str) -> list[str]:
-    if not isinstance(told, list):
+def _names(value: object, name: str) -> list[str]:
+    if not isinstance(value, list):
         raise UsageError(f"{name} has no list of hosts", hint='it is JSON: ["algo-1", "algo-2"]')
-    return list(map(str, told))
+    return list(map(str, value))
 
 
 def read_kubernetes(env: Mapping[str, str]) -> Identity | None:

@@ -78,17 +78,19 @@ class Traces:
 
     def addr(self, derived: str | None = None, how: str = "") -> str | None:
         """Return MASTER_ADDR, else the address that the launcher lets us derive."""
-        told = self.env.get("MASTER_ADDR")
-        if told:
-            self.told["master_addr"] = f"MASTER_ADDR={told}"
+        value = self.env.get("MASTER_ADDR")
+        if value:
+            self.told["master_addr"] = f"MASTER_ADDR={value}"
         elif derived:
             self.told["master_addr"] = how
-        return told or derived or None
+        return value or derived or None
 
     def port(self, seed: str = "", how: str = "") -> int | None:
         """Return MASTER_PORT, else a port that all processes of a job derive alike from ``seed``; None if nothing tells jobs apart."""
-        told = self.number("master_port", "MASTER_PORT")
-        return self.derive("master_port", derive_port(seed), f"derived from {how}") if told is None else told
+        found = self.number("master_port", "MASTER_PORT")
+        return (
+            self.derive("master_port", derive_port(seed), f"derived from {how}") if found is None else found
+        )
 
 
 def read_int(env: Mapping[str, str], name: str) -> int | None:

@@ -175,8 +175,8 @@ def pick_high_descriptors(count: int) -> tuple[int, ...]:
 NOTES_FD, STACKS_FD, SERVER_FD, EVIDENCE_FD, ASK_FD = pick_high_descriptors(5)
 
 
-#: How a keeper that a resident server has forked is called, with its launcher's number behind it: it is no child of that.
-KEEPER_NAME = "rankwise-keeper"
+#: How a supervisor that a resident server has forked is called, with its launcher's number behind it: it is no child of that.
+SUPERVISOR_NAME = "rankwise-supervisor"
 
 
 def make_memory_file(name: str) -> int:
@@ -228,10 +228,10 @@ def find_address(interface: str) -> str:
         import struct
 
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            told = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
     except (ImportError, OSError):
         return ""
-    return str(socket.inet_ntoa(told[20:24]))
+    return str(socket.inet_ntoa(found[20:24]))
 
 
 def copy_terminal_size(from_fd: int, to_fd: int) -> None:

@@ -17,7 +17,7 @@ REQUEUE = 75
 # A rank that leaves after a notice ignores it in the end. Neighbour of the signal that asks for stacks (base/osdoor.py).
 END_SIGNAL: int | None = signal.SIGRTMIN + 12 if hasattr(signal, "SIGRTMIN") else None
 
-#: How the notes of a rank begin (evidence/recorder.py), and the lines that say how 75 is meant, and that the rank leaves so.
+#: How the notes of a rank begin (evidence/in_rank/recorder.py), and the lines that say how 75 is meant, and that the rank leaves so.
 _FIRST, _ASKED, _LEAVES = b'{"note": "armed"', b'{"note": "requeue"}\n', b'{"note": "leaves"}\n'
 #: That SIGINT is a notice to it, and that it is none any more.
 _HEEDS, _HEEDS_NOT = b'{"note": "heeds SIGINT"}\n', b'{"note": "heeds SIGINT no more"}\n'

@@ -48,7 +48,7 @@ class Request:
         can_pickle: Whether objects that are not plain data may be pickled.
     """
 
-    told: str
+    shown_folder: str
     folder: Path
     place: Path
     state: Mapping[str, Any]
@@ -108,7 +108,7 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
     """
     flat = Flat()
     error: Exception | None = None
-    said: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     try:
         _check_step(request.step)
         _check_metrics(request.metrics or {})
@@ -116,8 +116,8 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
             _check_judged(request.metrics, request.keep)
         flat = flatten(request.state, ranks.rank, can_pickle=request.can_pickle)
         _part_boxes(before, flat, ranks)
-        said = {
-            "folder": request.told,
+        body = {
+            "folder": request.shown_folder,
             "step": operator.index(request.step),
             "parts": {part: _digest(tree) for part, tree in flat.trees.items()},
             "contents": digest_contents(flat) if ranks.world_size > 1 else {},
@@ -126,11 +126,11 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
         }
     except Exception as found:  # noqa: BLE001 - the user's state_dict may raise anything
         # Not raised before the others know: they would wait.
-        error, said = found, {"error": found.message if isinstance(found, RankwiseError) else f"{type(found).__name__}: {found}"}  # fmt: skip
-    told = ranks.control.compare(json.dumps(said), what=request.what)
+        error, body = found, {"error": found.message if isinstance(found, RankwiseError) else f"{type(found).__name__}: {found}"}  # fmt: skip
+    answers = ranks.control.compare(json.dumps(body), what=request.what)
     if error is not None:
         raise error
-    words = [json.loads(text) for text in told] if told else [said]
+    words = [json.loads(text) for text in answers] if answers else [body]
     _check_words(words, ranks)
     # Tensors of other shapes are an error, which the share-out tells.
     kinds = ("parts", "contents") if len({word["boxes"] for word in words}) == 1 else ("parts",)
@@ -230,7 +230,7 @@ def _digest(value: Any) -> str:
 
 
 #: Whether it was said that there are no copies in memory.
-_said: list[bool] = []
+_reported: list[bool] = []
 
 
 def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ranks]:
@@ -243,11 +243,11 @@ def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ra
     memory = find_memory(folder)
     parted = ranks.of_folder(str(memory or ""))
     if memory is None or parted.has_blank:
-        if ranks.is_main and not _said:
+        if ranks.is_main and not _reported:
             warn(
                 "no copies in memory: this job was not started by `rankwise run`, or its host has no /dev/shm; saving to disk"
             )
-            _said.append(True)
+            _reported.append(True)
         return folder, ranks
     return memory, parted
 
@@ -352,5 +352,5 @@ def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[st
     except CheckpointError as error:
         return {"error": error.message, "hint": error.hint}
     except OSError as error:
-        told = tell(error, f"can't write into {place}")
-        return {"error": told.message, "hint": told.hint}
+        found = tell(error, f"can't write into {place}")
+        return {"error": found.message, "hint": found.hint}

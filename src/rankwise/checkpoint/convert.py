@@ -186,8 +186,8 @@ def _compare_names(module: torch.nn.Module, own: Mapping[str, torch.Tensor], wei
     loaded = {tied[name] for name in matched if name in tied}
     missing = [name for name in own if name not in matched and tied.get(name) not in loaded]
     unknown = sorted(weights.keys() - set(matched.values()))
-    said = [f"the file lacks {_shorten(missing)}"] if missing else []
-    return said + ([f"the model lacks {_shorten(unknown)}"] if unknown else [])
+    text = [f"the file lacks {_shorten(missing)}"] if missing else []
+    return text + ([f"the model lacks {_shorten(unknown)}"] if unknown else [])
 
 
 def _place(values: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

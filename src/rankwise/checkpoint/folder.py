@@ -120,8 +120,8 @@ def read_index(path: Path, manifest: Manifest) -> Index:
         CheckpointError: It is missing or damaged.
     """
     data = _read(path / INDEX)
-    told = next((file for file in manifest.files if file.name == INDEX), None)
-    if told is None or zlib.crc32(data) != told.crc32:
+    found = next((file for file in manifest.files if file.name == INDEX), None)
+    if found is None or zlib.crc32(data) != found.crc32:
         raise CheckpointError(f"{path / INDEX} is not the one that the manifest beside it refers to", hint="files of two checkpoints were mixed, or the disk changed it: use an earlier one")  # fmt: skip
     return parse_index(data, path / INDEX)
 

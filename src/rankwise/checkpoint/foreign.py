@@ -179,10 +179,10 @@ def _search(content: Any, path: tuple[str, ...]) -> Iterator[tuple[str, dict[str
 
 def _describe(found: Mapping[str, Mapping[str, Any]], content: Any) -> str:
     if found:
-        said = [f"{path or 'the file itself'} ({len(weights)} tensors)" for path, weights in found.items()]
+        lines = [f"{path or 'the file itself'} ({len(weights)} tensors)" for path, weights in found.items()]
     elif isinstance(content, Mapping):
-        said = [f"{name} ({type(value).__name__})" for name, value in content.items()] or ["an empty dict"]
+        lines = [f"{name} ({type(value).__name__})" for name, value in content.items()] or ["an empty dict"]
     else:
-        said = [f"a {type(content).__qualname__}"]
-    more = f" and {len(said) - _MOST_SHOWN} more" if len(said) > _MOST_SHOWN else ""
-    return ", ".join(said[:_MOST_SHOWN]) + more
+        lines = [f"a {type(content).__qualname__}"]
+    more = f" and {len(lines) - _MOST_SHOWN} more" if len(lines) > _MOST_SHOWN else ""
+    return ", ".join(lines[:_MOST_SHOWN]) + more

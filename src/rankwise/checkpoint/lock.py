@@ -55,8 +55,8 @@ def take(folder: Path) -> bool:
     if got is None:
         return False
     with suppress(ValueError, TypeError, KeyError):
-        told = json.loads(other)
-        other = f"process {told['pid']} on host {told['host']}"
+        answer = json.loads(other)
+        other = f"process {answer['pid']} on host {answer['host']}"
     raise CheckpointError(
         f"another job writes checkpoints into {folder}: {other}",
         hint="give each job a folder of its own, or end the other one first",

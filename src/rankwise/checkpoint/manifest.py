@@ -218,11 +218,11 @@ def parse(data: bytes, path: object) -> dict[str, Any]:
     Raises:
         CheckpointError: A byte of it was changed or is missing.
     """
-    told, rest = data[len(_TOP) : _TOP_SIZE], data[_TOP_SIZE:]
+    result, rest = data[len(_TOP) : _TOP_SIZE], data[_TOP_SIZE:]
     found = f"{zlib.crc32(rest):08x}".encode()
-    if not data.startswith(_TOP.encode()) or told != found:
+    if not data.startswith(_TOP.encode()) or result != found:
         raise CheckpointError(
-            f"{path} is damaged: its checksum is {found.decode()}, it records {told.decode(errors='replace')!r}",
+            f"{path} is damaged: its checksum is {found.decode()}, it records {result.decode(errors='replace')!r}",
             hint="the disk or a copy changed it: use an earlier checkpoint, or a backup",
         )
     content = json.loads(data)

@@ -154,7 +154,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     Collective: every rank, with the same parts; with ``alone`` this one only, which then is the only one that saves into the folder.
     """
     start, ranks = SYSTEM_CLOCK.monotonic(), find_alone() if alone else find_ranks()
-    told, folder = (
+    found, folder = (
         str(folder),
         Path(folder).absolute(),
     )  # a thread must not follow a script that moves elsewhere
@@ -165,7 +165,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         state = {**state, RNG: PerRank(RandomStates(), at_other_size="keep")}
     place, ranks = find_place(folder, ranks, in_memory=memory)
     request = Request(
-        told=told, folder=folder, place=place, state=state, step=step, metrics=metrics, keep=keep, can_pickle=pickle,
+        shown_folder=found, folder=folder, place=place, state=state, step=step, metrics=metrics, keep=keep, can_pickle=pickle,
     )  # fmt: skip
     flat, share = agree(ranks, slot.agreement, request)
     boxes, items = lay_out(share)
@@ -259,11 +259,11 @@ def check() -> None:
         saving = slot.last
         if saving is None or saving._is_told:
             continue
-        told = saving._vote.begin_call()
-        if told is None:
+        found = saving._vote.begin_call()
+        if found is None:
             # Without an agreement the store or a rank is gone: no need to stay in step with anybody.
-            told = saving._vote.wait_settled(_VOTE_S) is not False
-        if told or (saving._is_alone and saving.is_done):
+            found = saving._vote.wait_settled(_VOTE_S) is not False
+        if found or (saving._is_alone and saving.is_done):
             saving.wait()
 
 

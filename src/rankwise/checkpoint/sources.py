@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import CheckpointError
+from rankwise.base.rank_names import name_ranks
 from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, read_index
 from rankwise.checkpoint.manifest import MANIFEST, Index, Manifest, TensorEntry, dump_manifest
 from rankwise.checkpoint.memory import find_memory
 from rankwise.checkpoint.rng import RNG
 from rankwise.checkpoint.tree import list_tensors
 from rankwise.checkpoint.writing import warn
-from rankwise.runtime.signature import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,17 +167,17 @@ def _open_folder(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     path = folder if folder.name == chosen.name else folder / chosen.name
     blind = [rank for rank, view in enumerate(views) if chosen not in view.candidates]
     own = _open(path) if ranks.rank not in blind else None
-    told = ranks.control.exchange(
+    answers = ranks.control.exchange(
         own if ranks.rank == 0 or isinstance(own, str) else None, what="checkpoint.load"
     )
-    problem = next((one for one in told if isinstance(one, str)), None)
+    problem = next((one for one in answers if isinstance(one, str)), None)
     if problem is not None:
         return problem
-    manifest, index = told[0]
+    manifest, index = answers[0]
     keys = [(name, number) for name, entry in index.tensors.items() for number in range(len(entry.chunks))]
     here = {} if own is None else {key: (path, index.tensors[key[0]].chunks[key[1]]) for key in keys}
     if blind and ranks.rank == 0:
-        warn(f"{format_ranks(blind)} can't see {path}: rank 0 reads it for all")
+        warn(f"{name_ranks(blind)} can't see {path}: rank 0 reads it for all")
     return Opened(manifest=manifest, index=index, here=here, senders=dict.fromkeys(keys, 0) if blind else {})  # fmt: skip
 
 
@@ -192,11 +192,11 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     if path is not None:
         own = _open(path)
     speaks = views[ranks.rank].memory not in {view.memory for view in views[: ranks.rank]}
-    told = ranks.control.exchange(own if speaks or isinstance(own, str) else None, what="checkpoint.load")
-    problem = next((one for one in told if isinstance(one, str)), None)
+    answers = ranks.control.exchange(own if speaks or isinstance(own, str) else None, what="checkpoint.load")
+    problem = next((one for one in answers if isinstance(one, str)), None)
     if problem is not None:
         return problem
-    found = [one for one in told if one is not None]
+    found = [one for one in answers if one is not None]
     index = _merge([one[1] for one in found], found[0][0].world_size)
     if isinstance(index, str):
         return f"the copies of step {chosen.step} in memory are no longer complete: {index}"

@@ -183,13 +183,13 @@ def _compare_names(
     missing = [name for name in own if name not in matched]
     unknown = sorted(saved.keys() - set(matched.values()))
     if missing or unknown:
-        said = [f"the checkpoint lacks {_shorten(missing)}"] if missing else []
-        said += [f"the model lacks {_shorten(unknown)}"] if unknown else []
+        text = [f"the checkpoint lacks {_shorten(missing)}"] if missing else []
+        text += [f"the model lacks {_shorten(unknown)}"] if unknown else []
         if not loading.is_strict:
             if loading.rank == 0:
-                warn(f"{part}: {' and '.join(said)}; these are left as they are")
+                warn(f"{part}: {' and '.join(text)}; these are left as they are")
             return
-        raise CheckpointError(f"{part}: {' and '.join(said)}", hint="the model was built differently from the one that was saved")  # fmt: skip
+        raise CheckpointError(f"{part}: {' and '.join(text)}", hint="the model was built differently from the one that was saved")  # fmt: skip
 
 
 def _shorten(names: Sequence[str], between: str = ", ") -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import zlib
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -19,6 +18,7 @@ import torch
 from rankwise import __version__
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CheckpointError
+from rankwise.base.log import get_logger
 from rankwise.checkpoint.disk import remove_quietly, tell, write_file
 from rankwise.checkpoint.folder import commit, delete, list_checkpoints
 from rankwise.checkpoint.manifest import (
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from rankwise.checkpoint.retention import Keep
     from rankwise.checkpoint.shard import Item
     from rankwise.runtime.stop_vote import StopVote
+
+_LOGGER = get_logger(__name__)
 
 _POLL_S, _LONGEST_POLL_S = 0.002, 0.1
 #: A file that another host has closed may take so long to be seen here: NFS asks the server again after some seconds.
@@ -134,8 +136,8 @@ def _finish_together(order: Order, part: Mapping[str, Any]) -> dict[str, Any]:
     except CheckpointError as error:
         # Told like any other end: whoever is only slow must not wait for us as long again.
         remove_quietly(order.disk, order.temporary)
-        said = error.message.replace("is not known to be saved", "was not saved")
-        return {"error": said, "hint": error.hint, "rank": order.ranks.rank}
+        text = error.message.replace("is not known to be saved", "was not saved")
+        return {"error": text, "hint": error.hint, "rank": order.ranks.rank}
     return _finish(order, {order.ranks.rank: part, **dict(zip(others, words, strict=True))})
 
 
@@ -233,8 +235,8 @@ def _finish(order: Order, words: Mapping[int, Mapping[str, Any]]) -> dict[str, A
         return {"error": f"step {order.manifest.step} was not saved: {error.message}", "hint": error.hint, "rank": order.ranks.rank if error.rank is None else error.rank}  # fmt: skip
     except OSError as error:
         remove_quietly(order.disk, order.temporary)
-        told = tell(error, f"step {order.manifest.step} was not saved in {order.temporary.parent}")
-        return {"error": told.message, "hint": told.hint, "rank": order.ranks.rank}
+        found = tell(error, f"step {order.manifest.step} was not saved in {order.temporary.parent}")
+        return {"error": found.message, "hint": found.hint, "rank": order.ranks.rank}
     except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for us
         remove_quietly(order.disk, order.temporary)
         return {"error": f"step {order.manifest.step} was not saved: {type(error).__name__}: {error}", "hint": None, "rank": order.ranks.rank}  # fmt: skip
@@ -308,7 +310,7 @@ def _retire(order: Order, outcome: Mapping[str, Any]) -> None:
 
 def warn(text: str) -> None:
     """Say something that is no error where people look."""
-    sys.stderr.write(f"rankwise: warning: {text}\n")
+    _LOGGER.warning(text)
 
 
 def _versions() -> dict[str, str]:

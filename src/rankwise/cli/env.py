@@ -51,37 +51,39 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     env = environ()
     found = [*find_contradictions(env, has_gpus=may_have_gpus(Host(env=env))), *tell_misspellings(env)]
-    told, variables = understand(env), list_variables(env)
+    result, variables = understand(env), list_variables(env)
     if args.format == "json":
-        put(json.dumps(_to_json(told, found, variables), indent=1) + "\n")
+        put(json.dumps(_to_json(result, found, variables), indent=1) + "\n")
     else:
-        put("\n".join(_write(told, found, variables, color=terminal.has_colour(1))) + "\n")
+        put("\n".join(_write(result, found, variables, color=terminal.has_colour(1))) + "\n")
     return 1 if any(one.verdict == "fail" for one in found) else 0
 
 
-def _to_json(told: Understood, found: Sequence[Reading], variables: Sequence[Listed]) -> Mapping[str, object]:
-    place = told.place
+def _to_json(
+    value: Understood, found: Sequence[Reading], variables: Sequence[Listed]
+) -> Mapping[str, object]:
+    place = value.place
     return {
-        "role": told.role,
-        "launcher": told.launcher or None,
-        "problem": told.problem or None,
-        "identity": {one.name: {"value": one.value, "from": one.how or None} for one in told.values} or None,
+        "role": value.role,
+        "launcher": value.launcher or None,
+        "problem": value.problem or None,
+        "identity": {one.name: {"value": one.value, "from": one.how or None} for one in value.values} or None,
         "place": place and {"told_by": place.told_by, "what": place.what, "node_rank": place.node_rank, "num_nodes": place.num_nodes,
                             "command": place.command, "note": place.note or None},
-        "other_sources": [{"source": one.name, "says": one.says} for one in told.others],
+        "other_sources": [{"source": one.name, "says": one.says} for one in value.others],
         "findings": [{"verdict": one.verdict, "what": one.what, "why": one.why, "fix": one.fix, "class": one.class_id or None} for one in found],
         "variables": [{"name": one.name, "value": one.value, "family": one.family, "does": one.does or None} for one in variables],
     }  # fmt: skip
 
 
 def _write(
-    told: Understood, found: Sequence[Reading], variables: Sequence[Listed], *, color: bool
+    value: Understood, found: Sequence[Reading], variables: Sequence[Listed], *, color: bool
 ) -> Iterator[str]:
-    yield from _write_role(told, color=color)
-    if told.others:
+    yield from _write_role(value, color=color)
+    if value.others:
         yield ""
         yield paint("other sources", "bold", color=color)
-        yield from (f"  {line}" for line in align([(one.name, _plain(one.says)) for one in told.others]))
+        yield from (f"  {line}" for line in align([(one.name, _plain(one.says)) for one in value.others]))
     for one in found:
         yield ""
         yield from _write_finding(one, color=color)
@@ -93,20 +95,20 @@ def _write(
         yield from (f"  {name.ljust(width)}  {does}".rstrip() for name, does in rows)
 
 
-def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
-    values = {one.name: one for one in told.values}
-    if told.role == "rank":
-        head = f"rank {values['rank'].value} of {values['world_size'].value}, started by {told.launcher}"
+def _write_role(value: Understood, *, color: bool) -> Iterator[str]:
+    values = {one.name: one for one in value.values}
+    if value.role == "rank":
+        head = f"rank {values['rank'].value} of {values['world_size'].value}, started by {value.launcher}"
         yield paint(head, "bold", color=color)
-        yield from _write_values(told)
+        yield from _write_values(value)
         if values["master_addr"].value is None and values["world_size"].value != 1:
-            yield f"  nothing says where rank 0 is: {_PASS_ON.get(told.source, 'set MASTER_ADDR and MASTER_PORT, the same for all ranks')}"
-        if told.place is not None:
+            yield f"  nothing says where rank 0 is: {_PASS_ON.get(value.source, 'set MASTER_ADDR and MASTER_PORT, the same for all ranks')}"
+        if value.place is not None:
             yield ""
-            yield f"{told.place.what}: a launcher may be started here as well"
-            yield f"  {_plain(told.place.command)}"
-    elif told.role == "node" and told.place is not None:
-        place = told.place
+            yield f"{value.place.what}: a launcher may be started here as well"
+            yield f"  {_plain(value.place.command)}"
+    elif value.role == "node" and value.place is not None:
+        place = value.place
         where = "" if place.node_rank is None else f", node {place.node_rank}" + (f" of {place.num_nodes}" if place.num_nodes else "")  # fmt: skip
         yield paint(f"no rank, but a place to start a launcher: {place.what}{where}", "bold", color=color)
         yield f"  {_plain(place.command)}"
@@ -115,8 +117,8 @@ def _write_role(told: Understood, *, color: bool) -> Iterator[str]:
         if values:
             yield ""
             yield f"a script that is started here without a launcher is rank {values['rank'].value} of {values['world_size'].value}:"
-            yield from _write_values(told)
-    elif told.role == "alone":
+            yield from _write_values(value)
+    elif value.role == "alone":
         yield paint("this process is alone: no variable says it is one of several", "bold", color=color)
         yield "to start one rank for each GPU, or for each CPU where there is none:"
         yield "  rankwise run --nproc-per-node auto train.py"
@@ -129,10 +131,10 @@ def _plain(text: str) -> str:
     return escape(text, newlines=True)
 
 
-def _write_values(told: Understood) -> Iterator[str]:
+def _write_values(value: Understood) -> Iterator[str]:
     rows = [
         (_NAMES.get(one.name, one.name), "-" if one.value is None else _plain(str(one.value)), _plain(one.how) or "not set")
-        for one in told.values
+        for one in value.values
     ]  # fmt: skip
     yield from (f"  {line}" for line in align(rows))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rankwise.base.terminal import strip_escapes
 from rankwise.cli.pages import find_quoting
-from rankwise.verdict.meanings import MEANINGS, Blame, Meaning, find_fix, find_meaning, find_missing
+from rankwise.verdict.error_meanings import MEANINGS, Blame, Meaning, find_fix, find_meaning, find_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class KnownText:
         line: Number of the line that it begins in, from 1.
         text: That line.
         rank: Who printed it, if the launcher or torch wrote that before the line.
-        blame: As in `rankwise.verdict.meanings`; None if only a page of a failure class quotes it.
+        blame: As in `rankwise.verdict.error_meanings`; None if only a page of a failure class quotes it.
         missing: The ranks that it names as absent.
         classes: The failure classes that it fits.
         fix: What to do.

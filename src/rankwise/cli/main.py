@@ -162,8 +162,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
         return _COMMANDS[argv[0]](argv[1:])
     except RankwiseError as error:
-        told = f"rankwise: {_mask(argv[0], str(error))}"
-        print(terminal.wrap(told, terminal.width(2)), file=sys.stderr)
+        text = f"rankwise: {_mask(argv[0], str(error))}"
+        print(terminal.wrap(text, terminal.width(2)), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -35,12 +35,12 @@ def main(argv: Sequence[str]) -> int:
     if find_spec("torch") is None:
         raise UsageError(f"this command needs torch, and {sys.executable} has none", hint="run it with the Python that trains")  # fmt: skip
     request = {name: value for name, value in vars(arguments).items() if name != "format"}
-    told = _ask(request | {"target": target, "call": call, "inputs": arguments.input or []})
+    answer = _ask(request | {"target": target, "call": call, "inputs": arguments.input or []})
     put(
-        (json.dumps(told, indent=1) if arguments.format == "json" else render(told, arguments.optimizer))
+        (json.dumps(answer, indent=1) if arguments.format == "json" else render(answer, arguments.optimizer))
         + "\n"
     )
-    return 1 if told["proposal"] is None and told["memory_bytes"] is not None else 0
+    return 1 if answer["proposal"] is None and answer["memory_bytes"] is not None else 0
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -117,10 +117,10 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-c", code, json.dumps(request)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)  # fmt: skip
     try:
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         raise LaunchError(f"the process that imports {request['target']} ended with exit code {done.returncode} before it had answered") from None  # fmt: skip
-    if "error" in told:
-        raise (ModelError if told["is_model"] else UsageError)(told["error"], hint=told["hint"])
-    plan: dict[str, Any] = told["plan"]
+    if "error" in answer:
+        raise (ModelError if answer["is_model"] else UsageError)(answer["error"], hint=answer["hint"])
+    plan: dict[str, Any] = answer["plan"]
     return plan

@@ -16,21 +16,21 @@ _HEADS = ["", "composition", "weights", "gradients", "optimizer", "communication
 _BF16_PARAMS = "bf16-params"
 
 
-def render(told: Mapping[str, Any], optimizer: str) -> str:
+def render(body: Mapping[str, Any], optimizer: str) -> str:
     """Return a plan, as ``Plan.as_json`` gives it, as lines: as wide as the terminal, if there is one."""
     color, columns = terminal.has_colour(1), terminal.width(1)
     return "\n".join(
         paint(terminal.wrap(clean_text(line), columns), "bold", color=color and is_bold)
-        for line, is_bold in _write(told, optimizer, columns)
+        for line, is_bold in _write(body, optimizer, columns)
     )
 
 
-def _write(told: Mapping[str, Any], optimizer: str, columns: int | None) -> Iterator[tuple[str, bool]]:
+def _write(body: Mapping[str, Any], optimizer: str, columns: int | None) -> Iterator[tuple[str, bool]]:
     """Yield lines, and whether they are bold."""
-    yield _tell_model(told, optimizer), False
-    yield _tell_memory(told), False
-    found: Sequence[Mapping[str, Any]] = told["compositions"]
-    chosen = None if told["proposal"] is None else found[told["proposal"]]
+    yield _tell_model(body, optimizer), False
+    yield _tell_memory(body), False
+    found: Sequence[Mapping[str, Any]] = body["compositions"]
+    chosen = None if body["proposal"] is None else found[body["proposal"]]
     first = found[0]["precision"]
     # What would do with narrower weights is of interest only where nothing does with wide ones.
     shown = [one for one in found if chosen is None or one["precision"] in {first, chosen["precision"]}]
@@ -39,8 +39,8 @@ def _write(told: Mapping[str, Any], optimizer: str, columns: int | None) -> Iter
         yield _tell_precision(precision), True
         yield from _write_table([one for one in shown if one["precision"] == precision], chosen, columns)
     yield "", False
-    yield f"{told['why']}.", False
-    yield from ((f"Note: {one}.", False) for one in told["notes"])
+    yield f"{body['why']}.", False
+    yield from ((f"Note: {one}.", False) for one in body["notes"])
     if len(shown) < len(found):
         yield f"{len(found) - len(shown)} more, with weights in bf16: --precision {_BF16_PARAMS}.", False
 
@@ -61,20 +61,20 @@ def _write_table(
         yield "      " + ", ".join(map(" ".join, zip(_HEADS[2:-2], row[2:-2], strict=True))), False
 
 
-def _tell_model(told: Mapping[str, Any], optimizer: str) -> str:
-    count, trained, blocks = told["num_parameters"], told["num_trained"], told["blocks"]
+def _tell_model(body: Mapping[str, Any], optimizer: str) -> str:
+    count, trained, blocks = body["num_parameters"], body["num_trained"], body["blocks"]
     frozen = "" if trained == count else f", {trained:,} of them trained"
     within = f"{format_count(len(blocks), 'block')} ({blocks[0]}{' … ' + blocks[-1] if len(blocks) > 1 else ''})" if blocks else "no blocks"  # fmt: skip
-    return f"{told['model']}: {count:,} parameters{frozen}; {within}; optimizer {optimizer}"
+    return f"{body['model']}: {count:,} parameters{frozen}; {within}; optimizer {optimizer}"
 
 
-def _tell_memory(told: Mapping[str, Any]) -> str:
+def _tell_memory(body: Mapping[str, Any]) -> str:
     ranks, memory, reserve = (
-        format_count(told["num_ranks"], "rank"),
-        told["memory_bytes"],
-        told["reserve_bytes"],
+        format_count(body["num_ranks"], "rank"),
+        body["memory_bytes"],
+        body["reserve_bytes"],
     )
-    return f"{ranks}{'' if told['num_ranks'] == 1 else ', each'} with {format_size(memory)}; {format_size(reserve)} of it in reserve, {format_size(memory - reserve)} free"
+    return f"{ranks}{'' if body['num_ranks'] == 1 else ', each'} with {format_size(memory)}; {format_size(reserve)} of it in reserve, {format_size(memory - reserve)} free"
 
 
 def _tell_precision(precision: str) -> str:

@@ -8,13 +8,13 @@ import sys
 from rankwise.base.errors import LaunchError
 
 
-def put(told: str) -> None:
+def put(text: str) -> None:
     """Print a text.
 
     A console of another alphabet must not hide what was found, and `| head`, which closes early, is no error.
 
     Args:
-        told: Lines; a break at the end is not added.
+        text: Lines; a break at the end is not added.
 
     Raises:
         LaunchError: It can't be written: the disk is full, or standard output is closed.
@@ -22,10 +22,10 @@ def put(told: str) -> None:
     try:
         stream = getattr(sys.stdout, "buffer", None)
         if stream is None:  # a test's, or a notebook's
-            sys.stdout.write(told)
+            sys.stdout.write(text)
         else:
             sys.stdout.flush()
-            stream.write(told.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+            stream.write(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_output()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
 from rankwise.cli.parser import Parser
-from rankwise.evidence import foreign, left
+from rankwise.evidence.reader import external_dumps, offline
 from rankwise.launcher.console import Console
 from rankwise.verdict import evidence_folder
-from rankwise.verdict.bystander import judge_scene, say
 from rankwise.verdict.judge import judge
+from rankwise.verdict.judge_offline import judge_offline_run
+from rankwise.verdict.judge_scene import judge_scene, say
 from rankwise.verdict.report import render
-from rankwise.verdict.unattended import judge_left
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +53,9 @@ def main(argv: Sequence[str]) -> int:
 def _judge(paths: Sequence[Path]) -> tuple[Path, str, Verdict]:
     """Return where the evidence is, the verdict as text, and the verdict."""
     width = Console.width(1)
-    if left.has_any(paths):
-        found = left.read(paths, SYSTEM_CLOCK)
-        verdict = judge_left(found)
+    if offline.has_any(paths):
+        found = offline.read(paths, SYSTEM_CLOCK)
+        verdict = judge_offline_run(found)
         is_now = any(one.how == "lives" for one in found.ranks)
         return found.folder, say(verdict, is_now=is_now, width=width), verdict
     ours = _find_ours(paths)
@@ -63,7 +63,7 @@ def _judge(paths: Sequence[Path]) -> tuple[Path, str, Verdict]:
         case = evidence_folder.load(ours)
         verdict = judge(case)
         return ours, render(verdict, attempt=case.attempt, width=width), verdict
-    dumps = foreign.read(paths)
+    dumps = external_dumps.read(paths)
     verdict = judge_scene(dumps.scene, dumps.notes, has_hung=True)
     return paths[0], say(verdict, width=width), verdict
 
@@ -75,6 +75,6 @@ def _find_ours(paths: Sequence[Path]) -> Path | None:
     try:
         return evidence_folder.find(paths[0])
     except UsageError:
-        if not paths[0].is_dir() or not foreign.has_dumps(paths[0]):
+        if not paths[0].is_dir() or not external_dumps.has_dumps(paths[0]):
             raise
         return None

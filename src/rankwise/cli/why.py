@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.cli.parser import Parser
-from rankwise.evidence.living import find_ranks, take_scene
+from rankwise.evidence.reader.live_ranks import find_ranks, take_scene
 from rankwise.launcher.console import Console
-from rankwise.verdict.bystander import can_tell, judge_scene, say, say_ranks
+from rankwise.verdict.judge_scene import can_tell, judge_scene, say, say_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

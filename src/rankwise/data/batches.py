@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 8
 
 
-class Parcel(NamedTuple):
-    """What a worker has made of one ticket; a named tuple, as torch knows how to pin the memory of these.
+class WorkerBatch(NamedTuple):
+    """What a worker has made of one work item; a named tuple, as torch knows how to pin the memory of these.
 
     Attributes:
         batches: Micro-batches; None for one without samples that the training process has to fill in.
         counts: Samples in each.
         global_samples: Samples of the step over all ranks; -1 if the worker can't know.
-        is_last: The stream has ended: no ticket after this one will find a sample.
+        is_last: The stream has ended: no work item after this one will find a sample.
         num_read: Samples of the stream that are read by now, those that were left out included.
         state: The stream's state by now, pickled; None if it offers none.
         empty: A batch without samples, where the training process may need one.

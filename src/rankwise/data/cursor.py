@@ -183,9 +183,9 @@ def check_kind(state: Any, version: int, kind: str, rank: int) -> None:
         DataError: It is another thing, or of another version or kind.
     """
     if not isinstance(state, dict) or state.get("version") != version:
-        told = state.get("version") if isinstance(state, dict) else type(state).__name__
+        value = state.get("version") if isinstance(state, dict) else type(state).__name__
         raise DataError(
-            f"this is not a state of a sampler or loader that can be read here: version {told!r}, but {version} is expected",
+            f"this is not a state of a sampler or loader that can be read here: version {value!r}, but {version} is expected",
             rank=rank,
             hint="load what state_dict() has returned, with the rankwise that saved it",
         )

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import distributed
 
 from rankwise.base.errors import DataError
+from rankwise.data.data_ranks import find_world
 from rankwise.data.orders import Order, SequentialOrder, ShuffledOrder
-from rankwise.data.world import find_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized

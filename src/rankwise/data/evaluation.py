@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import RankwiseError, UsageError
+from rankwise.data.data_ranks import find_world
 from rankwise.data.loader import DataLoader
+from rankwise.data.metric_totals import MetricTotals
 from rankwise.data.splitting import find_own_splitting, is_stream
-from rankwise.data.tally import Tally
-from rankwise.data.world import find_world
 from rankwise.runtime.context import find_current
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(  # noqa: PLR0913 - most calls give four
     bare, loader, ctx = open_pass(
         model, dataset, batch_size, ctx, collate_fn=collate_fn, num_workers=num_workers, device=device
     )
-    tally, takes_empty = Tally(metrics, loader.device, ctx), is_sharded(bare)
+    metric_totals, takes_empty = MetricTotals(metrics, loader.device, ctx), is_sharded(bare)
     predict = predict or predict_pair
     try:
         with evaluating(bare):
@@ -79,8 +79,8 @@ def evaluate(  # noqa: PLR0913 - most calls give four
                     if step.num_samples or takes_empty:
                         outputs, targets = _unpack(predict(bare, batch))
                         if step.num_samples:
-                            tally.add(outputs, targets, step.num_samples)
-        return tally.conclude()
+                            metric_totals.add(outputs, targets, step.num_samples)
+        return metric_totals.conclude()
     except RankwiseError as error:
         if error.rank is None and ctx is not None:
             error.rank = ctx.rank

@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from rankwise.base.errors import UsageError
 from rankwise.data.batches import Packing
+from rankwise.data.data_ranks import find_world
 from rankwise.data.map_passes import MapPasses
 from rankwise.data.map_reader import MapReader
 from rankwise.data.peers import Peers
@@ -26,7 +27,6 @@ from rankwise.data.splitting import (
 from rankwise.data.stream_cursor import StreamCursor
 from rankwise.data.stream_passes import StreamPasses
 from rankwise.data.stream_reader import Dealing, StreamReader
-from rankwise.data.world import find_world
 from rankwise.runtime.context import find_current
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A pass over a data set with an index: draws tickets from the sampler, and makes steps of what comes back."""
+"""A pass over a data set with an index: draws work items from the sampler, and makes steps of what comes back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from rankwise.base.errors import UsageError
-from rankwise.data.map_reader import MapTicket
+from rankwise.data.map_reader import MapWorkItem
 from rankwise.data.place import deal_places, show
 from rankwise.data.steps import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.data.batches import Parcel
+    from rankwise.data.batches import WorkerBatch
     from rankwise.data.peers import Peers
     from rankwise.data.pipeline import Pipeline
     from rankwise.data.place import Place
@@ -68,41 +68,43 @@ class MapPasses:
             "micro_batch": sampler.micro_batch, "order": sampler.order.name, "drop_last": sampler.drop_last,
             "drop_none": self._drops_none, "epoch": epoch, "consumed": consumed,
         })  # fmt: skip
-        tickets = partial(draw_tickets, sampler, epoch, consumed, draws_twice=self._draws_twice)
-        parcels = self._pipeline.start(tickets, epoch)
+        work_items = partial(draw_work_items, sampler, epoch, consumed, draws_twice=self._draws_twice)
+        worker_batches = self._pipeline.start(work_items, epoch)
         reached = consumed
         for number in range(sampler.count_steps(consumed)):
             plan = sampler.plan(number, consumed=consumed)
             step = (
-                self._fill(parcels, plan, epoch) if self._drops_none else self._pass_on(parcels, plan, epoch)
+                self._fill(worker_batches, plan, epoch)
+                if self._drops_none
+                else self._pass_on(worker_batches, plan, epoch)
             )
             reached = plan.start + plan.global_samples
             if step is not None:
                 yield step
                 step.drain()
-        for _ in parcels:  # asked once more, torch's loader ends its workers
+        for _ in worker_batches:  # asked once more, torch's loader ends its workers
             pass
         if (sampler.epoch, sampler.consumed) == (epoch, reached):
             sampler.end_pass()
 
-    def _pass_on(self, parcels: Iterator[Parcel], plan: StepPlan, epoch: int) -> Step:
+    def _pass_on(self, worker_batches: Iterator[WorkerBatch], plan: StepPlan, epoch: int) -> Step:
         """Return a step whose micro-batches are taken when they are asked for."""
 
         def take() -> Iterator[Any]:
             last = len(plan.micro_sizes)
             for number, place in enumerate(self._deal_places(plan, epoch), 1):
-                parcel = next(parcels)
+                batch_of_worker = next(worker_batches)
                 self._count(plan, epoch, is_last=number == last)
                 show(place)
-                yield parcel.batches[0]
+                yield batch_of_worker.batches[0]
 
         return self._make(take(), plan, plan.num_samples, plan.global_samples)
 
-    def _fill(self, parcels: Iterator[Parcel], plan: StepPlan, epoch: int) -> Step | None:
+    def _fill(self, worker_batches: Iterator[WorkerBatch], plan: StepPlan, epoch: int) -> Step | None:
         """Return a step with all that is left of its samples; None if no rank has any."""
-        taken = [next(parcels) for _ in plan.micro_sizes]
-        own = sum(sum(parcel.counts) for parcel in taken)
-        kept = [parcel.kept for parcel in taken]
+        taken = [next(worker_batches) for _ in plan.micro_sizes]
+        own = sum(sum(batch_of_worker.counts) for batch_of_worker in taken)
+        kept = [batch_of_worker.kept for batch_of_worker in taken]
         total = sum(self._peers.tell(own))
         if total == 0:
             self._count(plan, epoch, is_last=True)
@@ -110,10 +112,10 @@ class MapPasses:
 
         def hand_out() -> Iterator[Any]:
             last, places = len(taken), self._deal_places(plan, epoch, kept)
-            for number, (parcel, place) in enumerate(zip(taken, places, strict=True), 1):
+            for number, (batch_of_worker, place) in enumerate(zip(taken, places, strict=True), 1):
                 self._count(plan, epoch, is_last=number == last)
                 show(place)
-                yield parcel.batches[0]
+                yield batch_of_worker.batches[0]
 
         return self._make(hand_out(), plan, own, total)
 
@@ -146,10 +148,10 @@ class MapPasses:
             sampler.advance(plan.global_samples)
 
 
-def draw_tickets(
+def draw_work_items(
     sampler: GlobalBatchSampler, epoch: int, consumed: int, *, draws_twice: bool
-) -> Iterator[MapTicket]:
-    """Yield a ticket for each micro-batch of this rank.
+) -> Iterator[MapWorkItem]:
+    """Yield a work item for each micro-batch of this rank.
 
     Args:
         sampler: Which sample is where.
@@ -167,4 +169,4 @@ def draw_tickets(
             other = int(sampler.order.take(epoch, torch.tensor([plan.start], device="cpu"))[0])
         for indices in micro_batches:
             where = tuple(next(places) for _ in indices) if draws_twice else None
-            yield MapTicket(epoch=epoch, indices=indices, places=where, other=other)
+            yield MapWorkItem(epoch=epoch, indices=indices, places=where, other=other)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from torch.utils.data import get_worker_info
 
 from rankwise.base.errors import DataError
-from rankwise.data.batches import Packing, Parcel, leave_note
+from rankwise.data.batches import Packing, WorkerBatch, leave_note
 from rankwise.data.seeding import Traces, kept_generators, seed_for
 from rankwise.data.table import Table, find_table
 
@@ -21,7 +21,7 @@ _MOST_TRIED = 100
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MapTicket:
+class MapWorkItem:
     """A micro-batch to read.
 
     Attributes:
@@ -39,7 +39,7 @@ class MapTicket:
 
 @final
 class MapReader:
-    """The data set as torch's DataLoader sees it: one request, one parcel.
+    """The data set as torch's DataLoader sees it: one request, one worker batch.
 
     Args:
         dataset: The user's.
@@ -57,56 +57,60 @@ class MapReader:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, ticket: MapTicket) -> Parcel:
+    def __getitems__(self, work_item: MapWorkItem) -> WorkerBatch:
         """Read one micro-batch; torch calls this by its own protocol for reading several samples at once."""
-        if ticket.epoch != self._epoch or (self._table is not None and not self._table.is_of(self._dataset)):
+        if work_item.epoch != self._epoch or (
+            self._table is not None and not self._table.is_of(self._dataset)
+        ):
             # Between two epochs a user may put other samples into a data set.
             self._table = find_table(self._dataset, self._packing.collate)
-        if self._table is not None and ticket.indices:
-            self._epoch = ticket.epoch
-            return Parcel([self._table.take(ticket.indices)], [len(ticket.indices)])
+        if self._table is not None and work_item.indices:
+            self._epoch = work_item.epoch
+            return WorkerBatch([self._table.take(work_item.indices)], [len(work_item.indices)])
         try:
             if self._seed is None:
-                return self._read(ticket, None)
+                return self._read(work_item, None)
             if not self._draws:
                 traces = Traces()
-                parcel = self._read(ticket, None)
+                batch_of_worker = self._read(work_item, None)
                 if not traces.are_there():
-                    return parcel
+                    return batch_of_worker
                 # From here on samples are seeded; this micro-batch is read again, and is what it would have been.
                 self._draws = True
                 traces.remove()
             if get_worker_info() is not None:
-                return self._read(ticket, self._seed)
+                return self._read(work_item, self._seed)
             with kept_generators():
-                return self._read(ticket, self._seed)
+                return self._read(work_item, self._seed)
         except DataError as error:
             # By hand: torch would wrap it into text, and nobody could read hint and rank from it.
-            return Parcel([], [], fault=(error.message, error.hint or ""))
+            return WorkerBatch([], [], fault=(error.message, error.hint or ""))
 
-    def _read(self, ticket: MapTicket, seed: int | None) -> Parcel:
-        if ticket.epoch != self._epoch:
-            self._epoch = ticket.epoch
-            tell_epoch(self._dataset, ticket.epoch)
-        fetched = self._fetch(ticket, seed)
-        samples, names = self._packing.sift(fetched, ticket.indices)
+    def _read(self, work_item: MapWorkItem, seed: int | None) -> WorkerBatch:
+        if work_item.epoch != self._epoch:
+            self._epoch = work_item.epoch
+            tell_epoch(self._dataset, work_item.epoch)
+        fetched = self._fetch(work_item, seed)
+        samples, names = self._packing.sift(fetched, work_item.indices)
         is_whole = len(samples) == len(fetched)
         kept = None if is_whole else [number for number, one in enumerate(fetched) if one is not None]
         if samples:
-            return Parcel([self._packing.pack(samples, names)], [len(samples)], kept=kept)
-        return Parcel([self._packing.pack_empty(self._find_any(ticket, seed))], [0], kept=kept)
+            return WorkerBatch([self._packing.pack(samples, names)], [len(samples)], kept=kept)
+        return WorkerBatch([self._packing.pack_empty(self._find_any(work_item, seed))], [0], kept=kept)
 
-    def _fetch(self, ticket: MapTicket, seed: int | None) -> Sequence[Any]:
-        indices = ticket.indices
+    def _fetch(self, work_item: MapWorkItem, seed: int | None) -> Sequence[Any]:
+        indices = work_item.indices
         if self._seed is None and indices and getattr(self._dataset, "__getitems__", None):
             try:
                 several: Sequence[Any] = self._dataset.__getitems__(indices)
             except Exception as error:
-                leave_note(error, f"while reading samples {indices} of the data set, in epoch {ticket.epoch}")
+                leave_note(
+                    error, f"while reading samples {indices} of the data set, in epoch {work_item.epoch}"
+                )
                 raise
             return several
-        places: Sequence[int | None] = ticket.places or [None] * len(indices)
-        return [self._fetch_one(ticket.epoch, *pair, seed) for pair in zip(indices, places, strict=True)]
+        places: Sequence[int | None] = work_item.places or [None] * len(indices)
+        return [self._fetch_one(work_item.epoch, *pair, seed) for pair in zip(indices, places, strict=True)]
 
     def _fetch_one(self, epoch: int, index: int, place: int | None, seed: int | None) -> Any:
         if seed is not None:
@@ -119,12 +123,12 @@ class MapReader:
             leave_note(error, f"while reading sample {index} of the data set, in epoch {epoch}")
             raise
 
-    def _find_any(self, ticket: MapTicket, seed: int | None) -> Any:
-        first = ticket.indices[0] if ticket.other is None else ticket.other
+    def _find_any(self, work_item: MapWorkItem, seed: int | None) -> Any:
+        first = work_item.indices[0] if work_item.other is None else work_item.other
         size = len(self._dataset)
         tried = [(first + step) % size for step in range(min(size, _MOST_TRIED))]
         for index in tried:
-            sample = self._fetch_one(ticket.epoch, index, None, seed)
+            sample = self._fetch_one(work_item.epoch, index, None, seed)
             if sample is not None:
                 return sample
         raise DataError(
@@ -135,6 +139,6 @@ class MapReader:
 
 def tell_epoch(dataset: Any, epoch: int) -> None:
     """Call the data set's own ``set_epoch`` if it has one."""
-    told = getattr(dataset, "set_epoch", None)
-    if callable(told):
-        told(epoch)
+    found = getattr(dataset, "set_epoch", None)
+    if callable(found):
+        found(epoch)

@@ -46,11 +46,11 @@ class Peers:
         if self.ctx is not None and self.ctx.world_size > 1:
             agree(group_of(self.ctx), "data loader", site=locate(), must=facts)
 
-    def tell(self, told: Any) -> list[Any]:
+    def tell(self, own: Any) -> list[Any]:
         """Tell all ranks something small about the next step; costs one small all-reduce if it is the same on all.
 
         Args:
-            told: What can be written as JSON.
+            own: What can be written as JSON.
 
         Returns:
             What each has told, by its share of the data.
@@ -58,10 +58,10 @@ class Peers:
         Collective: every rank.
         """
         if self.ctx is None or self.world_size == 1:
-            return [told]
+            return [own]
         group = group_of(self.ctx)
-        found = agree(group, "data loader step", site=locate(), must={}, may=told)
-        return [told] * self.world_size if found is None else [found[rank] for rank in self.ctx.data_ranks]
+        found = agree(group, "data loader step", site=locate(), must={}, may=own)
+        return [own] * self.world_size if found is None else [found[rank] for rank in self.ctx.data_ranks]
 
     def give(self, value: Any, what: str) -> list[Any]:
         """Give all ranks an object of each share of the data.

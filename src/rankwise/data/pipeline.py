@@ -1,4 +1,4 @@
-"""torch's DataLoader, as the engine below ours: tickets go in, parcels come out in the same order, on the device."""
+"""torch's DataLoader, as the engine below ours: work items go in, worker batches come out in the same order, on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwise.runtime.rng import derive_seed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankwise.data.batches import Parcel
+    from rankwise.data.batches import WorkerBatch
 
 
 @final
@@ -23,7 +23,7 @@ class Pipeline:
     """Workers, pinned memory and the way to the device.
 
     Args:
-        reader: What makes a parcel of a ticket; a data set in torch's eyes.
+        reader: What makes a worker batch of a work item; a data set in torch's eyes.
         device: Where batches go.
         rank: This rank.
         seed: The loader's.
@@ -51,7 +51,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         self.device, self._rank, self._seed = device, rank, seed
-        self._tickets, self._reader = _Tickets(), reader
+        self._work_items, self._reader = _WorkItems(), reader
         # torch pins all or nothing, and fails at what a data set has put on the device itself.
         self._pins = pin_memory is None and num_workers == 0 and device.type == "cuda"
         # Workers' seeds come from here and not from the training process's generator: dropout would change with it.
@@ -64,7 +64,7 @@ class Pipeline:
                 )
             self._loader = TorchLoader(
                 reader,
-                batch_sampler=self._tickets,
+                batch_sampler=self._work_items,
                 collate_fn=_as_it_is,
                 num_workers=num_workers,
                 pin_memory=device.type == "cuda" and not self._pins if pin_memory is None else pin_memory,
@@ -77,7 +77,7 @@ class Pipeline:
         except ValueError as error:
             raise UsageError(f"DataLoader: {error}", rank=rank) from None
 
-    def start(self, make_tickets: Callable[[], Iterator[Any]], epoch: int) -> Iterator[Parcel]:
+    def start(self, make_tickets: Callable[[], Iterator[Any]], epoch: int) -> Iterator[WorkerBatch]:
         """Begin a pass.
 
         Args:
@@ -87,28 +87,28 @@ class Pipeline:
             epoch: Which epoch, for the workers' seeds.
 
         Returns:
-            A parcel for each ticket; workers read ahead.
+            A worker batch for each work item; workers read ahead.
 
         Raises:
             DataError: While iterating: what a reader has found wrong.
         """
         if self._is_direct:  # torch's iterator would call the reader just so, and look at a profiler before
-            parcels = self._check(map(self._reader.__getitems__, make_tickets()))
-            return bring(parcels, self.device, pins=self._pins)
-        self._tickets.make = make_tickets
+            worker_batches = self._check(map(self._reader.__getitems__, make_tickets()))
+            return bring(worker_batches, self.device, pins=self._pins)
+        self._work_items.make = make_tickets
         self._generator.manual_seed(derive_seed(self._seed, "workers", epoch, self._rank))
         return bring(self._check(iter(self._loader)), self.device)
 
-    def _check(self, parcels: Iterator[Parcel]) -> Iterator[Parcel]:
-        for parcel in parcels:
-            if parcel.fault is not None:
-                message, hint = parcel.fault
+    def _check(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
+        for batch_of_worker in worker_batches:
+            if batch_of_worker.fault is not None:
+                message, hint = batch_of_worker.fault
                 raise DataError(message, rank=self._rank, hint=hint or None)
-            yield parcel
+            yield batch_of_worker
 
 
 @final
-class _Tickets:
+class _WorkItems:
     """Stands where torch wants a batch sampler: what it yields is handed to a reader as it is."""
 
     def __init__(self) -> None:
@@ -118,6 +118,6 @@ class _Tickets:
         return self.make()
 
 
-def _as_it_is(parcel: Parcel) -> Parcel:
+def _as_it_is(batch_of_worker: WorkerBatch) -> WorkerBatch:
     """Stand where torch wants a collate function; the reader has called the user's."""
-    return parcel
+    return batch_of_worker

@@ -72,10 +72,10 @@ def predict(
                     parts.append(_take(outputs, step.num_samples, ctx))
                     positions += current_place().positions
     mine = (positions, _concat(parts) if parts else None)
-    told = [mine] if ctx is None else gather(mine)
-    if told is None:
+    gathered = [mine] if ctx is None else gather(mine)
+    if gathered is None:
         return None
-    return _put_in_order([told[rank] for rank in ctx.data_ranks] if ctx is not None else told)
+    return _put_in_order([gathered[rank] for rank in ctx.data_ranks] if ctx is not None else gathered)
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -102,11 +102,11 @@ def _concat(parts: list[Any]) -> Any:
     return unflatten(parts[0], [torch.cat([leaf for _, leaf in column]) for column in columns])
 
 
-def _put_in_order(told: list[tuple[list[int], Any]]) -> Any:
+def _put_in_order(gathered: list[tuple[list[int], Any]]) -> Any:
     """Return the outputs of all ranks, sorted by their samples' positions."""
-    positions = torch.tensor([one for places, _ in told for one in places])
+    positions = torch.tensor([one for places, _ in gathered for one in places])
     if not len(positions):
         raise UsageError("predict: the data set has no sample", hint="look at its length")
-    outputs = _concat([part for places, part in told if places])
+    outputs = _concat([part for places, part in gathered if places])
     order = positions.argsort()
     return unflatten(outputs, [leaf[order] for _, leaf in flatten(outputs)])

@@ -22,9 +22,9 @@ from torch.utils.data import Sampler
 
 from rankwise.base.errors import DataError, UsageError
 from rankwise.data.cursor import Cursor
+from rankwise.data.data_ranks import find_world
 from rankwise.data.orders import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
 from rankwise.data.schedule import Schedule, StepPlan
-from rankwise.data.world import find_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized

@@ -117,20 +117,20 @@ class StreamCursor:
     def _describe(self) -> dict[str, Any]:
         """Return what must be the same where a state is loaded."""
         dealing = self._dealing
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "version": _VERSION,
             "kind": STREAM_KIND,
             "split": dealing.split,
             "seed": self._seed,
         }
         if dealing.split != "stride":
-            told |= {
+            body |= {
                 "world_size": dealing.world_size,
                 "rank": dealing.rank,
                 "streams_per_rank": dealing.num_shards,
                 "global_batch": dealing.global_batch,
             }
-        return told
+        return body
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place, and what must be the same where it is loaded."""
@@ -187,8 +187,8 @@ class StreamCursor:
     def _read_openings(self, streams: Any) -> list[Opening]:
         wanted = 1 if self._dealing.split == "stride" else self._dealing.num_shards
         if not isinstance(streams, (list, tuple)) or len(streams) != wanted:
-            told = len(streams) if isinstance(streams, (list, tuple)) else f"a {type(streams).__name__} as"
-            raise self._damaged(f"{told} streams, but {wanted} are expected")
+            text = len(streams) if isinstance(streams, (list, tuple)) else f"a {type(streams).__name__} as"
+            raise self._damaged(f"{text} streams, but {wanted} are expected")
         openings = []
         for one in streams:
             num_read = one.get("num_read") if isinstance(one, dict) else None
@@ -198,9 +198,9 @@ class StreamCursor:
             openings.append(Opening(num_read=num_read, state=None if state is None else pickle.dumps(state)))
         return openings
 
-    def _damaged(self, told: str) -> DataError:
+    def _damaged(self, text: str) -> DataError:
         return DataError(
-            f"the state says {told}",
+            f"the state says {text}",
             rank=self._dealing.rank,
             hint="the state is damaged: load an older one",
         )

@@ -14,12 +14,12 @@ from rankwise.data.schedule import Schedule
 from rankwise.data.splitting import is_one_shot
 from rankwise.data.steps import Step
 from rankwise.data.stream_cursor import describe_dealing
-from rankwise.data.stream_reader import Opening, StreamTicket
+from rankwise.data.stream_reader import Opening, StreamWorkItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.data.batches import Parcel
+    from rankwise.data.batches import WorkerBatch
     from rankwise.data.peers import Peers
     from rankwise.data.pipeline import Pipeline
     from rankwise.data.place import Place
@@ -94,8 +94,8 @@ class StreamPasses:
         self._peers.agree({**describe_dealing(self._dealing), "epoch": cursor.epoch, **own})
         number, epoch = self._number, cursor.epoch
         start = cursor.consumed if self._dealing.split == "stride" else None
-        tickets = partial(
-            draw_tickets,
+        work_items = partial(
+            draw_work_items,
             self._dealing,
             list(cursor.openings),
             number=number,
@@ -103,8 +103,8 @@ class StreamPasses:
             turn=cursor.turn,
             start=start,
         )
-        parcels = self._pipeline.start(tickets, epoch)
-        for step in self._stride(parcels) if start is not None else self._shard(parcels):
+        worker_batches = self._pipeline.start(work_items, epoch)
+        for step in self._stride(worker_batches) if start is not None else self._shard(worker_batches):
             yield step
             step.drain()
         if (self._number, cursor.epoch) == (number, epoch):
@@ -112,34 +112,42 @@ class StreamPasses:
 
     # ------------------------------------------------------------------------ one stream for all
 
-    def _stride(self, parcels: Iterator[Parcel]) -> Iterator[Step]:
+    def _stride(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[Step]:
         cursor = self._cursor
-        for parcel in parcels:
-            own = [parcel.global_samples, parcel.is_last, parcel.num_read]
-            told = self._peers.tell(own)
-            if any(one != told[0] for one in told):
-                raise self._tell_difference(told)
-            if parcel.global_samples:
+        for batch_of_worker in worker_batches:
+            own = [batch_of_worker.global_samples, batch_of_worker.is_last, batch_of_worker.num_read]
+            answers = self._peers.tell(own)
+            if any(one != answers[0] for one in answers):
+                raise self._tell_difference(answers)
+            if batch_of_worker.global_samples:
                 yield self._make(
-                    parcel, list(parcel.batches), parcel.global_samples, self._follow_stride(parcel)
+                    batch_of_worker,
+                    list(batch_of_worker.batches),
+                    batch_of_worker.global_samples,
+                    self._follow_stride(batch_of_worker),
                 )
-            elif parcel.num_read > cursor.consumed and not parcel.is_last:  # all of them were None
-                self._follow_stride(parcel)()
-            if parcel.is_last:
+            elif (
+                batch_of_worker.num_read > cursor.consumed and not batch_of_worker.is_last
+            ):  # all of them were None
+                self._follow_stride(batch_of_worker)()
+            if batch_of_worker.is_last:
                 return
 
-    def _follow_stride(self, parcel: Parcel) -> Any:
+    def _follow_stride(self, batch_of_worker: WorkerBatch) -> Any:
         def advance() -> None:
-            cursor, opening = self._cursor, Opening(num_read=parcel.num_read, state=parcel.state)
+            cursor, opening = (
+                self._cursor,
+                Opening(num_read=batch_of_worker.num_read, state=batch_of_worker.state),
+            )
             openings = dict.fromkeys(range(self._dealing.num_shards), opening)
-            cursor.advance(parcel.num_read - cursor.consumed, openings, 0)
+            cursor.advance(batch_of_worker.num_read - cursor.consumed, openings, 0)
 
         return advance
 
-    def _tell_difference(self, told: list[Any]) -> DataError:
+    def _tell_difference(self, answers: list[Any]) -> DataError:
         shown = "; ".join(
             f"rank {rank} has {samples} samples at element {place}{', and its stream has ended' if ended else ''}"
-            for rank, (samples, ended, place) in enumerate(told)
+            for rank, (samples, ended, place) in enumerate(answers)
         )
         return self._peers.error(
             f"the ranks don't read the same stream: {shown}",
@@ -149,50 +157,52 @@ class StreamPasses:
 
     # ------------------------------------------------------------------ a stream for each worker
 
-    def _shard(self, parcels: Iterator[Parcel]) -> Iterator[Step]:
+    def _shard(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[Step]:
         cursor, dealing = self._cursor, self._dealing
         ended: set[int] = set()
         for _ in range(cursor.turn):
-            next(parcels)
+            next(worker_batches)
         turn = cursor.turn
         while True:
-            parcel, openings, num_taken = self._find_samples(parcels, ended, turn)
+            batch_of_worker, openings, num_taken = self._find_samples(worker_batches, ended, turn)
             turn = (turn + num_taken) % dealing.num_shards
-            own = 0 if parcel is None else sum(parcel.counts)
-            told = self._peers.tell([own, self._empty is not None])
-            total = sum(one[0] for one in told)
+            own = 0 if batch_of_worker is None else sum(batch_of_worker.counts)
+            answers = self._peers.tell([own, self._empty is not None])
+            total = sum(one[0] for one in answers)
             if total == 0:
                 return
-            if not all(has_empty for _, has_empty in told):
-                first = next(rank for rank, one in enumerate(told) if one[1])
+            if not all(has_empty for _, has_empty in answers):
+                first = next(rank for rank, one in enumerate(answers) if one[1])
                 given = self._peers.give(
                     self._empty if first == self._peers.rank else None, "data loader's empty batch"
                 )
                 self._empty = given[first]
-            yield self._make(parcel, self._fill(parcel), total, self._follow_shard(own, openings, turn))
+            yield self._make(
+                batch_of_worker, self._fill(batch_of_worker), total, self._follow_shard(own, openings, turn)
+            )
 
     def _find_samples(
-        self, parcels: Iterator[Parcel], ended: set[int], turn: int
-    ) -> tuple[Parcel | None, dict[int, Opening], int]:
-        """Take parcels until one has samples, or all streams of this rank have ended."""
+        self, worker_batches: Iterator[WorkerBatch], ended: set[int], turn: int
+    ) -> tuple[WorkerBatch | None, dict[int, Opening], int]:
+        """Take worker batches until one has samples, or all streams of this rank have ended."""
         openings: dict[int, Opening] = {}
         num_taken = 0
         while len(ended) < self._dealing.num_shards:
-            parcel, shard = next(parcels), (turn + num_taken) % self._dealing.num_shards
+            batch_of_worker, shard = next(worker_batches), (turn + num_taken) % self._dealing.num_shards
             num_taken += 1
-            openings[shard] = Opening(num_read=parcel.num_read, state=parcel.state)
-            if parcel.is_last:
+            openings[shard] = Opening(num_read=batch_of_worker.num_read, state=batch_of_worker.state)
+            if batch_of_worker.is_last:
                 ended.add(shard)
             if self._empty is None:
-                self._empty = parcel.empty
-            if any(parcel.counts):
-                return parcel, openings, num_taken
+                self._empty = batch_of_worker.empty
+            if any(batch_of_worker.counts):
+                return batch_of_worker, openings, num_taken
         return None, openings, num_taken
 
-    def _fill(self, parcel: Parcel | None) -> list[Any]:
+    def _fill(self, batch_of_worker: WorkerBatch | None) -> list[Any]:
         dealing = self._dealing
         number = count_micro_batches(dealing.global_batch, dealing.world_size, dealing.micro_batch)
-        batches = [None] * number if parcel is None else parcel.batches
+        batches = [None] * number if batch_of_worker is None else batch_of_worker.batches
         return [
             move_tree(self._empty, self._pipeline.device) if batch is None else batch for batch in batches
         ]
@@ -202,9 +212,11 @@ class StreamPasses:
 
     # ---------------------------------------------------------------------------------- both
 
-    def _make(self, parcel: Parcel | None, batches: list[Any], total: int, advance: Any) -> Step:
+    def _make(
+        self, batch_of_worker: WorkerBatch | None, batches: list[Any], total: int, advance: Any
+    ) -> Step:
         cursor, number, epoch, done = self._cursor, self._number, self._cursor.epoch, self._cursor.num_steps
-        places = self._deal_places([0] * len(batches) if parcel is None else parcel.counts)
+        places = self._deal_places([0] * len(batches) if batch_of_worker is None else batch_of_worker.counts)
 
         def hand_out() -> Iterator[Any]:
             for left, batch, place in zip(reversed(range(len(batches))), batches, places, strict=True):
@@ -223,7 +235,7 @@ class StreamPasses:
             hand_out(),
             index=done,
             num_micro_batches=len(batches),
-            num_samples=0 if parcel is None else sum(parcel.counts),
+            num_samples=0 if batch_of_worker is None else sum(batch_of_worker.counts),
             global_samples=total,
             world_size=self._peers.world_size,
         )
@@ -237,10 +249,10 @@ class StreamPasses:
         return deal_places(cursor.epoch, start + self._dealing.rank, num_ranks, sizes)
 
 
-def draw_tickets(
+def draw_work_items(
     dealing: Dealing, openings: list[Opening], *, number: int, epoch: int, turn: int, start: int | None
-) -> Iterator[StreamTicket]:
-    """Yield tickets without end; torch gives them to the workers in turn.
+) -> Iterator[StreamWorkItem]:
+    """Yield work items without end; torch gives them to the workers in turn.
 
     Args:
         dealing: How the elements are dealt out.
@@ -257,10 +269,10 @@ def draw_tickets(
         turn = 0
     # Each worker keeps its part after a resume: those before the one whose turn it is get a blank.
     for shard in range(turn):
-        yield StreamTicket(number=number, epoch=epoch, shard=shard, is_blank=True)
+        yield StreamWorkItem(number=number, epoch=epoch, shard=shard, is_blank=True)
     for step in count(turn):
         shard = step % dealing.num_shards
-        yield StreamTicket(
+        yield StreamWorkItem(
             number=number,
             epoch=epoch,
             shard=shard,

@@ -1,7 +1,7 @@
 """Reads the samples of a step from a data set that can only be iterated; stands in each worker.
 
 ``stride``: all ranks and workers read the same stream. Step k is its elements kB to (k+1)B, and rank r of W keeps every
-W-th. Whoever gets the ticket of a step reads on to it, so that neither the number of ranks nor that of workers changes
+W-th. Whoever gets the work item of a step reads on to it, so that neither the number of ranks nor that of workers changes
 what a step holds. The price: each worker reads the whole stream.
 
 ``shard``, ``dataset``: each worker of each rank has a stream of its own, which ends when it ends.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final
 from torch.utils.data import _utils, get_worker_info
 
 from rankwise.base.errors import DataError, UsageError
-from rankwise.data.batches import Packing, Parcel, count_micro_batches, cut_evenly, leave_note
+from rankwise.data.batches import Packing, WorkerBatch, count_micro_batches, cut_evenly, leave_note
 from rankwise.data.map_reader import tell_epoch
 from rankwise.data.seeding import kept_generators, seed_for
 
@@ -42,7 +42,7 @@ class Opening:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamTicket:
+class StreamWorkItem:
     """The part of a step that one worker reads.
 
     Attributes:
@@ -50,7 +50,7 @@ class StreamTicket:
         epoch: Of which epoch.
         shard: Which stream of this rank.
         start: At which element the step begins; None: where the stream stands.
-        opening: With a worker's first ticket of a pass, where to begin.
+        opening: With a worker's first work item of a pass, where to begin.
         is_blank: Nothing is to be read: it only passes the turn to the next worker.
     """
 
@@ -98,7 +98,7 @@ class Dealing:
 
 @final
 class StreamReader:
-    """The stream as torch's DataLoader sees it: one request, one parcel.
+    """The stream as torch's DataLoader sees it: one request, one worker batch.
 
     Args:
         dataset: The user's.
@@ -114,41 +114,43 @@ class StreamReader:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, ticket: StreamTicket) -> Parcel:
+    def __getitems__(self, work_item: StreamWorkItem) -> WorkerBatch:
         """Read the part of a step that this rank has."""
-        if ticket.is_blank:
-            return Parcel([], [])
+        if work_item.is_blank:
+            return WorkerBatch([], [])
         try:
             if self._dealing.seed is None or get_worker_info() is not None:
-                return self._read(ticket)
+                return self._read(work_item)
             with kept_generators():
-                return self._read(ticket)
+                return self._read(work_item)
         except DataError as error:
-            return Parcel([], [], fault=(error.message, error.hint or ""))
+            return WorkerBatch([], [], fault=(error.message, error.hint or ""))
 
-    def _read(self, ticket: StreamTicket) -> Parcel:
-        if ticket.number != self._number or self._stream is None:
+    def _read(self, work_item: StreamWorkItem) -> WorkerBatch:
+        if work_item.number != self._number or self._stream is None:
             # What a pass that was left early has sent may never have been taken.
-            self._number, self._stream, self._empty = ticket.number, self._open(ticket), None
+            self._number, self._stream, self._empty = work_item.number, self._open(work_item), None
         stream = self._stream
         if self._dealing.split == "stride":
-            return self._read_stride(stream, ticket.start or 0)
+            return self._read_stride(stream, work_item.start or 0)
         return self._read_shard(stream)
 
-    def _open(self, ticket: StreamTicket) -> _Stream:
+    def _open(self, work_item: StreamWorkItem) -> _Stream:
         dealing, dataset = self._dealing, self._dataset
         if dealing.split != "dataset" and getattr(_utils.worker, "_worker_info", None) is not None:
             # A data set that splits itself by worker would give a part of what is a part already.
             _utils.worker._worker_info = None
         name = 0
         if dealing.split == "shard":
-            name = dealing.rank * dealing.num_shards + ticket.shard
+            name = dealing.rank * dealing.num_shards + work_item.shard
             dataset = dataset.shard(num_shards=dealing.world_size * dealing.num_shards, index=name)
         elif dealing.split == "dataset":
-            name = dealing.rank * dealing.num_shards + ticket.shard
-        return _Stream(dataset, ticket.opening or Opening(), seed=dealing.seed, epoch=ticket.epoch, name=name)
+            name = dealing.rank * dealing.num_shards + work_item.shard
+        return _Stream(
+            dataset, work_item.opening or Opening(), seed=dealing.seed, epoch=work_item.epoch, name=name
+        )
 
-    def _read_stride(self, stream: _Stream, start: int) -> Parcel:
+    def _read_stride(self, stream: _Stream, start: int) -> WorkerBatch:
         """Read a whole step and keep this rank's part: only so all ranks know how many samples the last one has."""
         dealing, packing = self._dealing, self._packing
         stream.skip_to(start)
@@ -156,7 +158,7 @@ class StreamReader:
         if dealing.drops_last and stream.has_ended and len(samples) < dealing.global_batch:
             samples = []
         samples, names = packing.sift(samples, range(start, start + len(samples)))
-        parcel = Parcel([], [], global_samples=len(samples), is_last=stream.has_ended)
+        batch_of_worker = WorkerBatch([], [], global_samples=len(samples), is_last=stream.has_ended)
         if samples:
             number = count_micro_batches(len(samples), dealing.world_size, dealing.micro_batch)
             parts, named = (
@@ -165,10 +167,10 @@ class StreamReader:
             )
             empty = None if all(parts) else packing.pack_empty(samples[0])
             batches = _pack_parts(packing, parts, named, empty)
-            parcel = parcel._replace(batches=batches, counts=[len(part) for part in parts])
-        return parcel._replace(num_read=stream.num_read, state=stream.save())
+            batch_of_worker = batch_of_worker._replace(batches=batches, counts=[len(part) for part in parts])
+        return batch_of_worker._replace(num_read=stream.num_read, state=stream.save())
 
-    def _read_shard(self, stream: _Stream) -> Parcel:
+    def _read_shard(self, stream: _Stream) -> WorkerBatch:
         dealing, packing = self._dealing, self._packing
         own = len(range(dealing.rank, dealing.global_batch, dealing.world_size))
         start = stream.num_read
@@ -181,7 +183,7 @@ class StreamReader:
             # Before the samples are packed: the user's function may change them.
             empty = self._empty = packing.pack_empty(samples[0])
         batches = _pack_parts(packing, parts, cut_evenly(names, num_parts), None)
-        return Parcel(
+        return WorkerBatch(
             batches, [len(part) for part in parts], is_last=stream.has_ended,
             num_read=stream.num_read, state=stream.save(), empty=empty,
         )  # fmt: skip

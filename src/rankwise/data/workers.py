@@ -28,9 +28,13 @@ from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, final
 
+from rankwise.base.log import get_logger
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+_LOGGER = get_logger(__name__)
 
 #: The signals that end no worker unless its parent sends them.
 HELD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
@@ -47,16 +51,16 @@ class WorkerStart:
 
     Attributes:
         then: The user's ``worker_init_fn``; called after it, so that it may choose otherwise about signals.
-        told: Pids of workers that their parent ends, in shared memory, and at its end how many were written.
+        ended: Pids of workers that their parent ends, in shared memory, and at its end how many were written.
     """
 
     then: Callable[[int], Any] | None
-    told: Any
+    ended: Any
 
     def __call__(self, worker_id: int) -> None:
         """Listen to the parent, then call the user's function."""
         if _CAN_HOLD:
-            listen_to_parent(self.told)
+            listen_to_parent(self.ended)
         if self.then is not None:
             self.then(worker_id)
 
@@ -82,10 +86,10 @@ def make_workers(
     if kind is None:
         return context, WorkerStart(then, None)
     # Workers of a pass before may still be leaving.
-    told = context.RawArray("q", max(64, 4 * num_workers) + 1)
+    ended = context.RawArray("q", max(64, 4 * num_workers) + 1)
     ours = copy.copy(context)
-    ours.Process = partial(kind, told)
-    return ours, WorkerStart(then, told)
+    ours.Process = partial(kind, ended)
+    return ours, WorkerStart(then, ended)
 
 
 # ------------------------------------------------------------------------------- in the parent
@@ -95,13 +99,13 @@ class _Worker(base_process.BaseProcess):
     """A process that is started with the signals blocked, and told before it is ended.
 
     Args:
-        told: As for ``WorkerStart``.
+        ended: As for ``WorkerStart``.
         **options: As for a process.
     """
 
-    def __init__(self, told: Any, **options: Any) -> None:
+    def __init__(self, ended: Any, **options: Any) -> None:
         super().__init__(**options)
-        self.told = told
+        self.ended = ended
         self._way: str | None = getattr(self, "_start_method", None)
 
     def start(self) -> None:
@@ -124,14 +128,14 @@ class _Worker(base_process.BaseProcess):
 
     def note_end(self) -> None:
         """Before it is told to end: it must believe it."""
-        told = self.told
-        if self.pid is not None and not _is_told(self.pid, told):
-            told[told[-1] % (len(told) - 1)] = self.pid
-            told[-1] += 1
+        found = self.ended
+        if self.pid is not None and not _has_ended(self.pid, found):
+            found[found[-1] % (len(found) - 1)] = self.pid
+            found[-1] += 1
 
 
-def _is_told(pid: int, told: Any) -> bool:
-    return pid in told[:-1]
+def _has_ended(pid: int, ended: Any) -> bool:
+    return pid in ended[:-1]
 
 
 def is_worker(process: object) -> bool:
@@ -202,9 +206,7 @@ def _end_all() -> None:
         worker.join(max(0.0, until - time.monotonic()))
     stuck = [worker for worker in workers if worker.is_alive()]
     for worker in stuck:
-        sys.stderr.write(
-            f"rankwise: warning: data-loading worker {worker.pid} did not end within {_LEAVE_S:g} s, and is killed\n"
-        )
+        _LOGGER.warning(f"data-loading worker {worker.pid} did not end within {_LEAVE_S:g} s, and is killed")
         worker.kill()
         worker.join()
 
@@ -212,16 +214,16 @@ def _end_all() -> None:
 # ------------------------------------------------------------------------------- in the worker
 
 
-def listen_to_parent(told: Any) -> None:
+def listen_to_parent(ended: Any) -> None:
     """Let the signals end this process only if its parent has said so; and let it end with its parent.
 
     Call it from the main thread of a worker. SIGINT stays as it is.
 
     Args:
-        told: As for ``WorkerStart``; None: the parent can't say anything, and only its end counts.
+        ended: As for ``WorkerStart``; None: the parent can't say anything, and only its end counts.
     """
     parent = multiprocessing.parent_process()
-    if parent is None or told is None:
+    if parent is None or ended is None:
         return
     pid = os.getpid()
 
@@ -230,7 +232,7 @@ def listen_to_parent(told: Any) -> None:
             # A child that the worker has just forked.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif _is_told(pid, told):
+        elif _has_ended(pid, ended):
             os._exit(0)  # as torch's own handler does
 
     for number in HELD:
@@ -240,7 +242,7 @@ def listen_to_parent(told: Any) -> None:
     for end in (woken, wakes):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    threading.Thread(target=_follow, args=(parent.sentinel, woken, told), daemon=True, name="parent").start()
+    threading.Thread(target=_follow, args=(parent.sentinel, woken, ended), daemon=True, name="parent").start()
     # What came until now is heard now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
@@ -251,13 +253,13 @@ def _forget() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _follow(sentinel: int, woken: int, told: Any) -> None:
+def _follow(sentinel: int, woken: int, ended: Any) -> None:
     """End with the parent, or when it has said so.
 
     torch would see the parent's end after some seconds, and only between two batches, and never with a fork server. A handler
     runs in the main thread only, which may be in native code; this thread needs no more than the GIL.
     """
-    while sentinel not in wait([sentinel, woken]) and not _is_told(os.getpid(), told):
+    while sentinel not in wait([sentinel, woken]) and not _has_ended(os.getpid(), ended):
         with suppress(BlockingIOError):
             os.read(woken, 512)
     os._exit(0)

@@ -104,7 +104,7 @@ def look_after(host: Host, *, class_id: str | None, told: str = "") -> list[Read
     return [one for one in bad if one.what not in told]
 
 
-def find_ailments(host: Host) -> list[Reading]:
+def find_host_problems(host: Host) -> list[Reading]:
     """Return what any job dies of on this host; milliseconds, so that it can be asked while a job hangs."""
     found = examine(host, registry.find(*_VITAL), most_s=_MOST_BEFORE_S)
     return [one for one in found if one.verdict == "fail"]

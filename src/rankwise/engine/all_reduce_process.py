@@ -60,7 +60,7 @@ def run_ranks(first: int, count: int) -> list[dict[str, Any]]:
         for index in range(count)
     ]  # fmt: skip
     until_s = time.monotonic() + _ALL_S
-    told: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for one in ranks:
         try:
             out, err = one.communicate(timeout=max(0.1, until_s - time.monotonic()))
@@ -69,12 +69,12 @@ def run_ranks(first: int, count: int) -> list[dict[str, Any]]:
             out, err = one.communicate()
             err += f"\nno end within {_ALL_S:.0f} s"
         lines = out.strip().splitlines()
-        told += (
+        parts += (
             json.loads(lines[-1])["ranks"]
             if lines
             else [{"why": (err.strip().splitlines() or ["no word"])[-1]}]
         )
-    return told
+    return parts
 
 
 def run_rank() -> dict[str, Any]:
@@ -139,10 +139,10 @@ def _find_wait(torch: Any, dist: Any, device: Any, reduce: Any) -> float:
         own = torch.tensor([reduce(one)], device=device)
         waits = [torch.zeros_like(own) for _ in range(world)]
         dist.all_gather(waits, own)
-        told = [float(wait) for wait in waits]
-        others = [wait for index, wait in enumerate(told) if index != rank]
+        lines = [float(wait) for wait in waits]
+        others = [wait for index, wait in enumerate(lines) if index != rank]
         late.append(
-            max(0.0, statistics.median(others) - told[rank]) if told[rank] == min(told) and others else 0.0
+            max(0.0, statistics.median(others) - lines[rank]) if lines[rank] == min(lines) and others else 0.0
         )
     return statistics.median(late)
 

@@ -160,10 +160,10 @@ def _write(path: Path, dump: Any) -> None:
         part.unlink(missing_ok=True)
         if error.errno not in _NO_ROOM:
             raise
-        told = (
+        text = (
             f"{error.strerror}: no space for what the function returned; set TMPDIR to a folder that has some"
         )
-        raise OSError(error.errno, told, str(path.parent)) from None
+        raise OSError(error.errno, text, str(path.parent)) from None
     part.replace(path)
 
 

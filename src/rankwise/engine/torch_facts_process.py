@@ -16,14 +16,14 @@ os.dup2(2, 1)
 
 def ask() -> dict[str, Any]:
     """Return all that torch tells."""
-    told: dict[str, Any] = {
+    body: dict[str, Any] = {
         "python_version": platform.python_version(), "prefix": sys.prefix, "wheels": _list_wheels(),
     }  # fmt: skip
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken library may raise anything, and that is the answer
-        return {**told, "why": f"{type(error).__name__}: {error}"[:500]}
-    told |= {
+        return {**body, "why": f"{type(error).__name__}: {error}"[:500]}
+    body |= {
         "version": torch.__version__,
         "folder": str(Path(torch.__file__).parent),
         "cuda": torch.version.cuda,
@@ -31,7 +31,7 @@ def ask() -> dict[str, Any]:
         "backends": _list_backends(),
         "archs": torch.cuda.get_arch_list() if torch.version.cuda else [],
     }
-    return {**told, **_ask_devices(torch), "nccl_file": _find_loaded_nccl()}
+    return {**body, **_ask_devices(torch), "nccl_file": _find_loaded_nccl()}
 
 
 def _list_wheels() -> list[str]:
@@ -67,27 +67,27 @@ def _list_backends() -> list[str]:
 
 
 def _ask_devices(torch: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"nccl": "", "devices": [], "peers": []}
+    body: dict[str, Any] = {"nccl": "", "devices": [], "peers": []}
     if not torch.version.cuda and not getattr(torch.version, "hip", None):
-        return told
+        return body
     try:
         version = torch.cuda.nccl.version()
-        told["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+        body["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
     except Exception:  # noqa: BLE001 - built without it
-        told["nccl"] = ""
+        body["nccl"] = ""
     try:
         count = torch.cuda.device_count()
         if count:
             torch.cuda.init()
-        told["devices"] = [
+        body["devices"] = [
             _describe(torch.cuda.get_device_properties(index), index) for index in range(count)
         ]
-        told["peers"] = [
+        body["peers"] = [
             [a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)] for a in range(count)
         ]
     except Exception as error:  # noqa: BLE001 - what is wrong with the driver is what we ask for
-        told["cuda_error"] = f"{type(error).__name__}: {error}"[:500]
-    return told
+        body["cuda_error"] = f"{type(error).__name__}: {error}"[:500]
+    return body
 
 
 def _describe(one: Any, index: int) -> dict[str, Any]:

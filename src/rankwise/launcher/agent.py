@@ -19,7 +19,7 @@ from rankwise.launcher.memory_folder import open_memory_folder
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.timers import are_asked_for, open_timers
 from rankwise.launcher.warm_start import Host, WarmStart, plan_warm_start
-from rankwise.verdict.exits import name_signal
+from rankwise.verdict.exit_codes import name_signal
 
 if TYPE_CHECKING:
     import socket
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
-    from rankwise.launcher.host_look import HostLook
+    from rankwise.launcher.host_check import HostCheck
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
     from rankwise.warm.plan import Plan
@@ -52,10 +52,10 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     try:
         host, helper = _find_host(spec, console, signals, closings)
         plan = plan_warm_start(spec, host)
-        keeper = ask_resident(spec, host, plan, signals, console)
-        workers = open_workers(signals, SYSTEM_CLOCK, keeper)
-        raise_file_limit()  # after the keeper's fork: the ranks keep the limit that the user gave them
-        warm = WarmStart(spec, host, workers, console, plan=plan, is_forked=keeper is not None)
+        supervisor = ask_resident(spec, host, plan, signals, console)
+        workers = open_workers(signals, SYSTEM_CLOCK, supervisor)
+        raise_file_limit()  # after the supervisor's fork: the ranks keep the limit that the user gave them
+        warm = WarmStart(spec, host, workers, console, plan=plan, is_forked=supervisor is not None)
         job = _prepare(spec, console, warm, workers, signals, closings, host=host, helper=helper)
         from rankwise.launcher.attempts import run_attempts  # noqa: PLC0415 - it is there by now
 
@@ -94,7 +94,7 @@ def _find_host(
 def ask_resident(
     spec: LaunchSpec, host: Host, plan: Plan, signals: Signals, console: Console
 ) -> tuple[int, socket.socket] | None:
-    """Return a keeper that a resident server has forked, with its socket, if the user wants that and the script can have it."""
+    """Return a supervisor that a resident server has forked, with its socket, if the user wants that and the script can have it."""
     if not IS_LINUX or plan.cold or not (spec.resident or environ.is_on("RANKWISE_RESIDENT")):
         return None
     from rankwise.launcher.resident import is_wanted, open_run  # noqa: PLC0415 - only where it is asked for
@@ -108,7 +108,7 @@ def _import_the_rest() -> None:
     """Import what comes after the warm server's start: it takes as long as a fork."""
     import rankwise.launcher.attempts  # noqa: PLC0415
     import rankwise.launcher.entry_check  # noqa: PLC0415
-    import rankwise.launcher.host_look  # noqa: F401, PLC0415
+    import rankwise.launcher.host_check  # noqa: F401, PLC0415
 
 
 def _prepare(
@@ -122,10 +122,10 @@ def _prepare(
 
     check = EntryCheck(spec, console)
     closings.append(check.close)
-    host_look = _look_at_host(spec, host.num_ranks, host.interpreter.path, console)
-    rendezvous = open_rendezvous(spec, host, helper, console, host_look)
+    host_check = _look_at_host(spec, host.num_ranks, host.interpreter.path, console)
+    rendezvous = open_rendezvous(spec, host, helper, console, host_check)
     folder = make_folder(spec.logs, rendezvous.run_id)
-    if (memory := open_memory_folder(pid=workers.keeper_pid)) is not None:
+    if (memory := open_memory_folder(pid=workers.supervisor_pid)) is not None:
         closings.append(memory.drop)
     if (timers := open_timers(helper, rendezvous.run_id)) is not None:
         closings.append(timers.close)
@@ -133,17 +133,17 @@ def _prepare(
     job = Job(
         spec=spec, python=host.interpreter.path, num_ranks=host.num_ranks, prefixes=host.prefixes, num_threads=host.num_threads, warm=warm,
         folder=folder, rendezvous=rendezvous, workers=workers, signals=signals, console=console, clock=SYSTEM_CLOCK,
-        events=EventLog(folder / "events.jsonl"), host_look=host_look, timers=timers,
+        events=EventLog(folder / "events.jsonl"), host_check=host_check, timers=timers,
     )  # fmt: skip
     if spec.strict:
         check.refuse_errors()
     return job
 
 
-def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Console) -> HostLook:
-    from rankwise.launcher.host_look import HostLook  # noqa: PLC0415 - beside the import of torch
+def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Console) -> HostCheck:
+    from rankwise.launcher.host_check import HostCheck  # noqa: PLC0415 - beside the import of torch
 
-    look = HostLook(spec, num_ranks, python)
+    look = HostCheck(spec, num_ranks, python)
     look.tell_before(console)
     return look
 
@@ -153,19 +153,19 @@ def _needs_helper(spec: LaunchSpec) -> bool:
     return spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None or are_asked_for()
 
 
-def _explain_device(device: str, said: str) -> UsageError:
+def _explain_device(device: str, text: str) -> UsageError:
     """Return why torch can't count the devices of a kind."""
-    if "Unsupported nproc_per_node" in said:
+    if "Unsupported nproc_per_node" in text:
         return UsageError(
             f"--nproc-per-node {device!r} is neither a number nor a kind of device that torch knows",
             hint="a number above 0, gpu, cpu, xpu or auto",
         )
-    if said.endswith("is not available."):
+    if text.endswith("is not available."):
         return UsageError(
             f"--nproc-per-node {device}: torch finds no such device on this host",
             hint="a number, or auto for what this host has; `rankwise doctor --only gpu,torch-build` says why there is no GPU",
         )
-    return UsageError(f"--nproc-per-node {device}: {said}", hint="a number, or auto for what this host has")
+    return UsageError(f"--nproc-per-node {device}: {text}", hint="a number, or auto for what this host has")
 
 
 def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
@@ -208,12 +208,14 @@ def _report_failure(spec: LaunchSpec, console: Console, message: str, exit_code:
     write_report(spec.report, verdict, attempt=0, console=console)
 
 
-def open_workers(signals: Signals, clock: Clock, keeper: tuple[int, socket.socket] | None = None) -> Workers:
-    """Return what runs processes best on this system; ``keeper`` is one that is there already."""
+def open_workers(
+    signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None
+) -> Workers:
+    """Return what runs processes best on this system; ``supervisor`` is one that is there already."""
     if IS_LINUX:
-        from rankwise.launcher.kept import KeptWorkers  # noqa: PLC0415 - only where it can work
+        from rankwise.launcher.supervised_workers import SupervisedWorkers  # noqa: PLC0415 - only where it can work
 
-        return KeptWorkers(signals, clock, keeper)
-    from rankwise.launcher.plain import PlainWorkers  # noqa: PLC0415 - only where it is needed
+        return SupervisedWorkers(signals, clock, supervisor)
+    from rankwise.launcher.direct_workers import DirectWorkers  # noqa: PLC0415 - only where it is needed
 
-    return PlainWorkers(signals, clock)
+    return DirectWorkers(signals, clock)

@@ -9,30 +9,31 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import KILL_SIGNAL, listens_to
+from rankwise.base.rank_names import name_ranks
 from rankwise.base.requeue import END_SIGNAL, heeds_interrupts
-from rankwise.evidence.memory import count_oom_kills
-from rankwise.evidence.notes import parse_imported, parse_notes
-from rankwise.evidence.place import EvidencePlace
-from rankwise.evidence.snapshot import take_stacks
-from rankwise.launcher.lone_restart import LoneRestarts
-from rankwise.launcher.lookout import Lookout
+from rankwise.evidence.reader.notes import parse_imported, parse_notes
+from rankwise.evidence.reader.oom_kills import count_oom_kills
+from rankwise.evidence.reader.rank_channel import RankChannel
+from rankwise.evidence.reader.snapshot import take_stacks
+from rankwise.launcher.job_monitor import JobMonitor
 from rankwise.launcher.output import Pump, read_last_words
 from rankwise.launcher.rank_end import Rank, describe_end, find_ending
 from rankwise.launcher.rank_start import RankStarter
 from rankwise.launcher.requeue_watch import RequeueWatch
+from rankwise.launcher.single_rank_restart import SingleRankRestarts
 from rankwise.launcher.tee import Tee
 from rankwise.launcher.workers import (
     STORE_TAG,
     Change,
     Cooled,
     Ended,
-    KeeperLost,
     NotStarted,
     Started,
+    SupervisorLost,
     Warmed,
 )
-from rankwise.verdict.case import Case, RankEnd, name_ranks
-from rankwise.verdict.exits import is_abort_at_exit
+from rankwise.verdict.case import Case, RankEnd
+from rankwise.verdict.exit_codes import is_abort_at_exit
 from rankwise.verdict.requeue import is_requeue
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Outcome:
     """What an attempt came to.
 
     Attributes:
-        lookout: Looks on while other nodes' ranks still run.
+        monitor: Looks on while other nodes' ranks still run.
         regroup: Whether it was ended because another node wants to join.
         gives_up: Whether it was ended by another node that does not take part in a further one.
         imported: How many modules of each package a rank imported itself, in place of a warm server.
@@ -72,7 +73,7 @@ class Outcome:
     """
 
     case: Case
-    lookout: Lookout
+    monitor: JobMonitor
     regroup: bool = False
     gives_up: bool = False
     lasted_s: float = 0.0
@@ -97,19 +98,19 @@ class Attempt:
             failures: Those that came before; gets those after which a rank starts alone.
         """
         self._job, self._part, self._index, self._restarts = job, part, index, restarts
-        self._failures, self._lone = failures, LoneRestarts(job, part, failures)
+        self._failures, self._single_restarts = failures, SingleRankRestarts(job, part, failures)
         self._clock, self._workers = job.clock, job.workers
         self._folder = job.folder / f"attempt_{index}"
         self._pump, self._tee = Pump(job.console), Tee(job.console)
         # The last attempt's may take a while to go, and is not mistaken for this one's.
         suffix = f"{index}" if job.serial is None else f"{index}.{job.serial}"
-        records = job.spec.watch and EvidencePlace.is_affordable(job.num_ranks)
+        records = job.spec.watch and RankChannel.is_affordable(job.num_ranks)
         if job.spec.watch and not records and index == 0:
             job.console.say(
                 f"rankwise: the limit of open files (ulimit -n) is too low to record what {job.num_ranks} ranks do"
             )
         self._starter = RankStarter(
-            job, part, self._folder, suffix=suffix, records=records, returns=self._lone.is_on,
+            job, part, self._folder, suffix=suffix, records=records, returns=self._single_restarts.is_on,
             pump=self._pump, tee=self._tee,
         )  # fmt: skip
         self._ranks = [self._starter.open(local) for local in range(job.num_ranks)]
@@ -119,9 +120,9 @@ class Attempt:
         self._started_s = self._clock.monotonic()
         self._interrupted: int | None = None
         self._store_code: int | None = None
-        self._keeper_lost = self._regroup = self._hurry = False
+        self._supervisor_lost = self._regroup = self._hurry = False
         self._is_told_slow = self._has_lost_nodes = False
-        self._lookout = Lookout(job, part, self._ranks, self._folder)
+        self._monitor = JobMonitor(job, part, self._ranks, self._folder)
         self._requeue = RequeueWatch(job.spec.shutdown_timeout_s, job.clock, is_on=job.serial is None)
 
     # ------------------------------------------------------------------ start
@@ -132,7 +133,7 @@ class Attempt:
         self._starter.start_store(self._store_tag)
         for rank in self._ranks:
             self._starter.start(rank, restarts=self._restarts)
-            if not self._lone.is_on:
+            if not self._single_restarts.is_on:
                 rank.streams.close_rank_end()
         job.warm.tell(job.events)
         self._pump.start()
@@ -153,16 +154,16 @@ class Attempt:
             if not (
                 self._is_over() or self._requeue.has_begun
             ):  # those that follow have a bound of their own
-                self._lookout.poll()
+                self._monitor.poll()
         clean = not self._is_over()
         if clean:
-            self._lookout.take_end()
+            self._monitor.take_end()
         # Another node's agent may have been quicker to see who joins: then its notice has ended our ranks too.
         if clean and self._requeue.has_begun and not self._job.spec.is_one_node:
             self._regroup = self._job.rendezvous.nodes_waiting() > 0
         if not clean:
             self._tell_end()
-            if not (self._regroup or self._keeper_lost or self._has_lost_nodes):
+            if not (self._regroup or self._supervisor_lost or self._has_lost_nodes):
                 self._take_evidence()
             # Those that have not followed by now had the time that others get after SIGTERM.
             self._hurry |= self._is_overdue()
@@ -173,7 +174,7 @@ class Attempt:
             rank.streams.close_rank_end()
         self._tee.finish()
         streams = self._pump.finish()
-        self._lookout.tell_end()
+        self._monitor.tell_end()
         case = self._to_case(self._ranks)
         # Ranks of other nodes, on their way out as ours were, may still need the store.
         is_needed = is_requeue(case) and not self._regroup
@@ -185,9 +186,10 @@ class Attempt:
             rank.close()
         return Outcome(
             case=case,
-            lookout=self._lookout,
+            monitor=self._monitor,
             regroup=self._regroup,
-            gives_up=self._lone.ended_elsewhere is not None and self._lone.ended_elsewhere[1],
+            gives_up=self._single_restarts.ended_elsewhere is not None
+            and self._single_restarts.ended_elsewhere[1],
             lasted_s=lasted_s,
             imported=imported,
             open_streams=streams,
@@ -195,17 +197,17 @@ class Attempt:
 
     def _restart_alone(self) -> None:
         """Start ranks again that have failed, where the others can go on without them meanwhile."""
-        failed = [rank for rank in self._ranks if self._lone.is_on and self._has_failed(rank)]
+        failed = [rank for rank in self._ranks if self._single_restarts.is_on and self._has_failed(rank)]
         is_over = (
             self._interrupted is not None
-            or self._keeper_lost
-            or self._lookout.has_hung
-            or self._lone.ended_elsewhere
+            or self._supervisor_lost
+            or self._monitor.has_hung
+            or self._single_restarts.ended_elsewhere
         )
         for rank in (
             failed if not (is_over or self._requeue.has_begun or self._store_code is not None) else ()
         ):
-            if not self._lone.takes(rank, self._ranks, self._to_case([rank])):
+            if not self._single_restarts.takes(rank, self._ranks, self._to_case([rank])):
                 return
             del self._by_tag[rank.tag]
             if rank.pid:  # what it has started, and left behind
@@ -213,7 +215,7 @@ class Attempt:
             self._pump.begin_again(rank.local_rank)
             rank.begin_again(*self._starter.open_evidence(rank.streams.folder))
             self._by_tag[rank.tag] = rank
-            self._lookout.renew(rank)
+            self._monitor.renew(rank)
             self._starter.start(rank, restarts=self._restarts)
 
     def _tell_end(self) -> None:
@@ -221,8 +223,8 @@ class Attempt:
         number = self._interrupted
         has_notice = number is not None and any(self._is_notice(number, rank) for rank in self._living())
         failed = [rank for rank in self._ranks if self._has_failed(rank)]
-        if (failed or self._interrupted is not None) and not (has_notice or self._lookout.has_hung):
-            self._lone.tell_end(self._to_case(failed or self._ranks))
+        if (failed or self._interrupted is not None) and not (has_notice or self._monitor.has_hung):
+            self._single_restarts.tell_end(self._to_case(failed or self._ranks))
 
     def _tell_slow_start(self) -> None:
         if self._is_told_slow or any(rank.pid for rank in self._ranks):
@@ -236,9 +238,9 @@ class Attempt:
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""
-        if self._interrupted is not None or self._keeper_lost or self._regroup or self._lookout.has_hung:
+        if self._interrupted is not None or self._supervisor_lost or self._regroup or self._monitor.has_hung:
             return True
-        if self._has_lost_nodes or self._lone.ended_elsewhere is not None:
+        if self._has_lost_nodes or self._single_restarts.ended_elsewhere is not None:
             return True
         alive = any(rank.is_alive for rank in self._ranks)
         if alive and (self._store_code is not None or self._is_overdue()):
@@ -260,7 +262,7 @@ class Attempt:
         if any(rank.code == -signal.SIGABRT for rank in self._ranks):
             return 0.05
         every_s = 1.0 if self._job.spec.is_one_node else self._job.spec.monitor_interval_s
-        return min(every_s, self._lookout.next_in_s)
+        return min(every_s, self._monitor.next_in_s)
 
     def _look(self, timeout_s: float) -> None:
         for change in self._workers.wait_change(timeout_s):
@@ -271,7 +273,7 @@ class Attempt:
         if can_regroup and not self._requeue.has_begun and self._job.rendezvous.has_to_regroup():
             self._regroup = True
         if can_regroup and (link := self._part.link) is not None:
-            self._has_lost_nodes = bool(link.given_up) or not self._lone.continues_without(
+            self._has_lost_nodes = bool(link.given_up) or not self._single_restarts.continues_without(
                 link.lost_nodes, self._ranks
             )
 
@@ -289,8 +291,8 @@ class Attempt:
                 self._note_end(tag, 127, self._clock.monotonic(), refusal=error)
             case Ended(tag=tag, code=code, at_s=at_s):
                 self._note_end(tag, code, at_s)
-            case KeeperLost():
-                self._keeper_lost = True
+            case SupervisorLost():
+                self._supervisor_lost = True
                 now = self._clock.monotonic()
                 for rank in self._living():
                     rank.code, rank.ended_s, rank.stopped_s = -KILL_SIGNAL, now, now
@@ -340,7 +342,7 @@ class Attempt:
     def _take_evidence(self) -> None:
         """Look at the living before they are stopped: what they wait for is half of the answer."""
         is_last = len(self._failures) >= self._job.spec.max_restarts
-        self._lookout.take_last(is_final=is_last and self._interrupted is None)
+        self._monitor.take_last(is_final=is_last and self._interrupted is None)
         # What has raised writes it down first of all. Its own exit code is worth a wait only in the last report.
         end = self._clock.monotonic() + (_LAST_BREATH_S if is_last else _LAST_NOTE_S)
         while self._clock.monotonic() < end and self._interrupted is None:
@@ -361,12 +363,12 @@ class Attempt:
             bounds_s.append(self._send_stop(rank, number))
             if hasattr(signal, "SIGCONT"):
                 self._workers.signal(rank.tag, signal.SIGCONT)
-        begin, told = self._clock.monotonic(), False
+        begin, is_reported = self._clock.monotonic(), False
         end = begin + max(bounds_s)
         while self._living() and self._clock.monotonic() < end and not self._hurry:
             self._look(min(0.5, max(0.0, end - self._clock.monotonic())))
-            if not told and self._living() and self._clock.monotonic() - begin > _SILENCE_S:
-                told = True
+            if not is_reported and self._living() and self._clock.monotonic() - begin > _SILENCE_S:
+                is_reported = True
                 self._say_stopping(end)
         self._look_who_is_over()
         end = self._clock.monotonic() + _KILL_TIMEOUT_S
@@ -415,14 +417,14 @@ class Attempt:
         self._workers.signal(self._store_tag, KILL_SIGNAL)
         if self._part.num_nodes == 1 and not self._job.spec.master_port:
             return
-        while self._part.listener is not None and self._store_code is None and not self._keeper_lost:
+        while self._part.listener is not None and self._store_code is None and not self._supervisor_lost:
             self._look(0.1)
             if self._clock.monotonic() > end:
                 return
 
     def _to_end(self, rank: Rank) -> RankEnd:
         # The kernel, for memory, while the others waited for it to follow: that is no end of our doing.
-        by_another = rank.code == -KILL_SIGNAL and not rank.was_killed and not self._keeper_lost
+        by_another = rank.code == -KILL_SIGNAL and not rank.was_killed and not self._supervisor_lost
         return describe_end(
             rank,
             last_words=rank.refusal or read_last_words(rank.streams, self._pump, find_ending(rank)),
@@ -451,16 +453,16 @@ class Attempt:
             oom_kills=max(0, (count_oom_kills() or 0) - self._oom_before),
             shm_free_bytes=shm_free,
             interrupted=self._interrupted,
-            left_behind=self._lookout.is_left_behind,
-            hung=self._lookout.has_hung,
-            scene=self._lookout.scene,
-            sights=self._lookout.sights,
-            decided=self._lookout.decided or (),
+            left_behind=self._monitor.is_left_behind,
+            hung=self._monitor.has_hung,
+            scene=self._monitor.scene,
+            findings=self._monitor.findings,
+            decided=self._monitor.decided or (),
             strict=self._job.spec.strict,
             store_code=self._store_code if store_failed else None,
             store_words=read_tail(self._folder / "store.log", 4000).decode("utf-8", "replace"),
-            keeper_lost=self._keeper_lost,
+            supervisor_lost=self._supervisor_lost,
             lost_nodes=link.lost_nodes if link is not None and self._has_lost_nodes else (),
             given_up=link.given_up if link is not None and self._has_lost_nodes else "",
-            elsewhere=(self._lone.ended_elsewhere or ("", False))[0],
+            elsewhere=(self._single_restarts.ended_elsewhere or ("", False))[0],
         )

@@ -12,7 +12,7 @@ from rankwise.base.errors import LaunchError
 from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
-from rankwise.launcher.lookout import HungMeanwhile
+from rankwise.launcher.job_monitor import HungElsewhere
 from rankwise.launcher.output import relay_in_background
 from rankwise.launcher.policy import Decision, GiveUp, decide, to_failure
 from rankwise.launcher.publish import is_silent, publish, save_evidence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rankwise.launcher.console import Console
     from rankwise.launcher.helper import Helper
-    from rankwise.launcher.host_look import HostLook
+    from rankwise.launcher.host_check import HostCheck
     from rankwise.launcher.job import Job
     from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment, Rendezvous
@@ -52,12 +52,12 @@ _MOST_LOSSES, _OF_LATE_S = 3, 600.0
 
 
 def open_rendezvous(
-    spec: LaunchSpec, host: Host, helper: Helper | None, console: Console, host_look: HostLook | None = None
+    spec: LaunchSpec, host: Host, helper: Helper | None, console: Console, host_check: HostCheck | None = None
 ) -> Rendezvous:
-    """Return where the nodes of a job meet; ``host_look`` says, while they don't, what may keep them apart here."""
+    """Return where the nodes of a job meet; ``host_check`` says, while they don't, what may keep them apart here."""
     if spec.is_one_node or helper is None:
         return SingleNode(spec, host.num_ranks, rank0_serves=host.interpreter.torch_version is None)
-    find_causes = (lambda: ()) if host_look is None else host_look.find_obstacles
+    find_causes = (lambda: ()) if host_check is None else host_check.find_obstacles
     return SeveralNodes(spec, host.num_ranks, helper, console, find_causes)
 
 
@@ -104,8 +104,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             else _decide(job, case, failures)
         )
         if isinstance(decision, GiveUp):
-            if job.host_look is not None:
-                verdict = job.host_look.add_to(verdict, outcome.lookout.ailments)
+            if job.host_check is not None:
+                verdict = job.host_check.add_to(verdict, outcome.monitor.host_problems)
             job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
             if verdict.stopped_by and not verdict.notes and not verdict.culprits:
@@ -132,7 +132,7 @@ def _join(job: Job, restarts: int, *, is_first: bool) -> Assignment | None:
 
 def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
     """Decide on another attempt, unless the user, or what happened, has decided already."""
-    if case.interrupted is not None or case.keeper_lost:
+    if case.interrupted is not None or case.supervisor_lost:
         return GiveUp()
     if case.hung and job.spec.on_hang == "stop":
         return GiveUp(reason="--on-hang stop: no restart after a hang" if job.spec.max_restarts else "")
@@ -191,7 +191,7 @@ def _hear_others(job: Job, outcome: Outcome, verdict: Verdict, *, is_through: bo
         return _finish(job, outcome, is_requeue=verdict.kind == "requeue")
     if outcome.case.elsewhere or not _may_be_left(verdict):
         return outcome.case
-    return outcome.lookout.add_leavers(outcome.case)
+    return outcome.monitor.finish(outcome.case, "lost")
 
 
 def _may_be_left(verdict: Verdict) -> bool:
@@ -202,14 +202,14 @@ def _may_be_left(verdict: Verdict) -> bool:
 
 def _finish(job: Job, outcome: Outcome, *, is_requeue: bool) -> Case:
     """Wait until the other nodes are through, and return the case with what has come out of it meanwhile."""
-    lookout, case = outcome.lookout, outcome.case
+    monitor, case = outcome.monitor, outcome.case
     # After a requeue the reason for it may come a second time, and the exit code must not change for that.
     with suppress(InterruptedByUser):
         try:
-            if job.rendezvous.finish(None if is_requeue else lookout.watch_on) and not is_requeue:
-                case = lookout.add_mispairings(case)
-        except HungMeanwhile:
-            case = lookout.add_hang(case)
+            if job.rendezvous.finish(None if is_requeue else monitor.watch_on) and not is_requeue:
+                case = monitor.finish(case, "through")
+        except HungElsewhere:
+            case = monitor.finish(case, "hung")
     return case
 
 

@@ -57,8 +57,8 @@ class Console:
         if self._lock.acquire(timeout=_SHORT_PATIENCE_S):
             try:
                 begin = b"\n" if self._is_line_open else terminal.begin_line() if apart else b""
-                told = terminal.wrap(text, self.width())
-                self._write(2, begin + f"{told}\n".encode("utf-8", "backslashreplace"), _SHORT_PATIENCE_S)
+                message = terminal.wrap(text, self.width())
+                self._write(2, begin + f"{message}\n".encode("utf-8", "backslashreplace"), _SHORT_PATIENCE_S)
                 self._is_line_open = False
             finally:
                 self._lock.release()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from rankwise.base.errors import LaunchError, RankFailedError, RankwiseError
+from rankwise.base.rank_names import name_ranks
 from rankwise.launcher.function_payload import read_error, read_value
-from rankwise.verdict.case import name_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,10 +103,10 @@ def _to_timeout(
 
 
 def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> RankwiseError:
-    culprits, told = verdict["culprits"], answer["told"]
+    culprits, found = verdict["culprits"], answer["told"]
     if not culprits:
         return LaunchError(
-            "\n".join(filter(None, [f"{name}: {verdict['message']}", told])), hint=verdict["fix"] or None
+            "\n".join(filter(None, [f"{name}: {verdict['message']}", found])), hint=verdict["fix"] or None
         )
     errors = {rank: read_error(folder / f"error.{rank}.{answer['restarts']}") for rank in culprits}
     told_first = answer["first"]
@@ -118,7 +118,7 @@ def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> R
         f"\n\nTraceback on rank {first} of {answer['num_ranks']}, in {name}:\n{text}\n" if text else ""
     )
     error = RankFailedError(
-        message + told_trace + (f"\n{told}" if told else ""), rank=first, hint=verdict["fix"] or None
+        message + told_trace + (f"\n{found}" if found else ""), rank=first, hint=verdict["fix"] or None
     )
     error.__cause__ = cause
     return error

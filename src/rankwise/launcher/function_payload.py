@@ -118,13 +118,13 @@ def _find_unpicklable(function: object, args: tuple[object, ...]) -> str:
     seen: set[int] = set()
     parts += _list_parts(function)
     while parts:
-        told, part = parts.pop(0)
+        name, part = parts.pop(0)
         if id(part) in seen or _can_pickle(part):
             continue
         seen.add(id(part))
         inner = _list_parts(part)
         if all(_can_pickle(one) for _, one in inner):
-            return f"{told} (of type {type(part).__name__})"
+            return f"{name} (of type {type(part).__name__})"
         parts = inner
     return ""
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, TextIO, final
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.osdoor import IS_WINDOWS
-from rankwise.verdict.exits import name_signal
+from rankwise.verdict.exit_codes import name_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -239,7 +239,7 @@ class Pool:
             with contextlib.suppress(queue.Empty):
                 self._chunks.get(timeout=0.01)
         if self._process.poll() is None:
-            self._process.kill()  # upon which its keeper ends all below it
+            self._process.kill()  # upon which its supervisor ends all below it
             self._process.wait()
         for reader in self._readers:
             while reader.is_alive() and SYSTEM_CLOCK.monotonic() < end_s:
@@ -307,12 +307,12 @@ class Pool:
             elif data is None:
                 return self._note_end(job)
             else:
-                told: Answer = json.loads(data)
-                if "error" in told:
-                    raise _to_error(told)
-                if told["job"] == job:
-                    answer = told
-                    num_marks = 0 if told.get("lost") else num_marks
+                reply: Answer = json.loads(data)
+                if "error" in reply:
+                    raise _to_error(reply)
+                if reply["job"] == job:
+                    answer = reply
+                    num_marks = 0 if reply.get("lost") else num_marks
         return answer
 
     def _read(self, source: str, fd: int) -> None:
@@ -366,9 +366,9 @@ def _make_closed_error() -> LaunchError:
     return LaunchError("the job was stopped: shutdown() was called while it ran")
 
 
-def _to_error(told: Answer) -> LaunchError | UsageError:
-    kind = UsageError if told.get("is_usage") else LaunchError
-    return kind(told["error"], hint=told.get("hint") or None)
+def _to_error(body: Answer) -> LaunchError | UsageError:
+    kind = UsageError if body.get("is_usage") else LaunchError
+    return kind(body["error"], hint=body.get("hint") or None)
 
 
 def _show(writers: dict[str, _Shown], source: str, data: bytes) -> None:

@@ -43,7 +43,7 @@ class Helper:
         self._answers: dict[int, dict[str, object]] = {}
         self._is_gone = False
         self._news: dict[str, object] = {}
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reported: queue.SimpleQueue[str] = queue.SimpleQueue()
         for action in (self._read, self._write):
             threading.Thread(target=action, name="rankwise-helper", daemon=True).start()
 
@@ -94,7 +94,7 @@ class Helper:
         on_wait: Callable[[float], None] | None,
         on_tick: Callable[[], None] | None,
     ) -> dict[str, object]:
-        start, told = self.clock.monotonic(), 0.0
+        start, noticed_s = self.clock.monotonic(), 0.0
         while (waited := self.clock.monotonic() - start) < timeout_s:
             with self._arrived:
                 self._arrived.wait_for(lambda: number in self._answers or self._is_gone, timeout=_TICK_S)
@@ -106,8 +106,8 @@ class Helper:
                     raise InterruptedByUser
                 if on_tick is not None:
                     on_tick()
-                if on_wait is not None and waited - told >= 1:
-                    told = waited
+                if on_wait is not None and waited - noticed_s >= 1:
+                    noticed_s = waited
                     on_wait(waited)
                 continue
             if "error" in answer:
@@ -121,12 +121,12 @@ class Helper:
 
     def take_said(self) -> Iterator[str]:
         """Return what it has to say to the user, each line once."""
-        while not self._said.empty():
-            yield self._said.get()
+        while not self._reported.empty():
+            yield self._reported.get()
 
     def forget_news(self, *names: str) -> None:
         """Drop what was told before, under some names or all."""
-        self._news = {name: told for name, told in self._news.items() if names and name not in names}
+        self._news = {name: value for name, value in self._news.items() if names and name not in names}
 
     def close(self) -> None:
         """End the process."""
@@ -150,7 +150,7 @@ class Helper:
         for line in stream if stream is not None else ():
             message = json.loads(line)
             if "said" in message:
-                self._said.put(message["said"])
+                self._reported.put(message["said"])
             elif "answer" not in message:
                 self._news.update(message)
             elif (number := message["number"]) in self._awaited:  # else nobody waits for it any more

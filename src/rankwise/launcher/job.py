@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.base.events import EventLog
     from rankwise.launcher.console import Console
-    from rankwise.launcher.host_look import HostLook
+    from rankwise.launcher.host_check import HostCheck
     from rankwise.launcher.rendezvous.assignment import Rendezvous
     from rankwise.launcher.signals import Signals
     from rankwise.launcher.spec import LaunchSpec, Logs
@@ -36,7 +36,7 @@ class Job:
         num_threads: OMP_NUM_THREADS of a rank, where the user has set none; None: it stays unset.
         folder: Where logs and error files of this run go.
         serial: Which job this is on workers that outlive it; None where they end with it.
-        host_look: Asks the doctor about this host; None where nobody does.
+        host_check: Asks the doctor about this host; None where nobody does.
         timers: Those that ranks set themselves; None where nobody has asked for them.
     """
 
@@ -54,7 +54,7 @@ class Job:
     clock: Clock
     events: EventLog
     serial: int | None = None
-    host_look: HostLook | None = None
+    host_check: HostCheck | None = None
     timers: Timers | None = None
 
     @property

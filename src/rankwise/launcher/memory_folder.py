@@ -1,6 +1,6 @@
 """A folder in the host's memory for the ranks' copies of their state: it outlives every rank, and ends with the job.
 
-Ranks find it by the keeper's number in its name, among their ancestors': a variable would be one that scripts don't see
+Ranks find it by the supervisor's number in its name, among their ancestors': a variable would be one that scripts don't see
 under torchrun.
 """
 

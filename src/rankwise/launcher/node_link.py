@@ -41,14 +41,14 @@ class Node:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class NodeMessage:
     """What another node has published.
 
     Attributes:
         node: Its rank among the nodes.
         num: How many it had published with this one.
         at_s: When it came here, monotonic.
-        text: What it says (evidence.joint_scene).
+        text: What it says (evidence.reader.multi_node_scene).
     """
 
     node: int
@@ -118,16 +118,16 @@ class NodeLink:
     @property
     def decision(self) -> str | None:
         """What any node has decided for all."""
-        told = self._news("decision")
-        return None if told is None else str(told)
+        answer = self._news("decision")
+        return None if answer is None else str(answer)
 
     @property
     def ended_elsewhere(self) -> tuple[str, bool] | None:
         """Why another node has ended the attempt, and whether it gives up; None if none has."""
-        told = self._news("ended")
-        if told is None:
+        answer = self._news("ended")
+        if answer is None:
             return None
-        facts = json.loads(str(told))
+        facts = json.loads(str(answer))
         return None if facts["node"] == self.node_rank else (str(facts["why"]), bool(facts["gives_up"]))
 
     def end_attempt(self, why: str, *, gives_up: bool) -> None:
@@ -147,10 +147,10 @@ class NodeLink:
     @property
     def nodes(self) -> dict[int, Node]:
         """The nodes that take part, ours among them; known to the judge when it has asked."""
-        told = cast("dict[str, list[object]]", self._news("nodes") or {})
+        answer = cast("dict[str, list[object]]", self._news("nodes") or {})
         return {
             int(node): Node(host=str(host), base_rank=int(str(base)), num_ranks=int(str(num)))
-            for node, (host, base, num) in told.items()
+            for node, (host, base, num) in answer.items()
         }
 
     def ask(self, now_s: float) -> None:
@@ -163,25 +163,25 @@ class NodeLink:
 
     def note_questions(self) -> None:
         """Learn the number of our last question."""
-        told = cast("list[float] | None", self._news("question"))
-        if told is not None:
-            self.questions.setdefault(int(told[1]), float(told[0]))
+        answer = cast("list[float] | None", self._news("question"))
+        if answer is not None:
+            self.questions.setdefault(int(answer[1]), float(answer[0]))
 
     def publish(self, text: str) -> None:
         """Tell the others of our ranks."""
         self._num_published += 1
         self._helper.tell("publish", num=self._num_published, text=text)
 
-    def take_letters(self) -> list[Letter]:
+    def take_messages(self) -> list[NodeMessage]:
         """Return what has come since the last time, the newest of each node."""
-        letters = []
+        messages = []
         for node in self.nodes:
-            told = cast("dict[str, object] | None", self._news(f"scene/{node}"))
-            if told is not None and (num := int(str(told["num"]))) > self._seen.get(node, 0):
+            answer = cast("dict[str, object] | None", self._news(f"scene/{node}"))
+            if answer is not None and (num := int(str(answer["num"]))) > self._seen.get(node, 0):
                 self._seen[node] = num
-                at_s = float(str(told["at_s"]))
-                letters.append(Letter(node=node, num=num, at_s=at_s, text=str(told["text"])))
-        return letters
+                at_s = float(str(answer["at_s"]))
+                messages.append(NodeMessage(node=node, num=num, at_s=at_s, text=str(answer["text"])))
+        return messages
 
     def decide(self, text: str) -> str:
         """Make known to all what the attempt has come to, and return what stands: another node may have been quicker."""
@@ -204,8 +204,8 @@ class NodeLink:
 
     def wait_word(self) -> str:
         """Return what the judge says of the whole job; empty if it says nothing in time."""
-        told = self._try("wait_word", timeout_s=_WORD_S + 1, bound_s=_WORD_S)
-        return "" if told is None else str(told["text"])
+        answer = self._try("wait_word", timeout_s=_WORD_S + 1, bound_s=_WORD_S)
+        return "" if answer is None else str(answer["text"])
 
     def _try(self, op: str, *, timeout_s: float, **facts: object) -> dict[str, object] | None:
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankwise.evidence.notes import Ending
+    from rankwise.evidence.reader.notes import Ending
     from rankwise.launcher.console import Console
     from rankwise.launcher.spec import Logs
 

@@ -53,9 +53,9 @@ def to_failure(verdict: Verdict, *, lasted_s: float) -> Failure:
     Which of several ranks came first is chance: the error itself is compared, not who raised it. The place is where it failed, or by
     which exit code; None if it was killed from outside.
     """
-    told = verdict.message.partition(": ")[2] or verdict.message
+    text = verdict.message.partition(": ")[2] or verdict.message
     place = verdict.where or (f"exit code {verdict.exit_code}" if verdict.exit_code < 128 else None)
-    return Failure(message=told, where=place, lasted_s=lasted_s)
+    return Failure(message=text, where=place, lasted_s=lasted_s)
 
 
 def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:

@@ -1,4 +1,4 @@
-"""A launcher that stays: one job after the other on the same keeper and warm server, for ``rankwise.launch``.
+"""A launcher that stays: one job after the other on the same supervisor and warm server, for ``rankwise.launch``.
 
 It is a child of the program that calls a function on many ranks, and no fork of it: that may be a notebook with threads
 and a GPU. Orders come as JSON lines on standard input, answers go out on a pipe of its own. It ends when the caller's end
@@ -35,7 +35,7 @@ from rankwise.launcher.publish import is_silent, publish
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.spec import LaunchSpec, Logs, Program
 from rankwise.launcher.warm_start import Host, WarmStart, plan_warm_start
-from rankwise.launcher.workers import Cooled, KeeperLost, Warmed
+from rankwise.launcher.workers import Cooled, SupervisorLost, Warmed
 from rankwise.verdict.report import render
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Orders:
         self.calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Begin to listen; only after the fork of the keeper."""
+        """Begin to listen; only after the fork of the supervisor."""
         threading.Thread(target=self._listen, name="rankwise-orders", daemon=True).start()
 
     def begin(self, job: int, folder: str, signals: Signals) -> bool:
@@ -188,7 +188,7 @@ class _Pool:
         answer = Answer(job=call["job"], num_ranks=self.host.num_ranks)
         # What happened while nobody looked; a look shows what is there already, and only the next one what is new.
         while changes := self.workers.wait_change(0):
-            if any(isinstance(change, KeeperLost) for change in changes):
+            if any(isinstance(change, SupervisorLost) for change in changes):
                 return Answer(job=call["job"], lost=True)
             for change in changes:
                 if isinstance(change, (Warmed, Cooled)):
@@ -291,11 +291,13 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
         num_threads = share_cores(num_ranks)
         host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
         plan = plan_warm_start(spec, host)
-        keeper = ask_resident(spec, host, plan, signals, Console())
-        workers = open_workers(signals, clock, keeper)
+        supervisor = ask_resident(spec, host, plan, signals, Console())
+        workers = open_workers(signals, clock, supervisor)
         orders.start()
         raise_file_limit()
-        warm = WarmStart(spec, host, workers, Console(), plan=plan, is_forked=keeper is not None, stays=True)
+        warm = WarmStart(
+            spec, host, workers, Console(), plan=plan, is_forked=supervisor is not None, stays=True
+        )
         pool = _Pool(opening=opening, spec=spec, host=host, workers=workers, warm=warm, signals=signals)
         while (call := _wait_call(orders, signals, opening["idle_s"])) is not None:
             if orders.begin(call["job"], call["folder"], signals):

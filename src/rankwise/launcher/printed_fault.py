@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence.notes import parse_traceback
+from rankwise.evidence.reader.notes import parse_traceback
 
 _HEAD = "Traceback (most recent call last):"
 #: torch puts it before each line of a traceback.

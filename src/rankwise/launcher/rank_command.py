@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from rankwise.base.environ import JOB_SECRET, RankEnv, environ
 from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.base.roles import Role
-from rankwise.evidence.place import PASSED_AT
+from rankwise.evidence.reader.rank_channel import PASSED_AT
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.evidence.place import EvidencePlace
+    from rankwise.evidence.reader.rank_channel import RankChannel
     from rankwise.launcher.output import RankStreams
     from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.spec import LaunchSpec, Program
@@ -134,17 +134,17 @@ def build_rank_command(
     *,
     notes_fd: int,
     stacks_fd: int,
-    evidence: EvidencePlace | None = None,
+    evidence: RankChannel | None = None,
 ) -> Command:
     """Put a rank's command together; ``evidence`` is where it records its collectives, if it does."""
     if IS_LINUX:
         fds: tuple[tuple[int, int], ...] = ((NOTES_FD, notes_fd), (STACKS_FD, stacks_fd))
-        told: dict[str, object] | None = None
+        found: dict[str, object] | None = None
         if evidence is not None:
             fds += tuple(zip((EVIDENCE_FD, ASK_FD), evidence.rank_fds, strict=True))
-            told = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(evidence.rank_fds)}
+            found = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(evidence.rank_fds)}
             if streams.tell_passed is not None:
-                told["passed_at"] = PASSED_AT
+                found["passed_at"] = PASSED_AT
         return Command(
             argv=argv,
             env={
@@ -153,7 +153,7 @@ def build_rank_command(
                     NOTES_FD,
                     STACKS_FD,
                     _identify((notes_fd, stacks_fd, streams.stdio[2])),
-                    told,
+                    found,
                     streams.end_mark,
                 ),
             },
@@ -161,7 +161,7 @@ def build_rank_command(
             extra_fds=fds,
             forks="script",
         )
-    # Without a keeper nobody moves descriptors: the recorder opens files by their names.
+    # Without a supervisor nobody moves descriptors: the recorder opens files by their names.
     notes, stacks = str(streams.folder / "notes.jsonl"), str(streams.folder / "stacks.txt")
     return Command(argv=argv, env={**env, **hook_env(notes, stacks)}, stdio=streams.stdio)
 

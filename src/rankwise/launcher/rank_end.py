@@ -11,7 +11,7 @@ from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.base.requeue import has_left
-from rankwise.evidence.notes import (
+from rankwise.evidence.reader.notes import (
     Ending,
     parse_ending,
     parse_notes,
@@ -25,8 +25,8 @@ from rankwise.verdict.case import RankEnd
 
 if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
-    from rankwise.evidence.notes import Stack
-    from rankwise.evidence.place import EvidencePlace
+    from rankwise.evidence.reader.notes import Stack
+    from rankwise.evidence.reader.rank_channel import RankChannel
     from rankwise.launcher.output import RankStreams
 
 
@@ -41,7 +41,7 @@ class Rank:
     streams: RankStreams
     notes_fd: int
     stacks_fd: int
-    evidence: EvidencePlace | None = None
+    evidence: RankChannel | None = None
     pid: int = 0
     code: int | None = None
     ended_s: float = 0.0
@@ -60,7 +60,7 @@ class Rank:
         """Whether it has not ended yet."""
         return self.code is None
 
-    def begin_again(self, notes_fd: int, stacks_fd: int, evidence: EvidencePlace | None) -> None:
+    def begin_again(self, notes_fd: int, stacks_fd: int, evidence: RankChannel | None) -> None:
         """Become a rank that has not been started, with other files; its streams go on."""
         self.close()
         self.streams.begin_again()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.osdoor import IS_LINUX, NOTES_FD, make_memory_file
 from rankwise.base.roles import RETURNS
 from rankwise.engine import STORE_PROCESS
-from rankwise.evidence.place import EvidencePlace
+from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.launcher.output import open_streams
 from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
 from rankwise.launcher.rank_end import Rank
@@ -87,13 +87,13 @@ class RankStarter:
             evidence=place,
         )
 
-    def open_evidence(self, folder: Path) -> tuple[int, int, EvidencePlace | None]:
+    def open_evidence(self, folder: Path) -> tuple[int, int, RankChannel | None]:
         """Open what a rank writes for us."""
         notes, stacks = (
             make_memory_file(path.stem) if IS_LINUX else os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             for path in (folder / "notes.jsonl", folder / "stacks.txt")
         )
-        place = EvidencePlace.open() if self._records else None
+        place = RankChannel.open() if self._records else None
         return notes, stacks, place
 
     def start(self, rank: Rank, *, restarts: int) -> None:

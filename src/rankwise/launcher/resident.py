@@ -1,4 +1,4 @@
-"""Runs on a warm server that outlives them: found by its key, asked for a keeper, started where there is none."""
+"""Runs on a warm server that outlives them: found by its key, asked for a supervisor, started where there is none."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rankwise.base.environ import environ, get, is_on, read_float
 from rankwise.base.errors import UsageError
 from rankwise.base.osdoor import (
     IS_LINUX,
-    KEEPER_NAME,
+    SUPERVISOR_NAME,
     die_with_peer,
     list_limits,
     make_memory_file,
     wait_ready,
 )
-from rankwise.launcher.keeper import make_keeper_socket
 from rankwise.launcher.process_facts import read_process_facts, read_tracer
 from rankwise.launcher.rank_command import build_argv, build_shared_env, hook_path_env
+from rankwise.launcher.supervisor import make_supervisor_socket
 from rankwise.warm.command_line import NAME
 from rankwise.warm.plan import LATCHED
 
@@ -147,7 +147,7 @@ def open_run(
     console: Console,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[int, socket.socket] | None:
-    """Have a keeper forked, below which the ranks will be; None where that can't be, which costs only time.
+    """Have a supervisor forked, below which the ranks will be; None where that can't be, which costs only time.
 
     Args:
         spec: The command.
@@ -158,7 +158,7 @@ def open_run(
         meanwhile: Called while the server forks.
 
     Returns:
-        The keeper's pid, and the socket to it.
+        The supervisor's pid, and the socket to it.
     """
     env = {
         **environ(),
@@ -177,19 +177,19 @@ def open_run(
             with sock:
                 if not _is_like_us(sock):
                     continue
-                keeper, reason = ask.send(sock)
-            if keeper is not None:
-                return keeper
+                supervisor, reason = ask.send(sock)
+            if supervisor is not None:
+                return supervisor
         _make_room(folder)
         with _start(spec, host, plan, key, env) as sock:
             if not _wait_import(sock, signals, console):
                 return None
-            keeper, reason = ask.send(sock)
+            supervisor, reason = ask.send(sock)
     finally:
         os.close(folder)
-    if keeper is None and reason:
+    if supervisor is None and reason:
         console.say(f"rankwise: no resident server: {reason}")
-    return keeper
+    return supervisor
 
 
 def make_key(spec: LaunchSpec, host: Host, plan: Plan, env: dict[str, str]) -> str:
@@ -252,7 +252,7 @@ class _Request:
         os.umask(own_umask)
         argv = build_argv(spec.program, host.interpreter.path, 0)
         self._message = {
-            "shown": [KEEPER_NAME, str(os.getpid())],
+            "shown": [SUPERVISOR_NAME, str(os.getpid())],
             "program": spec.program.script,
             "args": argv[len(argv) - len(spec.program.args) :] if spec.program.args else [],
             "env": environ(),
@@ -267,8 +267,8 @@ class _Request:
         }
 
     def send(self, sock: socket.socket) -> tuple[tuple[int, socket.socket] | None, str]:
-        """Ask for a keeper; return it, or why there is none."""
-        ours, theirs = make_keeper_socket()
+        """Ask for a supervisor; return it, or why there is none."""
+        ours, theirs = make_supervisor_socket()
         text = make_memory_file("rankwise-run")
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -282,8 +282,8 @@ class _Request:
             theirs.close()
             os.close(text)
             os.close(here)
-        if "keeper" in answer:
-            return (int(str(answer["keeper"])), ours), ""
+        if "supervisor" in answer:
+            return (int(str(answer["supervisor"])), ours), ""
         ours.close()
         return None, str(answer.get("refused", f"it has ended, or not answered for {_ANSWER_S:.0f} s"))
 

@@ -1,4 +1,4 @@
-"""The keeper's link to the warm server: orders wait here until it has forked them, or come back to be started cold."""
+"""The supervisor's link to the warm server: orders wait here until it has forked them, or come back to be started cold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankwise.launcher.orders import Order
+    from rankwise.launcher.supervisor_protocol import Request
 
 #: Python starts in 0.03 s; on a slow network disk it may take seconds to get as far as our hook.
 _HELLO_S = 60.0
@@ -31,7 +31,7 @@ _READY_S = 900.0
 class Waiting:
     """An order that the server has not carried out yet; the descriptors are ours until then."""
 
-    order: Order
+    order: Request
     fds: list[int]
     sent_s: float | None = None
     signals: list[int]
@@ -44,7 +44,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """The server forked a process, which is a child of the keeper by now or in a moment."""
+    """The server forked a process, which is a child of the supervisor by now or in a moment."""
 
     waiting: Waiting
     pid: int
@@ -59,7 +59,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ServerMessage:
     """What the server says beside that: when it is ready, what it could not import, why it gives up."""
 
     message: dict[str, object]
@@ -75,7 +75,7 @@ class WarmLink:
     Args:
         pid: The server's.
         sock: Our end of its socket.
-        env: How its environment differs from the keeper's.
+        env: How its environment differs from the supervisor's.
         now_s: The time of its start.
     """
 
@@ -94,7 +94,7 @@ class WarmLink:
         """Return the descriptor that becomes readable when the server has spoken, or is gone."""
         return self._sock.fileno()
 
-    def fork(self, order: Order, fds: list[int]) -> None:
+    def fork(self, order: Request, fds: list[int]) -> None:
         """Have a process forked, as soon as the server is ready."""
         self._waiting[order.tag] = Waiting(order=order, fds=list(fds), signals=[])
         if self._is_ready:
@@ -116,9 +116,9 @@ class WarmLink:
         _close(waiting.fds)
         return True
 
-    def read(self) -> tuple[list[Forked | Refused | Told], bool]:
+    def read(self) -> tuple[list[Forked | Refused | ServerMessage], bool]:
         """Return what the server has said, in order, and whether it is still there."""
-        found: list[Forked | Refused | Told] = []
+        found: list[Forked | Refused | ServerMessage] = []
         while True:
             try:
                 data = self._sock.recv(1 << 16)
@@ -140,7 +140,7 @@ class WarmLink:
             else:
                 self._is_ready |= "ready" in message
                 self.gave_up |= "cold" in message
-                found.append(Told(message=message))
+                found.append(ServerMessage(message=message))
             if self._is_ready:
                 self._send_waiting()
 
@@ -184,9 +184,9 @@ class WarmLink:
                 # Whatever is wrong with the socket, the next look at it tells.
             waiting.sent_s = SYSTEM_CLOCK.monotonic()
 
-    def _to_order(self, order: Order) -> bytes:
+    def _to_order(self, order: Request) -> bytes:
         names = {*self._env, *order.env}
-        outer = os.environ  # noqa: TID251 - the keeper's own, which both environments are made of
+        outer = os.environ  # noqa: TID251 - the supervisor's own, which both environments are made of
         differing: dict[str, str | None] = {}
         for name in names:
             wanted = order.env[name] if name in order.env else outer.get(name)
@@ -200,7 +200,7 @@ class WarmLink:
             "env": differing,
             "fds": order.fds,
             "deaf": order.deaf,
-            "keeper": os.getpid(),
+            "supervisor": os.getpid(),
             "args": [],
             **program,
         }

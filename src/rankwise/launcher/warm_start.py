@@ -69,7 +69,7 @@ class WarmStart:
             workers: Where it runs.
             console: Where to say what the user should know.
             plan: What the script needs, from ``plan_warm_start``.
-            is_forked: Whether the keeper has a server already, forked from a resident one.
+            is_forked: Whether the supervisor has a server already, forked from a resident one.
             stays: Whether it serves one job after the other.
         """
         self._spec, self._workers, self._console = spec, workers, console

@@ -1,6 +1,6 @@
 """The seam between the agent and the processes it runs: start, signal, hear of the end, sweep.
 
-``KeptWorkers`` puts the keeper between us and the ranks (Linux); ``PlainWorkers`` is what is left where the
+``SupervisedWorkers`` puts the supervisor between us and the ranks (Linux); ``DirectWorkers`` is what is left where the
 kernel offers neither parent-death signals nor the adoption of orphans (macOS, Windows).
 """
 
@@ -60,8 +60,8 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperLost:
-    """The keeper died; the kernel has killed all that it had started."""
+class SupervisorLost:
+    """The supervisor died; the kernel has killed all that it had started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class Cooled:
     kind: Literal["cold", "lost", "gone", "warning"] = "cold"
 
 
-Change = Started | NotStarted | Ended | KeeperLost | Warmed | Cooled
+Change = Started | NotStarted | Ended | SupervisorLost | Warmed | Cooled
 
 
 class Workers(Protocol):
     """Runs processes under tags."""
 
     @property
-    def keeper_pid(self) -> int:
+    def supervisor_pid(self) -> int:
         """The process below which all that is started here lives, itself or its parent's."""
 
     def warm_up(self, command: Command) -> bool:

@@ -16,11 +16,12 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise.base.errors import UsageError
+from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.finding import strategy_of
 from rankwise.parallel.micro_batches import deal
 from rankwise.runtime.context import current
 from rankwise.runtime.groups import group_of
-from rankwise.runtime.signature import agree, format_ranks, locate
+from rankwise.runtime.signature import agree, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,14 +94,14 @@ def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:
     group = group_of(ctx or current())
     # What is wrong is told like a number: an error here alone would leave the others waiting.
     own = _read_number(num_samples)
-    told = agree(group, "loss_scale", site=locate(), must={}, may=[own, repr(num_samples)[:60]])
-    given = told or [[own, repr(num_samples)[:60]]] * group.size
+    answers = agree(group, "loss_scale", site=locate(), must={}, may=[own, repr(num_samples)[:60]])
+    given = answers or [[own, repr(num_samples)[:60]]] * group.size
     wrong = {rank: one[1] for rank, one in zip(group.ranks, given, strict=True) if one[0] is None}
     if wrong:
         first = next(iter(wrong))
         raise UsageError(
-            f"loss_scale: the number of samples is {wrong[first]} on {format_ranks([first])}"
-            + (f", and wrong on {format_ranks(list(wrong)[1:])} too" if len(wrong) > 1 else ""),
+            f"loss_scale: the number of samples is {wrong[first]} on {name_ranks([first])}"
+            + (f", and wrong on {name_ranks(list(wrong)[1:])} too" if len(wrong) > 1 else ""),
             hint="pass the samples of this rank in all micro-batches of the step: a number, 0 or more",
         )
     total = sum(one[0] for one in given)

@@ -164,7 +164,7 @@ def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
     ]
     if not (melted or frozen or new):
         return
-    told = [
+    lines = [
         f"{_quote(names)} {what}"
         for names, what in (
             (melted, "unfrozen: the gradients would never be averaged"),
@@ -174,7 +174,7 @@ def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
         if names
     ]
     raise ModelError(
-        f"parameters were changed after apply_ddp: {'; '.join(told)}",
+        f"parameters were changed after apply_ddp: {'; '.join(lines)}",
         rank=watch.rank,
         hint="wrap again after the change, on every rank: `ddp = apply_ddp(ddp.module, ...)`",
     )

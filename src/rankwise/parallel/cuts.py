@@ -153,12 +153,12 @@ def _sum_ranges(rows: Sequence[Sequence[float]]) -> Callable[[int, int, int], fl
 def _complain(held: Callable[[int, int, int], float], limits: Sequence[float], num_units: int, names: Sequence[str] | None, least: int) -> ModelError:  # fmt: skip
     """Return the error that shows the cut which comes closest: its largest lack of memory is the smallest."""
     _, begins = _solve(lambda part, *units: max(0, held(part, *units) - limits[part]), num_units, len(limits), max, least)  # fmt: skip
-    told = []
+    lines = []
     for part, units in enumerate(list_parts(begins, num_units)):
         name = names[part] if names is not None else f"part {part}"
         size = held(part, units.start, units.stop)
-        told.append(f"{name} {show_size(int(size))} of {'any size' if limits[part] == inf else show_size(int(limits[part]))}{'' if size <= limits[part] else ' (too much)'}")  # fmt: skip
+        lines.append(f"{name} {show_size(int(size))} of {'any size' if limits[part] == inf else show_size(int(limits[part]))}{'' if size <= limits[part] else ' (too much)'}")  # fmt: skip
     return ModelError(
-        f"no cut of {num_units} units fits into the memory of {len(limits)} parts; the closest needs: {', '.join(told)}",
+        f"no cut of {num_units} units fits into the memory of {len(limits)} parts; the closest needs: {', '.join(lines)}",
         hint="more parts, smaller micro-batches, activation checkpointing, or an optimizer with fewer states",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
+from rankwise.base.log import get_logger
 from rankwise.parallel.blocks import Blocks, find_blocks
 from rankwise.parallel.layouts import noting_replaced, to_local
 from rankwise.parallel.materialise import Materialiser
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.runtime.context import RankContext
+
+_LOGGER = get_logger(__name__)
 
 #: A rank that does not shard its model is named after this time.
 _WRAP_WAIT_S = 60.0
@@ -258,7 +260,7 @@ def _warn_of_batchnorm(model: nn.Module, ctx: RankContext) -> None:
         if isinstance(one, torch.nn.modules.batchnorm._BatchNorm) and one.track_running_stats
     ]
     if names and ctx.is_main and ctx.data_size > 1:
-        sys.stderr.write(
-            f"rankwise: warning: {names[0]!r} and {len(names) - 1} more BatchNorm layers keep different statistics on each rank, and a checkpoint rank 0's\n"
-            "  -> apply_fsdp(..., sync_batchnorm=True) takes them over all ranks\n"
+        _LOGGER.warning(
+            f"{names[0]!r} and {len(names) - 1} more BatchNorm layers keep different statistics on each rank, and a checkpoint rank 0's\n"
+            "  -> apply_fsdp(..., sync_batchnorm=True) takes them over all ranks"
         )

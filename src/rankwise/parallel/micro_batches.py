@@ -85,13 +85,13 @@ def _mark_end(source: Iterable[Micro]) -> Iterator[tuple[Micro, bool]]:
 
 
 def _compare_numbers(strategy: Strategy, number: int, ctx: RankContext) -> None:
-    told = ctx.control.compare(
+    answers = ctx.control.compare(
         f"micro-batches\t{number}", what=f"accumulate at {show_site(locate())} (how many micro-batches?)"
     )
-    if told is not None:
+    if answers is not None:
         held = ", ".join(
             f"rank {rank} {text.partition(chr(9))[2]}"
-            for rank, text in zip(ctx.control.ranks, told, strict=True)
+            for rank, text in zip(ctx.control.ranks, answers, strict=True)
         )
         raise CollectiveError(
             f"with {strategy.why_equal} every rank must run the same number of micro-batches: {held}",

@@ -14,9 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import CollectiveTimeoutError, ModelError
 from rankwise.base.memory import view_memory
+from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.placed import placement_of
 from rankwise.runtime.context import current
-from rankwise.runtime.signature import format_ranks, locate, show_site
+from rankwise.runtime.signature import locate, show_site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ def check_same_model(
     lines += [f"setting\t{name}={value}" for name, value in sorted(settings.items())]
     lines += ["\t".join(parts) for parts in _describe(model)]
     try:
-        told = control.compare(
+        answers = control.compare(
             "\n".join(lines),
             what=f"{call} at {show_site(locate())} (do all ranks have the same model?)",
             timeout_s=wait_s,
@@ -75,11 +76,11 @@ def check_same_model(
         more = f"a rank that is only slow gets more time with {call}(..., wait_s=600)"
         hint = f"{error.hint}; {more}" if error.hint else more
         raise CollectiveTimeoutError(error.message, rank=error.rank, hint=hint) from None
-    if told is None:
+    if answers is None:
         if complaint:
             raise ModelError(complaint)
         return
-    of_rank = {rank: text.split("\n") for rank, text in zip(control.ranks, told, strict=True)}
+    of_rank = {rank: text.split("\n") for rank, text in zip(control.ranks, answers, strict=True)}
     if among is not None:
         of_rank = {rank: rows for rank, rows in of_rank.items() if rank in among or rows[0] != "complaint\t"}
         if len({tuple(rows) for rows in of_rank.values()}) == 1 and not complaint:
@@ -113,10 +114,10 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]], call: str) -> None:
     complaints = {rank: rows[0].split("\t", 1)[1] for rank, rows in of_rank.items()}
     if any(complaints.values()):
         holders = _group_ranks({rank: text for rank, text in complaints.items() if text})
-        raise ModelError("; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in holders.items()))
+        raise ModelError("; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in holders.items()))
     settings = [
         f"{rows[0].partition('=')[0]} is "
-        + "; ".join(f"{row.partition('=')[2]} on {format_ranks(who)}" for row, who in held.items())
+        + "; ".join(f"{row.partition('=')[2]} on {name_ranks(who)}" for row, who in held.items())
         for rows, held in _find_differing_settings(of_rank)
     ]
     if settings:
@@ -136,9 +137,9 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]], call: str) -> None:
         )
     first = next(rows for rows in zip(*tensors.values(), strict=True) if len(set(rows)) > 1)
     held = _group_ranks(dict(zip(tensors, (" ".join(name) for name in first), strict=True)))
-    told = "; ".join(f"{format_ranks(ranks)}: {name}" for name, ranks in held.items())
+    message = "; ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in held.items())
     raise ModelError(
-        f"the ranks hold the same parameters in a different order: the first that differ are {told}",
+        f"the ranks hold the same parameters in a different order: the first that differ are {message}",
         hint=_ORDER_HINT,
     )
 
@@ -169,9 +170,9 @@ def _tell_difference(
     without = held.pop("", None)
     if without and len(held) == 1:
         what, ranks = next(iter(held.items()))
-        return f"{format_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {format_ranks(ranks)} {_has(ranks)} it"
-    told = "; ".join(f"{what} on {format_ranks(ranks)}" for what, ranks in held.items())
-    return f"{kind} {name!r}: {told}" + (f"; absent on {format_ranks(without)}" if without else "")
+        return f"{name_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {name_ranks(ranks)} {_has(ranks)} it"
+    text = "; ".join(f"{what} on {name_ranks(ranks)}" for what, ranks in held.items())
+    return f"{kind} {name!r}: {text}" + (f"; absent on {name_ranks(without)}" if without else "")
 
 
 def _has(ranks: Sequence[int]) -> str:
@@ -290,16 +291,16 @@ def check_replicas(
         ]
     )
     control = (ctx or current()).control
-    told = control.compare(
+    answers = control.compare(
         "\n".join(f"{name}\t{digest}" for name, digest in digests.items()),
         what=f"check_replicas at {show_site(locate())}",
         timeout_s=timeout_s,
     )
-    if told is None:
+    if answers is None:
         return
     of_rank = {
         rank: dict(row.split("\t") for row in text.split("\n"))
-        for rank, text in zip(control.ranks, told, strict=True)
+        for rank, text in zip(control.ranks, answers, strict=True)
     }
     has_stages = hasattr(inner, "stage_modules")  # each rank of a pipeline has some
     names_of = {frozenset(name.partition(_SHARD)[0] for name in held) for held in of_rank.values()}
@@ -315,7 +316,7 @@ def check_replicas(
     if not names:
         return
     groups = _group_ranks({rank: held[names[0]] for rank, held in of_rank.items() if names[0] in held})
-    camps = "; ".join(format_ranks(ranks) for ranks in groups.values())
+    camps = "; ".join(name_ranks(ranks) for ranks in groups.values())
     raise ModelError(
         f"the values of {len(names)} of {len(everything)} {'parameters and buffers' if buffers else 'parameters'} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
         f" (equal among themselves, of {names[0]!r}: {camps})",

@@ -84,10 +84,10 @@ def _ask_main(ctx: RankContext, work: Callable[[], Any], what: str) -> Any:
             word = "found", work()
         except RankwiseError as error:
             word = "failed", error.message, error.hint
-    kind, *told = ctx.control.exchange(word, what=f"apply_pipeline ({what})")[0]
+    kind, *details = ctx.control.exchange(word, what=f"apply_pipeline ({what})")[0]
     if kind == "failed":
-        raise UsageError(told[0], rank=0, hint=told[1])
-    return told[0]
+        raise UsageError(details[0], rank=0, hint=details[1])
+    return details[0]
 
 
 def _measure(

@@ -113,17 +113,17 @@ class Ties:
             name: {key: describe_value(value) for key, value in state.items()}
             for name, state in states.items()
         }
-        told = self._ctx.control.exchange((forms, groups), what="taking apart the optimizer of a pipeline")
-        if len({len(one) for _, one in told}) > 1 or "" in flat:
+        answers = self._ctx.control.exchange((forms, groups), what="taking apart the optimizer of a pipeline")
+        if len({len(one) for _, one in answers}) > 1 or "" in flat:
             raise UsageError(
-                f"the optimizers of a pipeline's ranks have {[len(one) for _, one in told]} groups of parameters, or parameters that are not the model's",
+                f"the optimizers of a pipeline's ranks have {[len(one) for _, one in answers]} groups of parameters, or parameters that are not the model's",
                 rank=self._ctx.rank,
                 hint="build the same groups on every rank, empty where a stage has no such parameters",
             )
         order = {name: number for number, name in enumerate(self.canonical)}
-        whole = [sorted({name for _, one in told for name in one[place]}, key=order.__getitem__) for place in range(len(groups))]  # fmt: skip
+        whole = [sorted({name for _, one in answers for name in one[place]}, key=order.__getitem__) for place in range(len(groups))]  # fmt: skip
         listed = [name for group in whole for name in group]
-        all_forms = {name: form for of_rank, _ in told for name, form in of_rank.items()}
+        all_forms = {name: form for of_rank, _ in answers for name, form in of_rank.items()}
         state = {
             number: states[name]
             if name in states

@@ -82,16 +82,16 @@ class Pipelined(Strategy):
             self._finish(1.0)
             return value.double()
         total, count = value if isinstance(value, tuple) else (value * engine.num_samples, engine.num_samples)
-        told = torch.zeros(2, dtype=torch.float64, device=engine.ctx.device)
-        told[0], told[1] = total, count
+        found = torch.zeros(2, dtype=torch.float64, device=engine.ctx.device)
+        found[0], found[1] = total, count
         for axis in self._axes:
-            dist.all_reduce(told, group=axis)
-        engine.counted.append(told[1])
+            dist.all_reduce(found, group=axis)
+        engine.counted.append(found[1])
         if is_last:
             counted = torch.stack(engine.counted).sum().clamp(min=_TINY)
             engine.counted.clear()
             self._finish((engine.ctx.data_size if self._is_sharded else 1) / counted)
-        return told[0] / told[1].clamp(min=_TINY)
+        return found[0] / found[1].clamp(min=_TINY)
 
     def _finish(self, factor: float | Tensor) -> None:
         """Add up the gradients of shared parameters and of copies, and scale all.

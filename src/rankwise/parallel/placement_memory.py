@@ -93,10 +93,10 @@ def check_needs(needs: Mapping[torch.device, Need], optimizer: Any) -> None:
     """
     if all(need.fits for need in needs.values()):
         return
-    told = "; ".join(f"{device} needs {need}{'' if need.fits else ', TOO MUCH'}" for device, need in needs.items())  # fmt: skip
+    text = "; ".join(f"{device} needs {need}{'' if need.fits else ', TOO MUCH'}" for device, need in needs.items())  # fmt: skip
     what = "" if optimizer is None else f" with {optimizer!r}" if isinstance(optimizer, str) else " with this optimizer"  # fmt: skip
     raise ModelError(
-        f"the model does not fit where it would be placed: {told}",
+        f"the model does not fit where it would be placed: {text}",
         hint=f"counted{what}; place less there, pass optimizer='sgd' or another if that is what you train with, or None for a model that is not trained",
     )
 

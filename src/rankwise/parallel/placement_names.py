@@ -87,8 +87,8 @@ def _check_all(tensors: list[tuple[str, Tensor]], found: Mapping[str, tuple[str,
             unplaced.append(name)
             continue
         if len(owners) > 1:
-            told = " and by ".join(f"{found[one][0]!r}, which names {one or 'the model'!r}" for one in owners)
-            raise UsageError(f"{name!r} is placed twice: by {told}", hint="leave one of them out, or name the parts of the larger one")  # fmt: skip
+            text = " and by ".join(f"{found[one][0]!r}, which names {one or 'the model'!r}" for one in owners)
+            raise UsageError(f"{name!r} is placed twice: by {text}", hint="leave one of them out, or name the parts of the larger one")  # fmt: skip
         pattern, device = found[owners[0]]
         other, its_pattern, its_device = first.setdefault(id(tensor), (name, pattern, device))
         if its_device != device:

@@ -167,8 +167,8 @@ def _make_pipelines(
                 **{"replicate": 1, "shard": 1, axis: beside}, checkpointing=checkpointing,
             ) for number, stage in enumerate(stages)
         )  # fmt: skip
-        told = f"PP {pipeline}{f' x {name} {beside}' if beside > 1 else ''} ({schedule}, {microbatches} micro-batches)"
-        yield _choose_largest(told, precision, limit, parts, **{axis: beside}, pipeline=pipeline, schedule=schedule, microbatches=microbatches, checkpointing=checkpointing)  # fmt: skip
+        text = f"PP {pipeline}{f' x {name} {beside}' if beside > 1 else ''} ({schedule}, {microbatches} micro-batches)"
+        yield _choose_largest(text, precision, limit, parts, **{axis: beside}, pipeline=pipeline, schedule=schedule, microbatches=microbatches, checkpointing=checkpointing)  # fmt: skip
 
 
 def _make_placed(

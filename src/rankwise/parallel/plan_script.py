@@ -33,22 +33,22 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         try:
-            told: dict[str, Any] = {"plan": _plan(json.loads(sys.argv[1]))}
+            answer: dict[str, Any] = {"plan": _plan(json.loads(sys.argv[1]))}
         except RankwiseError as error:
-            told = {"error": error.message, "hint": error.hint, "is_model": isinstance(error, ModelError)}
-        answers.write(json.dumps(told) + "\n")
+            answer = {"error": error.message, "hint": error.hint, "is_model": isinstance(error, ModelError)}
+        answers.write(json.dumps(answer) + "\n")
 
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
     sys.argv = [request["target"]]
     module = _import(request["target"])
     model = _build(module, request["call"], allocates=request["allocate"])
-    told = plan(
+    found = plan(
         model, num_ranks=request["gpus"], memory=request["memory"], reserve=request["reserve"], optimizer=request["optimizer"],
         precision=request["precision"], batch=_make_batch(module, request["batch"], request["inputs"]),
         loss=_find(module, request["loss"]) if request["loss"] else None, micro_batch=request["micro_batch"], ranks_per_node=request["ranks_per_node"],
     )  # fmt: skip
-    return told.as_json() | {"model": type(model).__name__}
+    return found.as_json() | {"model": type(model).__name__}
 
 
 def _import(target: str) -> ModuleType:

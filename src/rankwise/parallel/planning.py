@@ -77,13 +77,13 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain values, with the total of each composition."""
-        told = asdict(self)
-        for shown, one in zip(told["compositions"], self.compositions, strict=True):
+        found = asdict(self)
+        for shown, one in zip(found["compositions"], self.compositions, strict=True):
             shown["memory"]["total"] = one.memory.total
             for part, held in zip(shown["parts"], one.parts, strict=True):
                 part["total"] = held.total
         chosen = self.proposal
-        return told | {"proposal": None if chosen is None else self.compositions.index(chosen)}
+        return found | {"proposal": None if chosen is None else self.compositions.index(chosen)}
 
     def __str__(self) -> str:
         rows = [f"{show_size(one.memory.total):>10}  {one}, {one.precision}" + ("" if one.fits is not False else "  (does not fit)") for one in self.compositions]  # fmt: skip
@@ -219,23 +219,23 @@ def _explain(found: Sequence[Composition], proposal: Composition | None, num_ran
         f"each of {num_ranks} ranks" if num_ranks > 1 else "the GPU"
     )
     if proposal is not None:
-        told = (
+        text = (
             f"{proposal}, {proposal.precision}, needs {_say_need(proposal)} of {free}{_say_waiting(proposal)}"
         )
         cheaper = [one for one in found[: found.index(proposal)] if one.precision == proposal.precision]
         if cheaper:
             best = min(cheaper, key=lambda one: one.memory.total)
             what = "what costs less" if len(cheaper) > 1 else "what communicates less"
-            return f"{told}; of {what}, {best} comes closest and needs {_say_need(best)}"
+            return f"{text}; of {what}, {best} comes closest and needs {_say_need(best)}"
         if found[0].precision != proposal.precision:
-            return f"{told}; with weights in fp32 nothing fits, and in bf16 small updates of large weights are lost"
-        return f"{told}, and nothing communicates less"
-    told = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {_say_need(least)}"
+            return f"{text}; with weights in fp32 nothing fits, and in bf16 small updates of large weights are lost"
+        return f"{text}, and nothing communicates less"
+    text = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {_say_need(least)}"
     if needed is not None:
-        return f"{told}; {_say_ranks(needed[0])} would do, with {needed[1]}, {needed[1].precision}"
+        return f"{text}; {_say_ranks(needed[0])} would do, with {needed[1]}, {needed[1].precision}"
     held = least.memory
     rest = (held.activations or 0) + held.communication
-    return f"{told}; more ranks don't help, as {show_size(rest)} of it are activations and gathered parameters, which every rank holds: take a smaller micro-batch"
+    return f"{text}; more ranks don't help, as {show_size(rest)} of it are activations and gathered parameters, which every rank holds: take a smaller micro-batch"
 
 
 def _say_waiting(one: Composition) -> str:

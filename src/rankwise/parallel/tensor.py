@@ -153,9 +153,9 @@ def apply_tensor_parallel(
             model, settings, control=ctx.control, wait_s=min(WRAP_WAIT_S, ctx.timeout_s),
             complaint=refusal.message if refusal else None, call="apply_tensor_parallel",
         )  # fmt: skip
-    except ModelError as told:
+    except ModelError as raised:
         # The same on all ranks: then it is the error that each of them has, with its type and its hint.
-        if refusal is not None and told.message == refusal.message:
+        if refusal is not None and raised.message == refusal.message:
             raise refusal from None
         raise
     if mesh.size() > 1:

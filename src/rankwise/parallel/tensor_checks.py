@@ -161,12 +161,12 @@ def _check_shared(model: nn.Module, splits: Sequence[Split]) -> None:
             for name, module, own in holders
         }
         if len(set(found.values())) > 1:
-            told = "; ".join(
+            text = "; ".join(
                 f"{name!r} is {'whole' if dim is None else f'split along dim {dim}'}"
                 for name, dim in found.items()
             )
             raise UsageError(
-                f"one parameter is shared by modules that the plan splits in different ways: {told}",
+                f"one parameter is shared by modules that the plan splits in different ways: {text}",
                 hint="'rowwise_embed' for the embedding and 'colwise_gather' for the head fit together; or leave both out of the plan",
             )
 

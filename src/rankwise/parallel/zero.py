@@ -43,8 +43,8 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):  # type: ignore[misc]
             number: {name: describe_value(value) for name, value in state.items()}
             for number, state in own.items()
         }
-        told = self.ctx.control.exchange(forms, what="taking apart an optimizer whose states are sharded")
-        state = {number: {name: stand_in(form) for name, form in of_parameter.items()} for one in told for number, of_parameter in one.items()}  # fmt: skip
+        answers = self.ctx.control.exchange(forms, what="taking apart an optimizer whose states are sharded")
+        state = {number: {name: stand_in(form) for name, form in of_parameter.items()} for one in answers for number, of_parameter in one.items()}  # fmt: skip
         groups = torch.optim.Optimizer.state_dict(self)["param_groups"]
         return {"state": dict(sorted((state | own).items())), "param_groups": groups}
 

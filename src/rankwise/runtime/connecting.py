@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -13,13 +12,17 @@ import torch.distributed as dist
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import RendezvousError
-from rankwise.evidence.roll import Record, Roll, is_gone, name_ranks
+from rankwise.base.log import get_logger
+from rankwise.base.rank_names import name_ranks
+from rankwise.evidence.in_rank.rendezvous_registry import Record, RendezvousRegistry, is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.identity import Identity
     from rankwise.runtime.stores import Place
+
+_LOGGER = get_logger(__name__)
 
 #: A peer may be a process that has just been started: connecting takes its time even where nothing is wrong.
 _CONNECT_S = 60.0
@@ -38,7 +41,7 @@ def connect(
     device: torch.device,
     *,
     store: dist.Store,
-    roll: dist.Store,
+    registry: dist.Store,
     timeout_s: float,
 ) -> dist.ProcessGroup | None:
     """Make the group of all ranks, and that of the side channel.
@@ -49,7 +52,7 @@ def connect(
         backend: As torch names it.
         device: Ours.
         store: Where the groups keep their addresses.
-        roll: Where the roll of the meeting is.
+        registry: Where the registry of the meeting is.
         timeout_s: Of the groups.
 
     Returns:
@@ -76,7 +79,7 @@ def connect(
 
     # Gloo's own connecting has no bound.
     bound_s = min(timeout_s, _CONNECT_S) + _GRACE_S
-    peers = _Peers(roll, it.rank, clone=place.kind == "tcp")
+    peers = _Peers(registry, it.rank, clone=place.kind == "tcp")
     try:
         return call_within(bound_s, make, find_reason=peers.find_gone)
     except OverdueError as error:
@@ -130,8 +133,8 @@ def unbound() -> Iterator[None]:
 class _Peers:
     """The ranks that came to the meeting; looks which of them have ended, as far as that can be seen from here."""
 
-    def __init__(self, roll: dist.Store, rank: int, *, clone: bool) -> None:
-        self._roll, self._rank, self._clone = roll, rank, clone
+    def __init__(self, registry: dist.Store, rank: int, *, clone: bool) -> None:
+        self._registry, self._rank, self._clone = registry, rank, clone
         self._glances, self._records = 0, list[Record]()
         self.gone: list[int] = []
 
@@ -164,11 +167,11 @@ class _Peers:
         return {rank for rank in ranks if store.check([f"{_LEFT}/{rank}"])}
 
     def _read(self) -> list[Record]:
-        return Roll(self._open(), {}).read()
+        return RendezvousRegistry(self._open(), {}).read()
 
     def _open(self) -> dist.Store:
         # A connection of its own: while torch waits in one for a peer, nobody else gets a word in.
-        return self._roll.clone() if self._clone else self._roll
+        return self._registry.clone() if self._clone else self._registry
 
 
 def _abandon() -> None:
@@ -178,4 +181,4 @@ def _abandon() -> None:
     try:
         call_within(_ABANDON_S, dist.destroy_process_group)
     except (OverdueError, RuntimeError) as error:
-        sys.stderr.write(f"rankwise: what was left of a process group could not be closed: {error}\n")
+        _LOGGER.info(f"what was left of a process group could not be closed: {error}")

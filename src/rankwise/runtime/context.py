@@ -16,9 +16,10 @@ from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RankwiseError, UsageError
 from rankwise.base.faults import find_last_error, is_failure
+from rankwise.base.log import get_logger
 from rankwise.base.requeue import REQUEUE, ask_requeue
 from rankwise.base.roles import RETURNS
-from rankwise.evidence.recorder import let_threads_settle
+from rankwise.evidence.in_rank.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.signature import locate
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
     from rankwise.runtime.control import Control
     from rankwise.runtime.mesh import Mesh
+
+_LOGGER = get_logger(__name__)
 
 #: With work pending, torch's destroy waits for the timeout of that work, half an hour by default.
 _DESTROY_S = 10.0
@@ -275,11 +278,11 @@ class RankContext:
         Collective: every rank must call this.
         """
         what = f"agree on {name} at {locate()}"
-        told = self.control.compare(f"{name}={value!r}", what=what, timeout_s=timeout_s)
-        if told is None:
+        answers = self.control.compare(f"{name}={value!r}", what=what, timeout_s=timeout_s)
+        if answers is None:
             return
         groups: dict[str, list[int]] = {}
-        for rank, text in zip(self.control.ranks, told, strict=True):
+        for rank, text in zip(self.control.ranks, answers, strict=True):
             groups.setdefault(text, []).append(rank)
         shown = "; ".join(f"ranks {ranks}: {text[:200]}" for text, ranks in groups.items())
         raise CollectiveError(f"the ranks do not agree on {name}: {shown}", rank=self.rank,
@@ -376,8 +379,10 @@ class RankContext:
         if not self._stop:
             return
         watch = self._stop[0]
-        told = self.control.exchange((watch.was_asked, watch.has_notice), what="forgetting a request to stop")
-        if any(asked for asked, _ in told) and not any(noticed for _, noticed in told):
+        answers = self.control.exchange(
+            (watch.was_asked, watch.has_notice), what="forgetting a request to stop"
+        )
+        if any(asked for asked, _ in answers) and not any(noticed for _, noticed in answers):
             self._stop.pop().forget()
             self.listen_for_stop()
 
@@ -406,7 +411,7 @@ class RankContext:
         """
         if self.is_main:
             why = f": {self.stop_reason}" if self.stop_reason else ""
-            sys.stderr.write(f"rankwise: leaving for a requeue, with exit code {REQUEUE}{why}\n")
+            _LOGGER.info(f"leaving for a requeue, with exit code {REQUEUE}{why}")
         self.close()
         ask_requeue(leaves=True)
         raise SystemExit(REQUEUE)
@@ -465,8 +470,8 @@ class RankContext:
         try:
             call_within(bound_s, destroy)
         except OverdueError:
-            sys.stderr.write(
-                f"rankwise: [rank {self.rank}] left the job with a collective pending: its process group could not be closed within {bound_s:.0f} s\n"
+            _LOGGER.info(
+                f"[rank {self.rank}] left the job with a collective pending: its process group could not be closed within {bound_s:.0f} s"
             )
         # Told when we have left: what went wrong in the background must not stay there.
         if troubles:

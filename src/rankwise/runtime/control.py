@@ -20,7 +20,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.base.memory import view_memory
-from rankwise.evidence.roll import name_ranks
+from rankwise.base.rank_names import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,10 +128,10 @@ class Control:
         seen = self._meet(_name(text, what, kind), what, timeout_s)
         if int(seen[0]) == -int(seen[1]):
             return None
-        told = self.exchange((kind, what, text), what=what, timeout_s=timeout_s)
-        if len({one[0] for one in told}) > 1:
-            raise self._tell_kinds([one[1] for one in told])
-        return [str(one[2]) for one in told]
+        answers = self.exchange((kind, what, text), what=what, timeout_s=timeout_s)
+        if len({one[0] for one in answers}) > 1:
+            raise self._tell_kinds([one[1] for one in answers])
+        return [str(one[2]) for one in answers]
 
     def _meet(self, compared: str, what: str, timeout_s: float | None) -> torch.Tensor:
         """Reduce a digest over the ranks: equal on all of them exactly if the greatest is the smallest."""
@@ -153,9 +153,9 @@ class Control:
             raise self._tell_pending(what, pending)
         return pending
 
-    def _tell_kinds(self, told: Sequence[str]) -> CollectiveError:
+    def _tell_kinds(self, answers: Sequence[str]) -> CollectiveError:
         groups: dict[str, list[int]] = {}
-        for rank, what in zip(self.ranks, told, strict=True):
+        for rank, what in zip(self.ranks, answers, strict=True):
             groups.setdefault(what, []).append(rank)
         shown = [f"{name_ranks(ranks)}: {what}" for what, ranks in list(groups.items())[:_MOST_SHOWN]]
         if len(groups) > _MOST_SHOWN:
@@ -262,11 +262,13 @@ class Control:
         """Wait for all ranks; say where we are when it takes long, and who is missing when it takes too long."""
         bound_s = self.timeout_s if timeout_s is None else timeout_s
         patience_s = min(_PATIENCE_S, bound_s / 4)
-        end, told = self._clock.monotonic() + bound_s, False
+        end, is_reported = self._clock.monotonic() + bound_s, False
         while True:
             left_s = end - self._clock.monotonic()
             try:
-                work.wait(timedelta(seconds=max(0.001, min(left_s, patience_s) if not told else left_s)))
+                work.wait(
+                    timedelta(seconds=max(0.001, min(left_s, patience_s) if not is_reported else left_s))
+                )
             except RuntimeError as error:
                 if _FAILED_LATE in str(error):
                     self._pending = _Pending("", what, torch.empty(0), None)
@@ -279,9 +281,9 @@ class Control:
                 if is_last:
                     self._pending = None
                 return
-            if not told:
+            if not is_reported:
                 self._leave_word(what)
-                told = True
+                is_reported = True
             if self._clock.monotonic() >= end:
                 raise self._name_missing(what, bound_s)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rankwise.base.errors import CollectiveError
-from rankwise.runtime import freight
+from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.nested import describe_leaf, find_unfit
@@ -58,8 +58,8 @@ def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | N
 
     Collective: every rank of the group must call this, in the same order, and use the result in its loss.
     """
-    call, told = _agree(x, "all_gather_with_grad", None, group=resolve_group(group), site=locate(name))
-    rows = tuple(int(row) for row in told or [_count_rows(x)] * call.group.size)
+    call, counts = _agree(x, "all_gather_with_grad", None, group=resolve_group(group), site=locate(name))
+    rows = tuple(int(row) for row in counts or [_count_rows(x)] * call.group.size)
     call = _Call(name=call.name, group=call.group, site=call.site, rows=rows)
     out: Tensor = _AllGather.apply(x.reshape(1) if x.dim() == 0 else x, call)
     return out
@@ -102,10 +102,10 @@ def all_reduce_with_grad(
 def _agree(x: Any, name: str, op: str | None, *, group: Group, site: str) -> tuple[_Call, list[Any] | None]:
     fault, is_gather = _find_fault(x, op, reduces=op is not None), op is None
     facet = describe_leaf(x)
-    told = [facet[0], facet[1] and ["rows", *facet[1][1:]], facet[2]] if is_gather else facet
+    text = [facet[0], facet[1] and ["rows", *facet[1][1:]], facet[2]] if is_gather else facet
     # Where one rank needs a gradient and another does not, only the first would reach the way back.
     needs_grad = fault is None and bool(x.requires_grad and torch.is_grad_enabled())
-    must = {"op": op, "leaves": [["", told]], "requires_grad": needs_grad}
+    must = {"op": op, "leaves": [["", text]], "requires_grad": needs_grad}
     rows = agree(
         group,
         name,
@@ -123,9 +123,9 @@ def _count_rows(x: Tensor) -> int:
 
 def _find_fault(x: Any, op: str | None, *, reduces: bool) -> CollectiveError | None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        told = f"{format_leaf(describe_leaf(x))}{'' if isinstance(x, Tensor) else f' ({x!r:.60})'}"
+        text = f"{format_leaf(describe_leaf(x))}{'' if isinstance(x, Tensor) else f' ({x!r:.60})'}"
         hint = "only float tensors have gradients: all_gather and all_reduce take the rest"
-        return CollectiveError(f"the value is {told}", hint=hint)
+        return CollectiveError(f"the value is {text}", hint=hint)
     if reduces and op not in {"sum", "mean"}:
         return CollectiveError(f"there is no gradient through op {op!r}", hint="choose 'sum' or 'mean'")
     if (unfit := find_unfit(x)) is not None:
@@ -199,9 +199,9 @@ class _AllGather(torch.autograd.Function):  # type: ignore[misc]
         row = tail.numel()
         with naming(group, f"{call.name} at {show_site(call.site)}"):
             out = data.new_empty(sum(call.rows) * row)
-            freight.all_gather_into_bytes(
-                freight.as_bytes(out),
-                freight.as_bytes(data),
+            serialization.all_gather_into_bytes(
+                serialization.as_bytes(out),
+                serialization.as_bytes(data),
                 [n * row * x.element_size() for n in call.rows],
                 group,
             )

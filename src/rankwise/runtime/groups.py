@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.base.rank_names import name_ranks
 from rankwise.runtime.connecting import unbound
 from rankwise.runtime.context import current
 from rankwise.runtime.control import Control
-from rankwise.runtime.signature import agree, format_ranks, locate
+from rankwise.runtime.signature import agree, locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ def resolve_group(group: Group | None) -> Group:
         return group_of(current())
     if group.control is None:
         raise CollectiveError(
-            f"rank {group.rank} called a collective of a group that it is not in ({format_ranks(group.ranks)})",
+            f"rank {group.rank} called a collective of a group that it is not in ({name_ranks(group.ranks)})",
             rank=group.rank,
             hint="ask `ctx.rank in group.ranks` first; only members may call",
         )
@@ -189,7 +190,7 @@ def _make(world: Group, members: list[int], bound_s: float) -> tuple[dist.Proces
         return call_within(world.timeout_s, make)
     except OverdueError:
         raise CollectiveTimeoutError(
-            f"new_group({format_ranks(members)}): its members were not connected after {world.timeout_s:.0f} s",
+            f"new_group({name_ranks(members)}): its members were not connected after {world.timeout_s:.0f} s",
             rank=world.rank,
             hint="a member has stopped, or a firewall lets the job's port through but not the ranks' own",
         ) from None
@@ -208,15 +209,15 @@ def _find_fault(members: list[Any], world: Group) -> CollectiveError | None:
         if not isinstance(rank, int) or isinstance(rank, bool) or rank not in world.ranks
     ]
     if not members:
-        told, hint = "no ranks", "name one member at least; ranks outside still call with the same list"
+        text, hint = "no ranks", "name one member at least; ranks outside still call with the same list"
     elif wrong:
-        told, hint = (
+        text, hint = (
             f"{wrong[0]!r}, which is not a rank of this job",
-            f"ranks are {format_ranks(world.ranks)}",
+            f"ranks are {name_ranks(world.ranks)}",
         )
     elif len(set(members)) < len(members):
         twice = next(rank for rank in members if members.count(rank) > 1)
-        told, hint = f"rank {twice} twice", "name each member once"
+        text, hint = f"rank {twice} twice", "name each member once"
     else:
         return None
-    return CollectiveError(f"new_group was given {told}", rank=world.rank, hint=hint)
+    return CollectiveError(f"new_group was given {text}", rank=world.rank, hint=hint)

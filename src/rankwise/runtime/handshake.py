@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import HandshakeError
-from rankwise.evidence.roll import Record, Roll, conclude, judge
+from rankwise.evidence.in_rank.rendezvous_registry import Record, RendezvousRegistry, conclude, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,19 +75,19 @@ def shake_hands(
 
     Collective: every rank of the job must call this.
     """
-    roll = Roll(store, record)
+    registry = RendezvousRegistry(store, record)
     start = clock.monotonic()
-    problems = roll.enter()
-    if problems or roll.is_full:
+    problems = registry.enter()
+    if problems or registry.is_full:
         # A rank that is wrong in itself is told so even where the others have begun without it.
-        verdict = roll.publish(conclude(roll.read(), None, clock.time()))
+        verdict = registry.publish(conclude(registry.read(), None, clock.time()))
         if problems and not verdict["problems"]:
             verdict = {**verdict, "problems": problems}
     else:
-        verdict = _wait(roll, start + timeout_s, timeout_s, clock, notice)
+        verdict = _wait(registry, start + timeout_s, timeout_s, clock, notice)
     grave = [problem for problem in verdict["problems"] if strict or problem["kind"] != "different"]
     if grave:
-        _let_all_hear(roll, grave[0]["kind"], clock, serves=serves)
+        _let_all_hear(registry, grave[0]["kind"], clock, serves=serves)
         raise HandshakeError(grave[0]["text"], rank=record["rank"], hint=grave[0]["hint"])
     skew_s = clock.time() - verdict["time_s"]
     return Meeting(
@@ -98,45 +98,47 @@ def shake_hands(
     )
 
 
-def _let_all_hear(roll: Roll, kind: str, clock: Clock, *, serves: bool) -> None:
+def _let_all_hear(registry: RendezvousRegistry, kind: str, clock: Clock, *, serves: bool) -> None:
     """Keep the store until the others have read the verdict too, those included that are just coming."""
     with suppress(
         Exception
     ):  # the server may be gone, and stores have errors of their own: the verdict matters more
-        num_heard, num_came = roll.count_hearers(1)
-        num_awaited = 0 if kind in {"absent", "gone"} else int(roll.record["world_size"])
+        num_heard, num_came = registry.count_readers(1)
+        num_awaited = 0 if kind in {"absent", "gone"} else int(registry.record["world_size"])
         end = clock.monotonic() + _FAREWELL_S
         while serves and num_heard < max(num_came, num_awaited) and clock.monotonic() < end:
             clock.sleep(_MAX_POLL_S / 10)
-            num_heard, num_came = roll.count_hearers(0)
+            num_heard, num_came = registry.count_readers(0)
         if serves:
             clock.sleep(_MAX_POLL_S)  # the last of them is still being answered
 
 
 def _wait(
-    roll: Roll, end: float, timeout_s: float, clock: Clock, notice: Callable[[str], None]
+    registry: RendezvousRegistry, end: float, timeout_s: float, clock: Clock, notice: Callable[[str], None]
 ) -> dict[str, Any]:
     """Wait for the last to come; when that takes too long, say who is missing."""
-    if roll.seat == 1:
-        verdict = _look_out(roll, end, clock, notice)
+    if registry.seat == 1:
+        verdict = _look_out(registry, end, clock, notice)
     else:
         # The first to come tells when the time is over: only if it is gone by then, this times out (and torch warns).
-        verdict = roll.wait_verdict(timedelta(seconds=max(0.001, end + _GRACE_S - clock.monotonic())))
-    return verdict or roll.publish(conclude(roll.read(), timeout_s, clock.time()))
+        verdict = registry.wait_verdict(timedelta(seconds=max(0.001, end + _GRACE_S - clock.monotonic())))
+    return verdict or registry.publish(conclude(registry.read(), timeout_s, clock.time()))
 
 
-def _look_out(roll: Roll, end: float, clock: Clock, notice: Callable[[str], None]) -> dict[str, Any] | None:
+def _look_out(
+    registry: RendezvousRegistry, end: float, clock: Clock, notice: Callable[[str], None]
+) -> dict[str, Any] | None:
     """Look for the verdict until the time is over, as the first to come, and say for whom we wait.
 
     A wait of torch's that times out prints two lines of warnings of its own.
     """
-    start, told = clock.monotonic(), False
+    start, is_reported = clock.monotonic(), False
     while (now := clock.monotonic()) < end:
-        if (verdict := roll.find_verdict()) is not None:
+        if (verdict := registry.find_verdict()) is not None:
             return verdict
-        if not told and now - start > _NOTICE_S:
-            told = True
-            absent = judge(roll.read(), now - start)
+        if not is_reported and now - start > _NOTICE_S:
+            is_reported = True
+            absent = judge(registry.read(), now - start)
             if absent:
                 notice(f"{absent[0]['text']}; waiting for {end - now:.0f} s more")
         clock.sleep(min(max(_MIN_POLL_S, (now - start) / 20), _MAX_POLL_S))

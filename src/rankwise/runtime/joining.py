@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import socket
 import sys
@@ -18,18 +19,19 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import get, read_float
 from rankwise.base.errors import RankwiseError, RendezvousError, UsageError
+from rankwise.base.log import get_logger
 from rankwise.base.roles import COUNTS, list_roles, note_apart, read_counts
-from rankwise.evidence.recorder import let_threads_settle
-from rankwise.evidence.roll import Record, describe_process, find_loopback
+from rankwise.evidence.in_rank.recorder import let_threads_settle
+from rankwise.evidence.in_rank.rendezvous_registry import Record, describe_process, find_loopback
 from rankwise.runtime.connecting import connect
 from rankwise.runtime.context import RankContext, enter, find_current, leave_all
 from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.handshake import Meeting, shake_hands
-from rankwise.runtime.leaving import leave_evidence
 from rankwise.runtime.mesh import lay_mesh
+from rankwise.runtime.offline_evidence import leave_evidence
+from rankwise.runtime.rank_identity import identify
 from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
-from rankwise.runtime.whoami import identify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.base.identity import Identity
+
+_LOGGER = get_logger(__name__)
 
 _ARRIVAL_S = 60.0
 _GRACE_S = 15.0
@@ -186,10 +190,10 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
     if device is None:
         device = choose_device(request.device, it.local_rank or 0, it.rank)
     timeout_s = request.timeout_s or (600.0 if "nccl" in backend else 1800.0)
-    groups, roll = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(MEETING_PREFIX, store)
+    groups, registry = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(MEETING_PREFIX, store)
     corner, side, refusal = dist.PrefixStore("rankwise/job", store), None, ""
     if request.role is None:
-        side = connect(it, place, backend, device, store=groups, roll=roll, timeout_s=timeout_s)
+        side = connect(it, place, backend, device, store=groups, registry=registry, timeout_s=timeout_s)
     else:
         note_apart()
         corner.set(f"role/{it.rank}", request.role)
@@ -293,7 +297,7 @@ def _count_meeting(place: Place, given: dist.Store | None) -> int:
 def _report(meeting: Meeting, it: Identity) -> None:
     if it.rank == 0:
         for doubt in meeting.doubts:
-            _say(f"warning: {doubt}")
+            _say(doubt, logging.WARNING)
     if meeting.clock_skew_s is not None and not it.local_rank:
         _say(
             f"warning: [rank {it.rank}] the clock of {socket.gethostname()} is {meeting.clock_skew_s:+.0f} s off another host's of this job"
@@ -324,7 +328,7 @@ def _leave_at_exit() -> None:
 atexit.register(_leave_at_exit)
 
 
-def _say(text: str) -> None:
+def _say(text: str, level: int = logging.INFO) -> None:
     if text not in _warned:
         _warned.add(text)
-        sys.stderr.write(f"rankwise: {text}\n")
+        _LOGGER.log(level, text)

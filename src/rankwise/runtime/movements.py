@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
-from rankwise.runtime import freight
+from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.nested import (
@@ -54,23 +54,23 @@ def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str
     members, site = resolve_group(group), locate(name)
     is_root = members.rank == root
     fault = check_root(root, members) or (find_unfit_leaf(tree) if is_root else None)
-    cargo, unpicklable = load_or_tell(tree, members) if is_root and fault is None else (None, None)
+    payload, unpicklable = load_or_tell(tree, members) if is_root and fault is None else (None, None)
     agree(members, "broadcast", site=site, must={"root": repr(root)}, fault=fault or unpicklable)
     if members.size == 1:
         return tree
     with naming(members, f"broadcast at {show_site(site)}"):
-        size = torch.tensor([len(cargo.manifest) if cargo else 0], device=choose_carrier(members, "cpu"))
-        freight.broadcast_bytes(size, root, members)
-        manifest = freight.to_wire(cargo.manifest if cargo else bytes(int(size)), members)
-        freight.broadcast_bytes(manifest, root, members)
-        if cargo:
-            buffers = cargo.buffers
+        size = torch.tensor([len(payload.manifest) if payload else 0], device=choose_carrier(members, "cpu"))
+        serialization.broadcast_bytes(size, root, members)
+        manifest = serialization.to_wire(payload.manifest if payload else bytes(int(size)), members)
+        serialization.broadcast_bytes(manifest, root, members)
+        if payload:
+            buffers = payload.buffers
         else:
-            told = freight.to_bytes(manifest)
-            buffers = freight.new_buffers(freight.read_metas(told), members)
+            found = serialization.to_bytes(manifest)
+            buffers = serialization.new_buffers(serialization.read_metas(found), members)
         for buffer in buffers:
-            freight.broadcast_bytes(buffer, root, members)
-    return tree if is_root else freight.unload(freight.to_bytes(manifest), buffers, members)
+            serialization.broadcast_bytes(buffer, root, members)
+    return tree if is_root else serialization.unload(serialization.to_bytes(manifest), buffers, members)
 
 
 @outside_graphs
@@ -116,14 +116,14 @@ def _broadcast_in_place(
     if members.size == 1:
         return
     is_root = members.rank == root
-    cargo = freight.load(tree, members, announced=False)
-    buffers = cargo.buffers if is_root else [torch.empty_like(buffer) for buffer in cargo.buffers]
+    payload = serialization.load(tree, members, announced=False)
+    buffers = payload.buffers if is_root else [torch.empty_like(buffer) for buffer in payload.buffers]
     with naming(members, f"broadcast_ at {show_site(site)}"):
         for buffer in buffers:
-            freight.broadcast_bytes(buffer, root, members)
+            serialization.broadcast_bytes(buffer, root, members)
     if not is_root:
         with torch.no_grad():
-            came = freight.unload_like(tree, buffers, members)
+            came = serialization.unload_like(tree, buffers, members)
             for (_, target), (_, value) in zip(leaves, flatten(came), strict=True):
                 target.copy_(value)
 
@@ -183,7 +183,7 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     call = "all_gather" if root is None else "gather"
     tree, own, endless = open_tree(tree)
     fault = endless or find_unfit_leaf(tree) or (None if root is None else check_root(root, group))
-    cargo, unpicklable = load_or_tell(tree, group) if fault is None else (None, None)
+    payload, unpicklable = load_or_tell(tree, group) if fault is None else (None, None)
     must: dict[str, Any] = {"root": None if root is None else repr(root), "concat": bool(concat)}
     if concat:
         must |= {
@@ -195,50 +195,54 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     # Only whether it differs matters here: what it is follows in the manifests.
     layout = json.dumps([describe_structure(tree), [describe_leaf(leaf) for leaf in leaves], only_tensors])
     may = hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
-    told = agree(group, call, site=site, must=must, may=may, fault=fault or unpicklable)
-    assert cargo is not None  # noqa: S101 - else there was a fault, and agree() has raised
+    answers = agree(group, call, site=site, must=must, may=may, fault=fault or unpicklable)
+    assert payload is not None  # noqa: S101 - else there was a fault, and agree() has raised
     if group.size == 1:
         trees: list[Any] | None = [copy_tree(tree)]
     else:
         with naming(group, f"{call} at {show_site(site)}"):
-            alike = told is None and only_tensors
-            move = _all_gather_freight if root is None else _gather_freight
-            trees = move(tree, cargo, root, group, alike=alike)
+            alike = answers is None and only_tensors
+            move = _all_gather_serialized if root is None else _gather_serialized
+            trees = move(tree, payload, root, group, alike=alike)
     if trees is None:
         return None
     return _concatenate(trees) if concat else trees
 
 
-def _all_gather_freight(
-    tree: Any, cargo: freight.Freight, _: int | None, group: Group, *, alike: bool
+def _all_gather_serialized(
+    tree: Any, payload: serialization.SerializedTree, _: int | None, group: Group, *, alike: bool
 ) -> list[Any]:
     if alike:
         columns = [
-            freight.all_gather_bytes(buffer, [buffer.numel()] * group.size, group) for buffer in cargo.buffers
+            serialization.all_gather_bytes(buffer, [buffer.numel()] * group.size, group)
+            for buffer in payload.buffers
         ]
         return [
-            freight.unload_like(tree, [column[i] for column in columns], group) for i in range(group.size)
+            serialization.unload_like(tree, [column[i] for column in columns], group)
+            for i in range(group.size)
         ]
-    sizes = freight.tell_sizes(len(cargo.manifest), group)
+    sizes = serialization.tell_sizes(len(payload.manifest), group)
     manifests = [
-        freight.to_bytes(part)
-        for part in freight.all_gather_bytes(freight.to_wire(cargo.manifest, group), sizes, group)
+        serialization.to_bytes(part)
+        for part in serialization.all_gather_bytes(
+            serialization.to_wire(payload.manifest, group), sizes, group
+        )
     ]
     # Ranks may hold different numbers of tensors: what leaves from one kind of device is one stream.
     lengths = [
-        list(zip(freight.count_bytes(metas), _carriers(metas, group), strict=True))
-        for metas in map(freight.read_metas, manifests)
+        list(zip(serialization.count_bytes(metas), _carriers(metas, group), strict=True))
+        for metas in map(serialization.read_metas, manifests)
     ]
     streams: dict[str, list[Tensor]] = {}
     for device in sorted({name for row in lengths for _, name in row}):
-        own = [buffer for buffer in cargo.buffers if buffer.device.type == device]
+        own = [buffer for buffer in payload.buffers if buffer.device.type == device]
         whole = (
             own[0]
             if len(own) == 1
             else torch.cat([torch.empty(0, dtype=torch.uint8, device=_place(device, group)), *own])
         )
         totals = [sum(size for size, name in row if name == device) for row in lengths]
-        streams[device] = freight.all_gather_bytes(whole, totals, group)
+        streams[device] = serialization.all_gather_bytes(whole, totals, group)
     trees = []
     for position, (manifest, row) in enumerate(zip(manifests, lengths, strict=True)):
         starts = dict.fromkeys(streams, 0)
@@ -246,59 +250,59 @@ def _all_gather_freight(
         for size, device in row:
             buffers.append(streams[device][position][starts[device] : starts[device] + size])
             starts[device] += size
-        trees.append(freight.unload(manifest, buffers, group))
+        trees.append(serialization.unload(manifest, buffers, group))
     return trees
 
 
 def _carriers(metas: Sequence[Any], group: Group) -> list[str]:
-    return [choose_carrier(group, metas[bucket[0]][2]).type for bucket in freight.plan(metas)]
+    return [choose_carrier(group, metas[bucket[0]][2]).type for bucket in serialization.plan(metas)]
 
 
 def _place(device_type: str, group: Group) -> torch.device:
     return group.device if group.device.type == device_type else torch.device(device_type)
 
 
-def _gather_freight(
-    tree: Any, cargo: freight.Freight, root: int | None, group: Group, *, alike: bool
+def _gather_serialized(
+    tree: Any, payload: serialization.SerializedTree, root: int | None, group: Group, *, alike: bool
 ) -> list[Any] | None:
-    freight.connect(group)
+    serialization.connect(group)
     is_root = group.rank == root
-    manifests: list[bytes] = [cargo.manifest] * group.size
+    manifests: list[bytes] = [payload.manifest] * group.size
     if not alike:
-        sizes = freight.tell_sizes(len(cargo.manifest), group)
-        manifests = _gather_manifests(cargo.manifest, sizes, root, group)
+        sizes = serialization.tell_sizes(len(payload.manifest), group)
+        manifests = _gather_manifests(payload.manifest, sizes, root, group)
     if not is_root:
-        freight.send_and_receive([(int(root or 0), buffer) for buffer in cargo.buffers], [], group)
+        serialization.send_and_receive([(int(root or 0), buffer) for buffer in payload.buffers], [], group)
         return None
     rows = [
-        cargo.buffers
+        payload.buffers
         if rank == root
-        else freight.new_buffers(cargo.metas if alike else freight.read_metas(manifest), group)
+        else serialization.new_buffers(payload.metas if alike else serialization.read_metas(manifest), group)
         for rank, manifest in zip(group.ranks, manifests, strict=True)
     ]
     receives = [
         (rank, buffer) for rank, row in zip(group.ranks, rows, strict=True) if rank != root for buffer in row
     ]
-    freight.send_and_receive([], receives, group)
+    serialization.send_and_receive([], receives, group)
     # Our own buffers may share memory with the input.
-    rows[group.position] = [buffer.clone() for buffer in cargo.buffers]
+    rows[group.position] = [buffer.clone() for buffer in payload.buffers]
     if alike:
-        return [freight.unload_like(tree, row, group) for row in rows]
-    return [freight.unload(manifest, row, group) for manifest, row in zip(manifests, rows, strict=True)]
+        return [serialization.unload_like(tree, row, group) for row in rows]
+    return [serialization.unload(manifest, row, group) for manifest, row in zip(manifests, rows, strict=True)]
 
 
 def _gather_manifests(own: bytes, sizes: list[int], root: int | None, group: Group) -> list[bytes]:
-    wire = freight.to_wire(own, group)
+    wire = serialization.to_wire(own, group)
     if group.rank != root:
-        freight.send_and_receive([(int(root or 0), wire)], [], group)
+        serialization.send_and_receive([(int(root or 0), wire)], [], group)
         return []
     parts = [
         wire if rank == root else wire.new_empty(size) for rank, size in zip(group.ranks, sizes, strict=True)
     ]
-    freight.send_and_receive(
+    serialization.send_and_receive(
         [], [(rank, part) for rank, part in zip(group.ranks, parts, strict=True) if rank != root], group
     )
-    return [freight.to_bytes(part) for part in parts]
+    return [serialization.to_bytes(part) for part in parts]
 
 
 def _concatenate(trees: list[Any]) -> Any:
@@ -335,10 +339,12 @@ def find_unfit_leaf(tree: Any) -> CollectiveError | None:
     return None
 
 
-def load_or_tell(tree: Any, group: Group) -> tuple[freight.Freight | None, CollectiveError | None]:
+def load_or_tell(
+    tree: Any, group: Group
+) -> tuple[serialization.SerializedTree | None, CollectiveError | None]:
     """Make freight of a tree, or return why it can not be pickled."""
     try:
-        return freight.load(tree, group), None
+        return serialization.load(tree, group), None
     except CollectiveError as error:
         return None, error
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
-from rankwise.runtime import freight
+from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, open_tree
@@ -99,15 +99,15 @@ def _gather_into(
     ]
     must = {"root": None if root is None else repr(root), "tree": describe_structure(tree)}
     must["leaves"] = [[path, _describe(leaf)] for path, leaf in leaves]  # type: ignore[assignment]
-    told = (
+    answers = (
         agree(members, call, site=site, must=must, may=[own, odd], fault=fault) or [[own, odd]] * members.size
     )
-    _check_totals(call, site, [path for path, _, _ in pairs], told, root, members)
+    _check_totals(call, site, [path for path, _, _ in pairs], answers, root, members)
     with naming(members, f"{call} at {show_site(site)}"):
         if root is not None:
-            freight.connect(members)
+            serialization.connect(members)
         for index, (_, leaf, target) in enumerate(pairs):
-            _move(leaf, target, [rows[index] for rows, _ in told], root, members)
+            _move(leaf, target, [rows[index] for rows, _ in answers], root, members)
 
 
 def _same_containers(out: Any, tree: Any) -> bool:
@@ -166,15 +166,15 @@ def _find_fault(leaves: Sequence[tuple[str, Any]], targets: Sequence[tuple[str, 
 
 
 def _check_totals(
-    call: str, site: str, paths: Sequence[str], told: Sequence[Any], root: int | None, group: Group
+    call: str, site: str, paths: Sequence[str], answers: Sequence[Any], root: int | None, group: Group
 ) -> None:
     """Compare what the ranks give with the room that holders have; every rank comes to the same end."""
     for position, rank in enumerate(group.ranks):
         if root is not None and rank != root:
             continue
-        rows, odd = told[position]
+        rows, odd = answers[position]
         for index, path in enumerate(paths):
-            parts = [one[0][index] for one in told]
+            parts = [one[0][index] for one in answers]
             room = rows[index] * group.size if odd[index] is None else odd[index]
             if room != sum(parts):
                 shown = " + ".join(map(str, parts[:8])) + (" + ..." if len(parts) > 8 else "")
@@ -187,14 +187,14 @@ def _check_totals(
 
 def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | None, group: Group) -> None:
     carrier = choose_carrier(group, leaf.device.type)
-    data = freight.as_bytes(leaf.detach()).to(carrier)
+    data = serialization.as_bytes(leaf.detach()).to(carrier)
     # Gloo copies what it gathers once more, and NCCL does the same by itself: for large parts a message each is better.
     as_one = root is not None and len(set(rows)) == 1 and data.numel() <= _SMALL_BYTES
     if target is None:
         if as_one:
             dist.gather(data, None, dst=root, group=group.process_group)
         else:
-            freight.send_and_receive([(int(root or 0), data)], [], group)
+            serialization.send_and_receive([(int(root or 0), data)], [], group)
         return
     row_bytes = (
         data.numel() // max(1, _count_rows(leaf))
@@ -204,11 +204,11 @@ def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | 
     sizes = [row_bytes * count for count in rows]
     direct = target.device.type == carrier.type
     room = target.detach() if direct else torch.empty_like(target, device=carrier)
-    flat = freight.as_bytes(room)
+    flat = serialization.as_bytes(room)
     if group.size == 1:
         flat.copy_(data)
     elif root is None:
-        freight.all_gather_into_bytes(flat, data, sizes, group)
+        serialization.all_gather_into_bytes(flat, data, sizes, group)
     elif as_one:
         dist.gather(
             data,
@@ -220,7 +220,7 @@ def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | 
         parts = list(flat.split(sizes))
         parts[group.position].copy_(data)
         others = [(rank, part) for rank, part in zip(group.ranks, parts, strict=True) if rank != root]
-        freight.send_and_receive([], others, group)
+        serialization.send_and_receive([], others, group)
     if not direct:
         with torch.no_grad():
             target.copy_(room)

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
+from rankwise.base.rank_names import name_ranks
 from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, resolve_group
 from rankwise.runtime.nested import describe_leaf, describe_structure, flatten, kind_of, open_tree, unflatten
-from rankwise.runtime.signature import agree, format_ranks, locate, naming, show_site
+from rankwise.runtime.signature import agree, locate, naming, show_site
 from rankwise.runtime.targets import Leaves, find_cast, find_shared, find_target_fault
 from rankwise.runtime.temporaries import find_temporary
 from rankwise.runtime.wire import (
@@ -219,19 +220,19 @@ def cut_slots(slots: Any, group: Group) -> tuple[list[Any], CollectiveError | No
     """Return a tree for each rank, and what is wrong with them."""
     if isinstance(slots, Tensor):
         if slots.dim() == 0 or slots.shape[0] % group.size:
-            told = f"a tensor of shape {tuple(slots.shape)}, whose dim 0 can't be split into {group.size} equal parts"
-            return [], CollectiveError(f"got {told}", hint="pass a list with one tensor for each rank")
+            text = f"a tensor of shape {tuple(slots.shape)}, whose dim 0 can't be split into {group.size} equal parts"
+            return [], CollectiveError(f"got {text}", hint="pass a list with one tensor for each rank")
         return list(slots.detach().chunk(group.size)) if slots.shape[0] else [
             slots.detach()
         ] * group.size, None
     if not isinstance(slots, (list, tuple)):
-        told = f"got a {type(slots).__name__} instead of a list with one slot for each rank"
+        text = f"got a {type(slots).__name__} instead of a list with one slot for each rank"
     elif len(slots) != group.size:
-        told = f"got {len(slots)} slots for {group.size} ranks"
+        text = f"got {len(slots)} slots for {group.size} ranks"
     else:
         return list(slots), None
     return [], CollectiveError(
-        told, hint="pass a list with one entry for each rank of the group, in its order"
+        text, hint="pass a list with one entry for each rank of the group, in its order"
     )
 
 
@@ -240,7 +241,7 @@ def check_root(root: Any, group: Group) -> CollectiveError | None:
     if isinstance(root, int) and not isinstance(root, bool) and root in group.ranks:
         return None
     return CollectiveError(
-        f"root {root!r} is not in the group, whose members are {format_ranks(group.ranks)}",
+        f"root {root!r} is not in the group, whose members are {name_ranks(group.ranks)}",
         hint="root is a global rank, not an index in the group",
     )
 
@@ -268,8 +269,8 @@ def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op:
         if op not in {"min", "max"}
         else [i for i, (_, leaf) in enumerate(leaves) if not wrong and has_nan(leaf)]
     )
-    told = agree(group, call, site=site, must=must, may=own, fault=wrong)
-    return sorted({index for one in told if one for index in one}) if told else own or []
+    answers = agree(group, call, site=site, must=must, may=own, fault=wrong)
+    return sorted({index for one in answers if one for index in one}) if answers else own or []
 
 
 def _reduce_masks(group: Group, what: str, leaves: Leaves, odd: Sequence[int]) -> dict[int, Tensor]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankwise.runtime import freight
+from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
 from rankwise.runtime.movements import copy_tree, find_unfit_leaf, load_or_tell
@@ -52,30 +52,34 @@ def scatter(
     cut: list[Any] = []
     if is_root and fault is None:
         cut, fault = cut_slots(slots, members)
-    cargos, fault = _load_slots(cut, members, fault)
+    payloads, fault = _load_slots(cut, members, fault)
     agree(members, "scatter", site=site, must={"root": repr(root)}, fault=fault)
     if members.size == 1:
         return cut[0]
     with naming(members, f"scatter at {show_site(site)}"):
-        freight.connect(members)
+        serialization.connect(members)
         sizes = torch.tensor(
-            [len(cargo.manifest) for cargo in cargos] or [0] * members.size,
+            [len(payload.manifest) for payload in payloads] or [0] * members.size,
             device=choose_carrier(members, "cpu"),
         )
-        freight.broadcast_bytes(sizes, root, members)
+        serialization.broadcast_bytes(sizes, root, members)
         if not is_root:
-            wire = freight.to_wire(bytes(int(sizes[members.position])), members)
-            freight.send_and_receive([], [(root, wire)], members)
-            manifest = freight.to_bytes(wire)
-            buffers = freight.new_buffers(freight.read_metas(manifest), members)
-            freight.send_and_receive([], [(root, buffer) for buffer in buffers], members)
-            return freight.unload(manifest, buffers, members)
-        others = [(rank, cargo) for rank, cargo in zip(members.ranks, cargos, strict=True) if rank != root]
-        freight.send_and_receive(
-            [(rank, freight.to_wire(cargo.manifest, members)) for rank, cargo in others], [], members
+            wire = serialization.to_wire(bytes(int(sizes[members.position])), members)
+            serialization.send_and_receive([], [(root, wire)], members)
+            manifest = serialization.to_bytes(wire)
+            buffers = serialization.new_buffers(serialization.read_metas(manifest), members)
+            serialization.send_and_receive([], [(root, buffer) for buffer in buffers], members)
+            return serialization.unload(manifest, buffers, members)
+        others = [
+            (rank, payload) for rank, payload in zip(members.ranks, payloads, strict=True) if rank != root
+        ]
+        serialization.send_and_receive(
+            [(rank, serialization.to_wire(payload.manifest, members)) for rank, payload in others],
+            [],
+            members,
         )
-        freight.send_and_receive(
-            [(rank, buffer) for rank, cargo in others for buffer in cargo.buffers], [], members
+        serialization.send_and_receive(
+            [(rank, buffer) for rank, payload in others for buffer in payload.buffers], [], members
         )
     return cut[members.position]
 
@@ -103,44 +107,51 @@ def all_to_all(
     """
     members, site = resolve_group(group), locate(name)
     cut, fault = cut_slots(slots, members)
-    cargos, fault = _load_slots(cut, members, fault)
+    payloads, fault = _load_slots(cut, members, fault)
     agree(members, "all_to_all", site=site, must={}, fault=fault)
     if members.size == 1:
         return [copy_tree(cut[0])]
     with naming(members, f"all_to_all at {show_site(site)}"):
-        freight.connect(members)
+        serialization.connect(members)
         lengths = torch.tensor(
-            [len(cargo.manifest) for cargo in cargos], device=choose_carrier(members, "cpu")
+            [len(payload.manifest) for payload in payloads], device=choose_carrier(members, "cpu")
         )
         sizes = torch.empty_like(lengths)
         dist.all_to_all_single(sizes, lengths, group=members.process_group)
         ranks, own = members.ranks, members.position
-        wires = [freight.to_wire(bytes(int(size)), members) for size in sizes.tolist()]
+        wires = [serialization.to_wire(bytes(int(size)), members) for size in sizes.tolist()]
         sends = [
-            (rank, freight.to_wire(cargo.manifest, members))
-            for rank, cargo in zip(ranks, cargos, strict=True)
+            (rank, serialization.to_wire(payload.manifest, members))
+            for rank, payload in zip(ranks, payloads, strict=True)
         ]
         _swap(sends, list(zip(ranks, wires, strict=True)), members)
         manifests = [
-            cargos[own].manifest if i == own else freight.to_bytes(wire) for i, wire in enumerate(wires)
+            payloads[own].manifest if i == own else serialization.to_bytes(wire)
+            for i, wire in enumerate(wires)
         ]
         rows = [
-            [buffer.clone() for buffer in cargos[own].buffers]
+            [buffer.clone() for buffer in payloads[own].buffers]
             if i == own
-            else freight.new_buffers(freight.read_metas(manifest), members)
+            else serialization.new_buffers(serialization.read_metas(manifest), members)
             for i, manifest in enumerate(manifests)
         ]
         _swap(
-            [(rank, buffer) for rank, cargo in zip(ranks, cargos, strict=True) for buffer in cargo.buffers],
+            [
+                (rank, buffer)
+                for rank, payload in zip(ranks, payloads, strict=True)
+                for buffer in payload.buffers
+            ],
             [(rank, buffer) for rank, row in zip(ranks, rows, strict=True) for buffer in row],
             members,
         )
-    return [freight.unload(manifest, row, members) for manifest, row in zip(manifests, rows, strict=True)]
+    return [
+        serialization.unload(manifest, row, members) for manifest, row in zip(manifests, rows, strict=True)
+    ]
 
 
 def _swap(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: Group) -> None:
     own = group.rank
-    freight.send_and_receive(
+    serialization.send_and_receive(
         [pair for pair in sends if pair[0] != own], [pair for pair in receives if pair[0] != own], group
     )
 
@@ -148,10 +159,10 @@ def _swap(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], g
 def _load_slots(
     slots: Sequence[Any], group: Group, fault: CollectiveError | None
 ) -> tuple[list[Any], CollectiveError | None]:
-    cargos: list[Any] = []
+    payloads: list[Any] = []
     for slot in slots:
         fault = fault or find_unfit_leaf(slot)
-        cargo, unpicklable = (None, None) if fault else load_or_tell(slot, group)
+        payload, unpicklable = (None, None) if fault else load_or_tell(slot, group)
         fault = fault or unpicklable
-        cargos.append(cargo)
-    return cargos, fault
+        payloads.append(payload)
+    return payloads, fault

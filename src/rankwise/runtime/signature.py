@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, final, get_args
 import torch
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
+from rankwise.base.rank_names import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -264,7 +265,7 @@ def _raise_faults(group: Members, call: str, seen: list[Any], sites: list[str]) 
     first = next(iter(faults))
     # What a call was given may hold addresses; the first rank stands for those that made the same mistake.
     others = [rank for rank in faults if rank != first]
-    more = f" ({format_ranks(others)} too)" if others else ""
+    more = f" ({name_ranks(others)} too)" if others else ""
     site = sites[group.ranks.index(first)]
     raise CollectiveError(
         f"{call} at {site}, rank {first}{more}: {faults[first][0]}", rank=group.rank, hint=faults[first][1]
@@ -278,14 +279,14 @@ def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[s
     if key is None:
         return
     calls = sorted({str(one["call"]) for one in seen})
-    told, hint = _TELL.get(key, _tell_plain)(key, seen)
+    texts, hint = _TELL.get(key, _tell_plain)(key, seen)
     groups: dict[str, list[int]] = {}
-    for rank, value, site in zip(group.ranks, told, sites, strict=True):
+    for rank, value, site in zip(group.ranks, texts, sites, strict=True):
         groups.setdefault(f"{value} from {site}" if value else site, []).append(rank)
-    shown = [f"{format_ranks(ranks)}: {value}" for value, ranks in list(groups.items())[:_MAX_SHOWN]]
+    shown = [f"{name_ranks(ranks)}: {value}" for value, ranks in list(groups.items())[:_MAX_SHOWN]]
     if len(groups) > _MAX_SHOWN:
         rest = sorted(rank for ranks in list(groups.values())[_MAX_SHOWN:] for rank in ranks)
-        shown.append(f"{len(groups) - _MAX_SHOWN} more on {format_ranks(rest)}")
+        shown.append(f"{len(groups) - _MAX_SHOWN} more on {name_ranks(rest)}")
     subject = (
         "the ranks called different collectives"
         if key == "call"
@@ -324,7 +325,7 @@ def _tell_site(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     leaves = [one.get("leaves") or [] for one in seen]
     if all(leaf == leaves[0] for leaf in leaves):
         return [""] * len(seen), hint
-    return [", ".join(format_leaf(leaf) for _, leaf in told[:2]) for told in leaves], hint
+    return [", ".join(format_leaf(leaf) for _, leaf in text[:2]) for text in leaves], hint
 
 
 def _tell_tree(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
@@ -332,13 +333,13 @@ def _tell_tree(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     common = set(paths[0]).intersection(*paths[1:])
     if all(set(own) == common for own in paths):
         return [str(one[key]) for one in seen], "pass the same containers on every rank"
-    told = []
+    lines = []
     for own in paths:
         extra = [path for path in own if path not in common]
         more = f" and {len(extra) - _MAX_PATHS} more" if len(extra) > _MAX_PATHS else ""
-        told.append(f"has {', '.join(extra[:_MAX_PATHS])}{more}" if extra else "has none of these")
+        lines.append(f"has {', '.join(extra[:_MAX_PATHS])}{more}" if extra else "has none of these")
     return (
-        told,
+        lines,
         "every rank must pass the same keys and lengths: fill in a zero, or None everywhere, where a rank has nothing",
     )
 
@@ -370,17 +371,3 @@ def format_leaf(facet: Sequence[Any]) -> str:
     dtype, shape, device = facet
     text = dtype if shape is None else f"{dtype} {tuple(shape)}"
     return text if device in {None, "cpu"} else f"{text} on {device}"
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, or ``ranks 0-2, 7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
-    if len(parts) > 8:
-        parts = [*parts[:8], "..."]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)

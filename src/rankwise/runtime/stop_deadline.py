@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
+from rankwise.base.log import get_logger
 
 if TYPE_CHECKING:
     from rankwise.base.clock import Clock
+
+_LOGGER = get_logger(__name__)
 
 #: Seconds since the epoch. Slurm tells the first one since its release 22.05; the other is for all who start jobs otherwise.
 _VARIABLES = ("SLURM_JOB_END_TIME", "RANKWISE_DEADLINE")
@@ -56,9 +58,7 @@ def find_deadline(clock: Clock, *, after_s: float | None, margin_s: float, rank:
         left_s = _read_epoch(name, text, rank) - clock.time()
         if left_s <= 0:
             # Left over from another job, or the limit was raised meanwhile: to stop at once would help neither.
-            sys.stderr.write(
-                f"rankwise: warning: [rank {rank}] {name}={text} was {-left_s:.0f} s ago: it is not a deadline\n"
-            )
+            _LOGGER.warning(f"[rank {rank}] {name}={text} was {-left_s:.0f} s ago: it is not a deadline")
             continue
         margin = min(margin_s, left_s / 2)
         found.append(Deadline(at_s=now_s + left_s - margin, reason=f"{margin:.0f} s are left until {name}"))

@@ -20,13 +20,13 @@ import atexit
 import os
 import queue
 import signal
-import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
+from rankwise.base.log import get_logger
 from rankwise.base.osdoor import listens_to
 from rankwise.base.requeue import END_SIGNAL, note_interrupts
 from rankwise.runtime.child_shield import close_shield, open_shield
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
     from rankwise.runtime.stop_deadline import Deadline
+
+_LOGGER = get_logger(__name__)
 
 #: What schedulers send before they end a job: Slurm and Kubernetes SIGTERM; SIGUSR1 by ``#SBATCH --signal=USR1@90``.
 NOTICES = ("SIGTERM", "SIGUSR1")
@@ -112,16 +114,16 @@ class StopWatch:
             # Where the store is gone, nobody else can be told, and this rank still has to stop.
             self.reason = self._request or (self._find_reason() if self._trouble else None) or None
             return self.reason is not None
-        told = self._vote.begin_call()
+        decision = self._vote.begin_call()
         if self._trouble and (self._has_notice or self._is_late()):
             raise self._tell_trouble()
-        if told is None:
-            told = self._vote.wait_settled(self._timeout_s)
-        if told is None:
+        if decision is None:
+            decision = self._vote.wait_settled(self._timeout_s)
+        if decision is None:
             raise self._tell_trouble() if self._trouble else self._name_silent()
-        if told:
+        if decision:
             self.reason = self._request
-        return told
+        return decision
 
     def request(self, reason: str) -> None:
         """Stop at this rank's own wish, as after a notice."""
@@ -171,18 +173,18 @@ class StopWatch:
 
     def _listen(self, numbers: tuple[int, ...]) -> None:
         if not _is_main_thread():
-            sys.stderr.write(
-                f"rankwise: warning: [rank {self._rank}] only the main thread can handle signals, and this is another one: "
-                "call ctx.listen_for_stop() there, before the first should_stop()\n"
+            _LOGGER.warning(
+                f"[rank {self._rank}] only the main thread can handle signals, and this is another one: "
+                "call ctx.listen_for_stop() there, before the first should_stop()"
             )
             return
         taken = [
             number for number in numbers if number != signal.SIGTERM and is_caught_by_native_code(number)
         ]
         for number in taken:
-            sys.stderr.write(
-                f"rankwise: warning: [rank {self._rank}] {signal.Signals(number).name} has a handler in native code "
-                "(faulthandler.register?), so it is not a notice to stop here\n"
+            _LOGGER.warning(
+                f"[rank {self._rank}] {signal.Signals(number).name} has a handler in native code "
+                "(faulthandler.register?), so it is not a notice to stop here"
             )
         numbers = tuple(number for number in numbers if number not in taken)
         open_shield(numbers)
@@ -291,20 +293,20 @@ class StopWatch:
             silent = [rank for rank in range(self._world_size) if not self._store.check([f"answer/{rank}"])]
             return silent, [rank for rank in silent if not self._store.check([f"here/{rank}"])]
 
-        said = f"should_stop: {self._request}, and after {self._timeout_s:g} s"
+        text = f"should_stop: {self._request}, and after {self._timeout_s:g} s"
         try:
             silent, absent = call_within(_STORE_S, find_silent)
         except (OverdueError, RuntimeError):
             silent, absent = [], []
         if not silent:
             return CollectiveTimeoutError(
-                f"{said} there was no agreement, and the store does not show who is missing",
+                f"{text} there was no agreement, and the store does not show who is missing",
                 rank=self._rank,
                 hint="check whether the process that serves it (rank 0, or the launcher) still runs",
             )
         never = f"; ranks {absent} have never called it" if absent else ""
         return CollectiveTimeoutError(
-            f"{said} ranks {silent} had not answered{never}",
+            f"{text} ranks {silent} had not answered{never}",
             rank=self._rank,
             hint="every rank must call should_stop() once a step; a rank that has called it is dead, stopped or frozen",
         )

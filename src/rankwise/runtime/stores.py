@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Where torch keeps the addresses of the peers: a store that has them has seen a job begin.
 GROUP_PREFIX = "rankwise/group"
-#: Where the roll of a meeting is; once there is a verdict, nobody else may join it.
+#: Where the registry of a meeting is; once there is a verdict, nobody else may join it.
 MEETING_PREFIX = "rankwise/meet"
 _POLL_S = 0.05
 _CONNECT_S = 3.0

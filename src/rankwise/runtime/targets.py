@@ -46,9 +46,9 @@ def find_cast(leaves: Leaves, op: str) -> CollectiveError | None:
     for path, leaf in leaves:
         whole = not (leaf.is_floating_point() or leaf.is_complex())
         if (op == "mean" and whole) or (op == "sum" and leaf.dtype == torch.bool):
-            told = f"{path or 'the value'} is {format_leaf(describe_leaf(leaf))}, and its {op} is of another dtype"
+            text = f"{path or 'the value'} is {format_leaf(describe_leaf(leaf))}, and its {op} is of another dtype"
             return CollectiveError(
-                told, hint=f"it can't be put in its place: use `new = all_reduce(x, {op!r})`"
+                text, hint=f"it can't be put in its place: use `new = all_reduce(x, {op!r})`"
             )
     return None
 

@@ -81,12 +81,12 @@ def check_leaf(path: str, leaf: Any, op: str) -> CollectiveError | None:
         )
     if kind == "tensor" and (unfit := find_unfit(leaf)) is not None:
         return CollectiveError(f"{where} {unfit.partition(': ')[0]}", hint=unfit.partition(": ")[2])
-    told = f"{where} is {format_leaf(describe_leaf(leaf))}"
+    text = f"{where} is {format_leaf(describe_leaf(leaf))}"
     if kind == "int" and not -(1 << 63) <= leaf < 1 << 63:
-        told = f"{told} of {leaf.bit_length()} bits, and 63 can be sent"
-        return CollectiveError(told, hint="pass it as a float, or all_gather it")
+        text = f"{text} of {leaf.bit_length()} bits, and 63 can be sent"
+        return CollectiveError(text, hint="pass it as a float, or all_gather it")
     wrong, hint = _check_dtype(_dtype_of(leaf, kind), op)
-    return CollectiveError(f"{told}, {wrong}", hint=hint) if wrong else None
+    return CollectiveError(f"{text}, {wrong}", hint=hint) if wrong else None
 
 
 def _check_dtype(dtype: torch.dtype, op: str) -> tuple[str, str]:

@@ -274,5 +274,5 @@ def _pickle_error(error: BaseException) -> bytes:
         pickled: bytes = cloudpickle.dumps(error)
         cloudpickle.loads(pickled)
         return pickled
-    told: bytes = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return told
+    found: bytes = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return found

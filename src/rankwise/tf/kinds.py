@@ -71,10 +71,10 @@ def join(
         return ctx
     options = options or CommunicationOptions()
     backend = {"AUTO": None, "RING": "gloo", "NCCL": "nccl"}[options.implementation.value]
-    told = None if resolver is None else resolver.order(jobs)
-    if told is None:
+    text = None if resolver is None else resolver.order(jobs)
+    if text is None:
         return init(backend, timeout_s=options.timeout_seconds, role=role)
-    rank, addresses = told
+    rank, addresses = text
     return init(
         backend, rank=rank, world_size=len(addresses), init_method=f"tcp://{addresses[0]}", timeout_s=options.timeout_seconds, role=role,
     )  # fmt: skip

@@ -237,13 +237,13 @@ class SlurmClusterResolver(ClusterResolver):
         *,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        told = environ() if env is None else env
-        rank = read_int(told, "SLURM_PROCID")
-        hosts = expand_hosts(told.get("SLURM_STEP_NODELIST", "") or told.get("SLURM_NODELIST", ""))
-        tasks = expand_tasks(told.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        variables = environ() if env is None else env
+        rank = read_int(variables, "SLURM_PROCID")
+        hosts = expand_hosts(variables.get("SLURM_STEP_NODELIST", "") or variables.get("SLURM_NODELIST", ""))
+        tasks = expand_tasks(variables.get("SLURM_STEP_TASKS_PER_NODE", ""))
         if rank is None or not hosts or len(hosts) != len(tasks):
             raise UsageError(
-                f"SLURM_PROCID={told.get('SLURM_PROCID', '')}, {len(hosts)} hosts in SLURM_STEP_NODELIST, {len(tasks)} numbers in SLURM_STEP_TASKS_PER_NODE",
+                f"SLURM_PROCID={variables.get('SLURM_PROCID', '')}, {len(hosts)} hosts in SLURM_STEP_NODELIST, {len(tasks)} numbers in SLURM_STEP_TASKS_PER_NODE",
                 hint="start the script by srun, in whose tasks these variables are",
             )
         addresses = [
@@ -276,13 +276,13 @@ class KubernetesClusterResolver(ClusterResolver):
     """
 
     def __init__(self, tf_server_port: int = 8470, *, env: Mapping[str, str] | None = None) -> None:
-        told = environ() if env is None else env
-        it = read_kubernetes(told)
-        name, dot, domain = told.get("MASTER_ADDR", "").partition(".")
+        variables = environ() if env is None else env
+        it = read_kubernetes(variables)
+        name, dot, domain = variables.get("MASTER_ADDR", "").partition(".")
         stem, dash, index = name.rpartition("-")
         if it is None or not dash or index != "0":
             raise UsageError(
-                f"JOB_COMPLETION_INDEX={told.get('JOB_COMPLETION_INDEX', '')}, WORLD_SIZE={told.get('WORLD_SIZE', '')}, MASTER_ADDR={told.get('MASTER_ADDR', '')}",
+                f"JOB_COMPLETION_INDEX={variables.get('JOB_COMPLETION_INDEX', '')}, WORLD_SIZE={variables.get('WORLD_SIZE', '')}, MASTER_ADDR={variables.get('MASTER_ADDR', '')}",
                 hint="an indexed job with MASTER_ADDR=NAME-0.SERVICE and WORLD_SIZE=its completions; elsewhere SimpleClusterResolver",
             )
         hosts = [f"{stem}-{number}{dot}{domain}:{tf_server_port}" for number in range(it.world_size)]

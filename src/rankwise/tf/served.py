@@ -25,7 +25,7 @@ from rankwise.parallel.servers.sides import check_num_ranks
 from rankwise.runtime.context import current, find_current
 from rankwise.runtime.joining import find_role
 from rankwise.runtime.nested import flatten
-from rankwise.runtime.whoami import identify
+from rankwise.runtime.rank_identity import identify
 from rankwise.tf.contexts import between_replicas
 from rankwise.tf.kinds import join
 from rankwise.tf.mirroring import Noted, make_equal, make_untrained_equal

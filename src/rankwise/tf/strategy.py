@@ -103,8 +103,8 @@ class SumOfReplicas:
         own = hashlib.sha256()
         for one in batch:
             own.update(repr(one.detach().reshape(-1)[:4096].tolist()).encode())
-        told = ctx.control.exchange(own.hexdigest() if batch else "", what="the first optimizer.step()")
-        if batch and len(set(told)) == 1 and self._rank == 0:
+        answers = ctx.control.exchange(own.hexdigest() if batch else "", what="the first optimizer.step()")
+        if batch and len(set(answers)) == 1 and self._rank == 0:
             warnings.warn(
                 f"strategy.run() was given the same batch on all {self._num_replicas} replicas, and their gradients are added: split it by "
                 "strategy.experimental_distribute_dataset(DataLoader(dataset, batch_size=GLOBAL_BATCH_SIZE))",

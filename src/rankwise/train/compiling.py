@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from rankwise.base.log import get_logger
 from rankwise.parallel.sharded import list_innermost
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rankwise.runtime.context import RankContext
+
+_LOGGER = get_logger(__name__)
 
 
 @final
@@ -51,9 +53,9 @@ class Compilation:
     def check(self) -> None:
         """Tell on rank 0 if nothing was compiled; after the first forward."""
         if _count_graphs() == self._num_graphs and self._ctx.is_main:
-            sys.stderr.write(
-                "rankwise: warning: compile is on, and torch has compiled no part of the model: it runs as it is\n"
-                "  -> look at TORCH_LOGS=graph_breaks; has torch.compiler.disable or TORCHDYNAMO_DISABLE=1 switched it off?\n"
+            _LOGGER.warning(
+                "compile is on, and torch has compiled no part of the model: it runs as it is\n"
+                "  -> look at TORCH_LOGS=graph_breaks; has torch.compiler.disable or TORCHDYNAMO_DISABLE=1 switched it off?"
             )
 
 

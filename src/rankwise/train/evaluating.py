@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import UsageError
 from rankwise.data.evaluation import evaluate, predict_pair
-from rankwise.data.tally import check_metrics
+from rankwise.data.metric_totals import check_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -29,20 +29,20 @@ def warn_of_inexact_layers(model: nn.Module, ctx: RankContext) -> None:
     training = [(name, layer) for name, layer in model.named_modules() if layer.training]
     drops = [name for name, layer in training if _drops(layer)]
     norms = [name for name, layer in training if _uses_own_batch(layer)]
-    told = []
+    lines = []
     if drops:
-        told.append(
+        lines.append(
             f"{_name_some(drops)} drop{'s' if len(drops) == 1 else ''} by generators of each rank "
             "(rankwise.train.replace_dropout(model) makes them drop the same at any number of ranks)"
         )
     if norms:
-        told.append(
+        lines.append(
             f"{_name_some(norms)} normalise{'s' if len(norms) == 1 else ''} by the samples of one rank "
             "(TrainerConfig(sync_batchnorm=True) takes those of all)"
         )
-    if told:
+    if lines:
         warnings.warn(
-            f"the losses of {ctx.world_size} ranks will differ from those of one process: {'; '.join(told)}",
+            f"the losses of {ctx.world_size} ranks will differ from those of one process: {'; '.join(lines)}",
             # The user's line that calls `fit`, above which are that, the block that it runs in, and contextlib's entry of it.
             stacklevel=5,
         )

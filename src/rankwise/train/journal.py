@@ -173,29 +173,29 @@ def _read_events(path: Path) -> Iterator[tuple[float, Any]]:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
+            answer = json.loads(line)
         except ValueError:  # also what is no UTF-8
-            told = None
-        if not isinstance(told, dict) or "kind" not in told:
+            answer = None
+        if not isinstance(answer, dict) or "kind" not in answer:
             yield 0.0, None
-        elif told["kind"] in _KINDS:
-            yield _to_number(told.get("time", 0.0)), _to_event(told, f"{path}:{number}")
+        elif answer["kind"] in _KINDS:
+            yield _to_number(answer.get("time", 0.0)), _to_event(answer, f"{path}:{number}")
 
 
-def _to_event(told: dict[str, Any], place: str) -> Any:
-    kind = _KINDS[told["kind"]]
+def _to_event(body: dict[str, Any], place: str) -> Any:
+    kind = _KINDS[body["kind"]]
     needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
-    missing = sorted(needed - told.keys())
+    missing = sorted(needed - body.keys())
     if missing:
-        raise UsageError(f"{place}: {told['kind']!r} without {', '.join(missing)}", hint="another version of rankwise wrote this journal: compare it with that one")  # fmt: skip
+        raise UsageError(f"{place}: {body['kind']!r} without {', '.join(missing)}", hint="another version of rankwise wrote this journal: compare it with that one")  # fmt: skip
     # What a newer version tells besides is left out.
-    known = {one.name for one in fields(kind)} & told.keys()
-    values = {name: told[name] if name in _TEXTS else _to_number(told[name]) for name in known}
+    known = {one.name for one in fields(kind)} & body.keys()
+    values = {name: body[name] if name in _TEXTS else _to_number(body[name]) for name in known}
     if kind is Report and "norms" in values:
         values["norms"] = _read_steps(values["norms"])
     event = kind(**values)
     if type(event.step) is not int or (kind is Report and (event.norms is None or not isinstance(event.losses, tuple))):  # fmt: skip
-        raise UsageError(f"{place}: a {told['kind']!r} of another form", hint="pass a journal that a Trainer or Track has written")  # fmt: skip
+        raise UsageError(f"{place}: a {body['kind']!r} of another form", hint="pass a journal that a Trainer or Track has written")  # fmt: skip
     return event
 
 

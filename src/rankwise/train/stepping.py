@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from rankwise.base.errors import NumericsError, UsageError
+from rankwise.base.log import get_logger
 from rankwise.data.place import find_place
 from rankwise.parallel.ddp import apply_ddp
 from rankwise.parallel.finding import differs_by_rank, find_strategy, strategy_of
 from rankwise.parallel.layouts import to_local, total_norm
 from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
+from rankwise.train.loss_weighting import LossWeighting
 from rankwise.train.optimizers import choose_fused
 from rankwise.train.precision import Precision
-from rankwise.train.weighing import Weighing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rankwise.runtime.context import RankContext
     from rankwise.train.config import TrainerConfig
     from rankwise.train.tracking import Track
+
+_LOGGER = get_logger(__name__)
 
 #: A step may go wrong by a bad sample; so many in a row are a training that has gone wrong.
 _MOST_SKIPPED, _MOST_SKIPPED_BY_SCALER = 10, 30
@@ -70,7 +72,7 @@ class Stepping:
         self._compilation = Compilation(self.model, config.compile, ctx) if config.compile else None
         self._loss, self._optimizer, self._ctx = loss, optimizer, ctx
         self._clip_norm, self._skips = config.clip_norm, config.non_finite == "skip"
-        self._weighing = Weighing(ctx)
+        self._weighting = LossWeighting(ctx)
         self._num_skipped = 0
         self._kept_buffers: list[tuple[Tensor, Tensor]] = []
         # A sparse gradient shows only when it is there.
@@ -108,7 +110,7 @@ class Stepping:
         )
         with self.precision.autocast():
             returned = self._loss(model, batch)
-            weighed = self._weighing.weigh(
+            weighed = self._weighting.weigh(
                 returned, step, num_samples, track, stand_in=lambda: self._make_zero(outputs)
             )
         if watch is not None:
@@ -117,14 +119,14 @@ class Stepping:
 
     def find_factor(self, returned: Any, step: Step) -> Any:
         """Return what a loss is multiplied with before it is differentiated; with a scaler, the scale too."""
-        factor = self._weighing.find_factor(returned, step, _count_samples(step))
+        factor = self._weighting.find_factor(returned, step, _count_samples(step))
         return factor if self.precision.scaler is None else self.precision.scale(factor)
 
     def note_loss(self, returned: Any, step: Step, track: Track) -> None:
         """Note what the loss function has returned for a micro-batch whose backward is done."""
         if self.precision.scaler is not None:
             self.precision.scale(1.0)  # it begins with the first loss, which only the last stage has
-        self._weighing.note(returned, step, _count_samples(step), track)
+        self._weighting.note(returned, step, _count_samples(step), track)
         self._check_compilation()
 
     def _backward(self, loss: Tensor) -> None:
@@ -146,7 +148,7 @@ class Stepping:
     def forget(self) -> None:
         """Forget a step that was left by an error: its gradients are this rank's own."""
         self._optimizer.zero_grad()
-        self._weighing.forget()
+        self._weighting.forget()
         self._kept_buffers = []
         self._num_skipped = 0
         self.strategy.forget()
@@ -171,9 +173,9 @@ class Stepping:
             NumericsError: Too many steps in a row had gradients that are not finite.
         """
         self.precision.unscale(self._optimizer)
-        is_needed = self._weighing.has_counts or self._clip_norm is not None or self._skips
+        is_needed = self._weighting.has_counts or self._clip_norm is not None or self._skips
         gradients = self._list_gradients() if is_needed else []
-        self._weighing.correct(gradients, step)
+        self._weighting.correct(gradients, step)
         if before is not None:
             before()
             gradients = self._list_gradients()  # other tensors may stand there now
@@ -224,9 +226,7 @@ class Stepping:
                 hint="one bad batch can be skipped, this can't: look at the data, the learning rate and the precision",
             )
         if self._ctx.is_main:
-            sys.stderr.write(
-                f"rankwise: step {number} was skipped on all ranks: the gradient's norm is {norm}\n"
-            )
+            _LOGGER.info(f"step {number} was skipped on all ranks: the gradient's norm is {norm}")
 
 
 @final
@@ -283,8 +283,8 @@ def check_finite(model: nn.Module, step: int, ctx: RankContext) -> None:
     own = [] if is_fine else zip(named, to_local([one for _, one in named]), strict=True)
     spoilt = [name for (name, _), part in own if not bool(torch.isfinite(part).all())]
     if differs_by_rank(model):  # the others' parts may be fine
-        told = ctx.control.exchange(spoilt, what="naming the weights that are not finite")
-        spoilt = list(dict.fromkeys(name for names in told for name in names))
+        answers = ctx.control.exchange(spoilt, what="naming the weights that are not finite")
+        spoilt = list(dict.fromkeys(name for names in answers for name in names))
     if spoilt:  # else the sum of squares has overflown
         more = f" and {len(spoilt) - 3} more" if len(spoilt) > 3 else ""
         raise NumericsError(

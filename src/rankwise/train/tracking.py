@@ -31,9 +31,9 @@ from rankwise.base.requeue import REQUEUE
 from rankwise.data.evaluation import unwrap
 from rankwise.parallel.model_check import hash_values
 from rankwise.runtime.context import current
-from rankwise.train.audience import Audience
 from rankwise.train.events import Ended, Evaluated, Report, Started
-from rankwise.train.ledger import Exchange, Ledger, Totals
+from rankwise.train.logger_set import LoggerSet
+from rankwise.train.loss_accumulator import Exchange, LossAccumulator, Totals
 from rankwise.train.pace import Pace
 from rankwise.train.settings import describe
 
@@ -109,12 +109,12 @@ class Track:
         self._folder, self._clock = None if folder is None else Path(folder), clock
         self._norms_every, self._non_finite = norms_every, non_finite
         self._settings = dict(settings or {})
-        self._ledger = Ledger(self.ctx)
+        self._accumulator = LossAccumulator(self.ctx)
         #: Optimizer steps done, and samples seen, since the beginning of the training.
         self.steps_done, self.samples = 0, 0
         #: What on_report of a Trainer's callbacks hears, on all ranks.
         self.on_report: Callable[[Report], None] | None = None
-        self._audience = Audience(self._folder, loggers, progress=progress, is_main=self.ctx.is_main)
+        self._logger_set = LoggerSet(self._folder, loggers, progress=progress, is_main=self.ctx.is_main)
         self._pending: _Pending | None = None
         self._is_on = False
         self._norms: dict[int, list[Tensor]] = {}
@@ -168,7 +168,7 @@ class Track:
         )
         self.forget()
         self._is_on = True
-        self._audience.on_start(started)
+        self._logger_set.on_start(started)
         self._begun_s = self._marked_s = self._clock.monotonic()
         self._begun_step = self.steps_done
         return started
@@ -192,7 +192,7 @@ class Track:
         ended = self._make_end(reason, is_over=is_over)
         if before is not None:
             before(ended)
-        self._audience.on_end(ended)
+        self._logger_set.on_end(ended)
         self._is_on = False
         return ended
 
@@ -208,7 +208,7 @@ class Track:
             reason += f": {textwrap.shorten(text[0], _LONGEST_REASON, placeholder=' …')}"
         if isinstance(error, SystemExit) and error.code == REQUEUE:
             reason = self.ctx.stop_reason or "left to be started again"
-        self._audience.on_end(self._make_end(reason, is_over=False))
+        self._logger_set.on_end(self._make_end(reason, is_over=False))
         self._is_on = False
 
     def _make_end(self, reason: str, *, is_over: bool) -> Ended:
@@ -226,7 +226,7 @@ class Track:
             loss: The scalar that backward was called on: a sum times ``step.scale``. With ``count``: the sum itself.
             count: How many samples or tokens were summed.
         """
-        self._ledger.add(loss, count)
+        self._accumulator.add(loss, count)
 
     def add_metric(self, name: str, total: Any, count: Any = 1) -> None:
         """Note another number of a micro-batch; reports show the mean over all ranks and steps since the last one.
@@ -236,7 +236,7 @@ class Track:
             total: A sum; a tensor stays on the device.
             count: Of how many.
         """
-        self._ledger.add_metric(name, total, count)
+        self._accumulator.add_metric(name, total, count)
 
     def step(self, step: Step, *, grad_norm: Tensor | None = None) -> None:
         """Note that an optimizer step is over, before the schedule moves; now and then a report is made.
@@ -256,12 +256,12 @@ class Track:
                 rank=self.ctx.rank,
                 hint="the loop belongs in `with track:`, after checkpoint.load",
             )
-        self._ledger.end_step(grad_norm)
+        self._accumulator.end_step(grad_norm)
         self._epoch, size = self._loader.epoch, step.global_samples
         self._noted.append((_read_lr(self._optimizer), self._epoch, size))
         self.samples += size
         self.steps_done += 1
-        self._audience.on_step(self.steps_done)
+        self._logger_set.on_step(self.steps_done)
         if self._pending is not None:
             self._publish()
         if self._model is not None and self.ctx.is_main and self._is_norm_due():
@@ -276,7 +276,7 @@ class Track:
         """
         if self._pending is not None:
             self._publish()
-        if self._ledger.num_steps:
+        if self._accumulator.num_steps:
             self._send()
             self._publish()
 
@@ -297,7 +297,7 @@ class Track:
         evaluated = Evaluated(
             step=self.steps_done, epoch=self._epoch, metrics=dict(metrics), seconds=seconds, is_best=is_best
         )
-        self._audience.on_evaluation(evaluated)
+        self._logger_set.on_evaluation(evaluated)
         return evaluated
 
     def skip_time(self) -> None:
@@ -309,9 +309,9 @@ class Track:
     def _send(self) -> None:
         now_s = self._clock.monotonic()
         lrs, epochs, sizes = zip(*self._noted, strict=True) if self._noted else ((), (), ())
-        proposal = self._pace.propose(self._ledger.num_steps, now_s - self._marked_s)
+        proposal = self._pace.propose(self._accumulator.num_steps, now_s - self._marked_s)
         self._pending = _Pending(
-            exchange=self._ledger.send(
+            exchange=self._accumulator.send(
                 [norm for norms in self._norms.values() for norm in norms], proposal=proposal
             ),
             norm_steps=tuple(self._norms),
@@ -347,7 +347,7 @@ class Track:
     def forget(self) -> None:
         """Forget the steps that were not reported: a checkpoint before them was loaded, or the last loop was left by an error."""
         self._pending = None
-        self._ledger.forget()
+        self._accumulator.forget()
         self._pace.follow(self.steps_done, 1)
         self._noted.clear()
         self._norms.clear()
@@ -385,7 +385,7 @@ class Track:
             tokens_per_s=sum(totals.weights) / max(pending.seconds, 1e-9) if totals.weights else None,
             norms=norms,
         )
-        self._audience.on_report(report)
+        self._logger_set.on_report(report)
         if len(finite) < len(totals.losses) and self._non_finite == "stop":
             self._stop_non_finite(pending, totals)
         self._last_loss = totals.losses[-1]
@@ -402,8 +402,8 @@ class Track:
         first = next(number for number, loss in enumerate(totals.losses) if not math.isfinite(loss))
         step = pending.step - len(totals.losses) + first + 1
         own = totals.own_losses[first]
-        told = self.ctx.control.exchange(repr(own), what="naming the rank whose loss is not finite")
-        guilty = [rank for rank, text in enumerate(told) if not math.isfinite(float(text))]
+        answers = self.ctx.control.exchange(repr(own), what="naming the rank whose loss is not finite")
+        guilty = [rank for rank, text in enumerate(answers) if not math.isfinite(float(text))]
         where = (
             f"on ranks {guilty}" if len(guilty) > 1 else f"on rank {guilty[0]}" if guilty else "in the sum"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rankwise import checkpoint
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import DataError, UsageError
+from rankwise.base.log import get_logger
 from rankwise.checkpoint.agreeing import claim
 from rankwise.checkpoint.ranks import find_ranks
 from rankwise.parallel.model_check import check_replicas
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rankwise.train.config import Every, TrainerConfig
     from rankwise.train.evaluating import Evaluation
     from rankwise.train.events import Ended, Logger, Report
+
+_LOGGER = get_logger(__name__)
 
 
 #: As a shell shows a process that SIGTERM has ended.
@@ -259,7 +261,7 @@ class Trainer:
         if self._folder is not None:
             self.ctx.leave_for_requeue()
         if self.ctx.is_main:
-            sys.stderr.write(f"rankwise: stopped after step {self.step} by {self.ctx.stop_reason}; nothing is saved, as the Trainer has no folder\n")  # fmt: skip
+            _LOGGER.info(f"stopped after step {self.step} by {self.ctx.stop_reason}; nothing is saved, as the Trainer has no folder")  # fmt: skip
         raise SystemExit(_TERMINATED)
 
     # ------------------------------------------------------------------ epochs, steps

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from rankwise.base.rank_names import name_ranks
 
+if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
-    from rankwise.evidence.facts import Scene
-    from rankwise.evidence.notes import Problem, Stack
-    from rankwise.verdict.sight import Sight
+    from rankwise.evidence.reader.notes import Problem, Stack
+    from rankwise.evidence.reader.scene import Scene
+    from rankwise.verdict.finding import JobFinding
 
 Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
 #: How a rank that is not to blame ended.
@@ -119,9 +119,9 @@ class Case:
         interrupted: The signal that the user or the scheduler sent to us.
         left_behind: Whether the ranks still living were waiting, idle, for those that had left.
         store_code: Exit code of the store's process, if it ended before the ranks; ``store_words``: what it said.
-        keeper_lost: Whether the keeper was killed, and all ranks with it.
+        supervisor_lost: Whether the supervisor was killed, and all ranks with it.
         scene: All ranks as they were before the first of them was stopped: when one had failed, or a hang was decided.
-        sights: What was said of them while they ran, the first first.
+        findings: What was said of them while they ran, the first first.
         decided: What the nodes of a job of several have agreed on, the cause first: it is the verdict on each of them.
         hung: Whether we stopped the ranks because they hung.
         elsewhere: What has failed on another node that has ended the attempt for all; empty if none has.
@@ -141,10 +141,10 @@ class Case:
     left_behind: bool = False
     store_code: int | None = None
     store_words: str = ""
-    keeper_lost: bool = False
+    supervisor_lost: bool = False
     scene: Scene | None = None
-    sights: tuple[Sight, ...] = ()
-    decided: tuple[Sight, ...] = ()
+    findings: tuple[JobFinding, ...] = ()
+    decided: tuple[JobFinding, ...] = ()
     hung: bool = False
     elsewhere: str = ""
     strict: bool = False
@@ -212,22 +212,3 @@ class Verdict:
         body["class"] = body.pop("class_id")
         del body["first"]
         return body
-
-
-def name_ranks(ranks: Sequence[int], most: int | None = 12) -> str:
-    """Return ``rank 3``, or ``ranks 0-2, 5, 6``; of very many apart from each other ``512 ranks (0, 2, 4, … 1022)``.
-
-    Args:
-        ranks: In any order.
-        most: So many runs are named in full; None for all of them, where the text must tell ranks apart.
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    if most is not None and len(texts) > most:
-        return f"{len(ranks)} ranks ({', '.join(texts[: most // 2])}, … {texts[-1]})"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"

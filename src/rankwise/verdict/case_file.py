@@ -6,19 +6,26 @@ import json
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from rankwise.evidence.notes import Problem
-from rankwise.evidence.scene_file import VERSION, fill, fill_fault, fill_stack, spread_fault, spread_stack
+from rankwise.evidence.reader.notes import Problem
+from rankwise.evidence.reader.scene_file import (
+    VERSION,
+    fill,
+    fill_fault,
+    fill_stack,
+    spread_fault,
+    spread_stack,
+)
 from rankwise.verdict.case import Case, RankEnd, Waiting
-from rankwise.verdict.sight import Sight
+from rankwise.verdict.finding import JobFinding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Plain = dict[str, Any]
 _END_FIELDS = tuple(field.name for field in fields(RankEnd))
-_SIGHT_FIELDS = tuple(field.name for field in fields(Sight))
+_FINDING_FIELDS = tuple(field.name for field in fields(JobFinding))
 _OTHERS = tuple(
-    field.name for field in fields(Case) if field.name not in {"ranks", "scene", "sights", "decided"}
+    field.name for field in fields(Case) if field.name not in {"ranks", "scene", "findings", "decided"}
 )
 
 
@@ -28,8 +35,8 @@ def to_json(case: Case) -> Plain:
         "version": VERSION,
         **{name: getattr(case, name) for name in _OTHERS},
         "ranks": [_spread_end(end) for end in case.ranks],
-        "sights": [_spread_sight(sight) for sight in case.sights],
-        "decided": [_spread_sight(sight) for sight in case.decided],
+        "sights": [_spread_finding(finding) for finding in case.findings],
+        "decided": [_spread_finding(finding) for finding in case.decided],
     }
 
 
@@ -46,26 +53,29 @@ def from_json(body: Plain) -> Case:
             Case,
             body,
             ranks=tuple(map(_fill_end, body["ranks"])),
-            sights=tuple(map(_fill_sight, body["sights"])),
-            decided=tuple(map(_fill_sight, body.get("decided", ()))),
+            findings=tuple(map(_fill_finding, body["sights"])),
+            decided=tuple(map(_fill_finding, body.get("decided", ()))),
             scene=None,
+            supervisor_lost=bool(body.get("supervisor_lost", body.get("keeper_lost"))),  # as 0.2 called it
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no case: {error!r}") from error
 
 
-def write_sights(sights: Iterable[Sight]) -> str:
-    """Return sights as one line of text, for another node; moments are left out, as its clock is another."""
-    return json.dumps([{**_spread_sight(sight), "since_s": None} for sight in sights], separators=(",", ":"))
+def write_findings(findings: Iterable[JobFinding]) -> str:
+    """Return findings as one line of text, for another node; moments are left out, as its clock is another."""
+    return json.dumps(
+        [{**_spread_finding(finding), "since_s": None} for finding in findings], separators=(",", ":")
+    )
 
 
-def read_sights(text: str) -> tuple[Sight, ...]:
-    """Return the sights that ``write_sights`` was given; none of an empty text.
+def read_findings(text: str) -> tuple[JobFinding, ...]:
+    """Return the findings that ``write_findings`` was given; none of an empty text.
 
     Raises:
         ValueError: It is no such text.
     """
-    return tuple(map(_fill_sight, json.loads(text or "[]")))
+    return tuple(map(_fill_finding, json.loads(text or "[]")))
 
 
 def _spread_end(end: RankEnd) -> Plain:
@@ -94,11 +104,11 @@ def _fill_problem(body: Plain | None) -> Problem | None:
     return None if body is None else fill(Problem, body)
 
 
-def _spread_sight(sight: Sight) -> Plain:
-    body = {name: getattr(sight, name) for name in _SIGHT_FIELDS}
-    waiting = [{"rank": one.rank, "where": one.where, "op": one.op} for one in sight.waiting]
+def _spread_finding(finding: JobFinding) -> Plain:
+    body = {name: getattr(finding, name) for name in _FINDING_FIELDS}
+    waiting = [{"rank": one.rank, "where": one.where, "op": one.op} for one in finding.waiting]
     return {**body, "waiting": waiting}
 
 
-def _fill_sight(body: Plain) -> Sight:
-    return fill(Sight, body, waiting=tuple(fill(Waiting, one) for one in body["waiting"]))
+def _fill_finding(body: Plain) -> JobFinding:
+    return fill(JobFinding, body, waiting=tuple(fill(Waiting, one) for one in body["waiting"]))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import UsageError
 from rankwise.base.files import read_regular, write_atomic
-from rankwise.evidence import scene_file
+from rankwise.evidence.reader import scene_file
 from rankwise.verdict import case_file
 from rankwise.verdict.case import Case, RankEnd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.evidence.facts import Scene
+    from rankwise.evidence.reader.scene import Scene
 
 _SCENE, _CASE = "scene.json", "case.json"
 _WHICH = "pass the folder that the report names, with scene.json in it, or the folder of logs above it"

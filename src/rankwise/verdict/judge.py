@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.osdoor import KILL_SIGNAL
-from rankwise.verdict.blame import find_blame, find_meaning_of, first_line, say, text_of, unwrap
-from rankwise.verdict.case import Casualty, Verdict, name_ranks
-from rankwise.verdict.clash import find_clash
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.case import Casualty, Verdict
+from rankwise.verdict.early_exits import find_early_exits_here
+from rankwise.verdict.error_meanings import find_fix, find_meaning, find_missing
 from rankwise.verdict.exit_calls import find_exit_call
-from rankwise.verdict.exits import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
-from rankwise.verdict.leavers import find_leavers_here
-from rankwise.verdict.meanings import find_fix, find_meaning, find_missing
-from rankwise.verdict.quiet_leave import find_quiet_leavers, has_closed
-from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
-from rankwise.verdict.sighted import (
+from rankwise.verdict.exit_codes import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
+from rankwise.verdict.gloo_size_error import find_size_error
+from rankwise.verdict.judge_hang import (
     are_at_work_alone,
     find_last,
     find_mismatch,
@@ -24,12 +22,15 @@ from rankwise.verdict.sighted import (
     judge_hung,
     judge_mismatch,
     judge_silent,
-    tell_beside,
-    tell_earlier,
+    list_beside,
+    list_earlier,
     was_in_mismatch,
 )
-from rankwise.verdict.waited import list_waiting
-from rankwise.verdict.words import name_op, shorten
+from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
+from rankwise.verdict.root_error import find_blame, find_meaning_of, first_line, say, text_of, unwrap
+from rankwise.verdict.silent_exits import find_silent_exits, has_closed
+from rankwise.verdict.waiting_ranks import list_waiting
+from rankwise.verdict.wording import name_op, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +73,7 @@ def judge(case: Case) -> Verdict:
     logs = {end.rank: end.log for end in case.ranks if end.log}
     outside = (
         case.interrupted is not None
-        or case.keeper_lost
+        or case.supervisor_lost
         or case.left_behind
         or case.hung
         or case.store_code is not None
@@ -85,10 +86,10 @@ def judge(case: Case) -> Verdict:
     if is_requeue(case):
         verdict = judge_requeue(case)
         return replace(verdict, notes=notes + verdict.notes)
-    told = _judge_by_sight(case)
-    if told is not None:
-        innocent = tuple(_casualty(end, None) for end in case.ranks if end.rank not in told.culprits)
-        return replace(told, exits=exits, logs=logs, notes=notes + told.notes, casualties=innocent)
+    found = _judge_by_finding(case)
+    if found is not None:
+        innocent = tuple(_casualty(end, None) for end in case.ranks if end.rank not in found.culprits)
+        return replace(found, exits=exits, logs=logs, notes=notes + found.notes, casualties=innocent)
     cause = _find_cause(case)
     first = cause.culprits[0] if cause.culprits else None
     blamed = {end.rank for end in cause.culprits}
@@ -107,15 +108,15 @@ def judge(case: Case) -> Verdict:
         exits=exits,
         logs=logs,
         exit_code=_exit_code(case, cause),
-        notes=notes + (tell_beside(case, blamed) if case.interrupted is None else ()),
+        notes=notes + (list_beside(case, blamed) if case.interrupted is None else ()),
         stopped_by=None if case.interrupted is None else name_signal(case.interrupted),
         first=first.rank if first else None,
     )
 
 
-def _judge_by_sight(case: Case) -> Verdict | None:
+def _judge_by_finding(case: Case) -> Verdict | None:
     """Return what was seen of the ranks while they ran, where no rank has an error of its own."""
-    if case.interrupted is not None or case.keeper_lost or case.lost_nodes or case.given_up:
+    if case.interrupted is not None or case.supervisor_lost or case.lost_nodes or case.given_up:
         return None
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
     if case.hung:
@@ -128,9 +129,9 @@ def _judge_by_sight(case: Case) -> Verdict | None:
     # Who lost a peer after the hang had been decided lost the one that we stopped first.
     if case.hung and all(find_blame(end) == "peer" for end in left):
         return judge_hung(case)
-    mismatch = find_mismatch(case) or find_clash(case, left)
+    mismatch = find_mismatch(case) or find_size_error(case, left)
     if mismatch is None and left and all(find_blame(end) == "peer" for end in left):
-        mismatch = find_leavers_here(case)
+        mismatch = find_early_exits_here(case)
     return None if mismatch is None else judge_mismatch(case, mismatch, left)
 
 
@@ -149,7 +150,7 @@ def _tell_what_came_before(case: Case) -> tuple[str, ...]:
     if case.interrupted is None or is_requeue(case) or _failed_on_notice(case):
         return ()
     if not any(_left_in_error(end) for end in case.ranks):
-        return tell_earlier(case)
+        return list_earlier(case)
     return (f"before that: {_find_cause(replace(case, interrupted=None)).message}",)
 
 
@@ -161,11 +162,11 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
     if case.interrupted is not None and not _failed_on_notice(case):
         name = name_signal(case.interrupted) + (" (Ctrl-C)" if case.interrupted == signal.SIGINT else "")
         return _Cause(kind="failure", culprits=(), message=f"the launcher received {name}")
-    if case.keeper_lost:
+    if case.supervisor_lost:
         return _Cause(
             kind="failure",
             culprits=(),
-            message="the launcher's own keeper process was killed, and the kernel killed all ranks with it",
+            message="the launcher's own supervisor process was killed, and the kernel killed all ranks with it",
             reason="it was killed by hand, or by the kernel's OOM killer",
         )
     left = sorted((end for end in case.ranks if _left_in_error(end)), key=_moment)
@@ -272,15 +273,15 @@ def _name_alike(case: Case, alike: Sequence[RankEnd]) -> str:
 
 
 def _tell_end(end: RankEnd) -> str:
-    told = first_line(end)
+    found = first_line(end)
     if end.fault is not None or end.code is None:
-        return told
+        return found
     if end.code < 0:
         by = f"killed by {name_signal(-end.code)}"
         if end.expired:
             return f"{by} by torch's watchdog, as {end.expired} expired"
-        return f"{by}: {told}" if end.code == -6 and told else by
-    return told or f"ended with exit code {end.code}"
+        return f"{by}: {found}" if end.code == -6 and found else by
+    return found or f"ended with exit code {end.code}"
 
 
 def _is_alike(end: RankEnd, first: RankEnd) -> bool:
@@ -326,7 +327,7 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
             fix="see that node's report",
         )
     if not culprits:
-        gone = find_quiet_leavers(case, first)
+        gone = find_silent_exits(case, first)
         if gone:
             return _judge_lost(case, waited)
         quiet = [end for end in case.ranks if end not in waited and end.code != 0]
@@ -362,7 +363,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
     if case.elsewhere:
         return _Cause(kind="failure", culprits=(), message=f"all ranks were terminated: {case.elsewhere}")
     felt = left[0] if left else next((end for end in case.ranks if end.stack is not None), None)
-    gone = find_quiet_leavers(case, felt)
+    gone = find_silent_exits(case, felt)
     place = felt.where if felt else None
     if gone and felt is not None:
         needed = (
@@ -441,4 +442,4 @@ def _exit_code(case: Case, cause: _Cause) -> int:
             return end.code if end.code > 0 else 128 - end.code
     if case.store_code:
         return case.store_code if case.store_code > 0 else 128 - case.store_code
-    return 137 if case.keeper_lost else 1
+    return 137 if case.supervisor_lost else 1

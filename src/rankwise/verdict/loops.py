@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, final
 
+from rankwise.verdict.group_sequences import KNOWN_NAMES
 from rankwise.verdict.guards import asks_rank, find_rank_names
-from rankwise.verdict.lanes import KNOWN_NAMES
 from rankwise.verdict.script_names import list_names, name_of
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from rankwise.base.rank_names import name_ranks
 from rankwise.base.terminal import NARROWEST, strip_escapes
-from rankwise.verdict.case import name_ranks
 
 if TYPE_CHECKING:
     from rankwise.verdict.case import Casualty, Verdict, Waiting
-    from rankwise.verdict.sight import Sight
+    from rankwise.verdict.finding import JobFinding
 
 _TAIL_LINES = 12
 _LONGEST_DETAIL = 120
@@ -44,8 +44,8 @@ def render(
 
     def row(label: str, text: str, style: str = "") -> None:
         if text := strip_escapes(text):
-            told = [paint(style, line) if style else line for line in _wrap(text, width)]
-            lines.append(f"  {label:<9}" + f"\n{' ' * _MARGIN}".join(told))
+            message = [paint(style, line) if style else line for line in _wrap(text, width)]
+            lines.append(f"  {label:<9}" + f"\n{' ' * _MARGIN}".join(message))
 
     row("first", verdict.message, "bold")
     row("where", verdict.where or "")
@@ -79,24 +79,24 @@ def _wrap(text: str, width: int | None) -> list[str]:
     return [line for lines in broken for line in lines]
 
 
-def render_sight(sight: Sight, *, now_s: float | None = None) -> str:
+def render_finding(finding: JobFinding, *, now_s: float | None = None) -> str:
     """Return what is seen of ranks that still run as one line for the terminal.
 
     Args:
-        sight: What is seen.
+        finding: What is seen.
         now_s: The moment, on the host's monotonic clock; without it the line does not tell for how long.
     """
     waited = (
         ""
-        if now_s is None or sight.since_s is None or now_s < sight.since_s
-        else f" (for {now_s - sight.since_s:.0f} s now)"
+        if now_s is None or finding.since_s is None or now_s < finding.since_s
+        else f" (for {now_s - finding.since_s:.0f} s now)"
     )
-    told = "" if sight.is_proof or sight.kind == "mismatch" else "; it may just be slow"
-    if told and sight.doing == "ended":
-        told = "; this may be intended, if the script handles the exception that ends the wait"
+    text = "" if finding.is_proof or finding.kind == "mismatch" else "; it may just be slow"
+    if text and finding.doing == "ended":
+        text = "; this may be intended, if the script handles the exception that ends the wait"
     # What may be right is no failure of any class.
-    named = f" [{sight.class_id}]" if sight.class_id and not told else ""
-    return strip_escapes(f"{sight.message}{waited}{told}{named}").replace("\n", " ")
+    named = f" [{finding.class_id}]" if finding.class_id and not text else ""
+    return strip_escapes(f"{finding.message}{waited}{text}{named}").replace("\n", " ")
 
 
 def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
@@ -126,11 +126,11 @@ def _shorten(traceback: str, most: int = 40) -> str:
 
 def shorten_tail(verdict: Verdict) -> str:
     """Return the last lines that the first culprit wrote, without what its traceback says anyway."""
-    told = {line.strip() for line in verdict.traceback.splitlines()}
+    known = {line.strip() for line in verdict.traceback.splitlines()}
     # torch puts "[rank3]: " before each line of a traceback.
     clean = [_RANK_PREFIX.sub("", strip_escapes(line)) for line in verdict.last_words.splitlines()]
     lines = [
-        line for line in clean if line.strip() and line.strip() not in told and set(line.strip()) - set("~^")
+        line for line in clean if line.strip() and line.strip() not in known and set(line.strip()) - set("~^")
     ]
     if len(lines) == 1 and lines[0].strip() in verdict.message:
         return ""
@@ -166,8 +166,8 @@ def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:
         groups.setdefault((casualty.fate, detail), []).append(casualty.rank)
     texts = []
     for (fate, detail), ranks in groups.items():
-        told = fate.replace("its peer", "their peer") if len(ranks) > 1 else fate
-        texts.append(f"{name_ranks(ranks)} {told}" + (f" ({detail})" if detail else ""))
+        text = fate.replace("its peer", "their peer") if len(ranks) > 1 else fate
+        texts.append(f"{name_ranks(ranks)} {text}" + (f" ({detail})" if detail else ""))
     more = len(texts) - _MOST_ROWS
     return texts if more < 1 else [*texts[:_MOST_ROWS], f"and {more} more, each different"]
 

@@ -211,13 +211,13 @@ def renew_streams() -> None:
         io.TextIOWrapper.__init__(stream, buffer, **settings)
 
 
-def wait_adoption(keeper: int, strangers: tuple[int, int]) -> None:
-    """Wait until we are the keeper's child, then die with it. It takes milliseconds, or somebody has stopped them."""
+def wait_adoption(supervisor: int, strangers: tuple[int, int]) -> None:
+    """Wait until we are the supervisor's child, then die with it. It takes milliseconds, or somebody has stopped them."""
     end = time.monotonic() + _ADOPTION_S
     while os.getppid() in strangers and time.monotonic() < end:
         time.sleep(0.0001)
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != keeper:
+    if os.getppid() != supervisor:
         os._exit(1)  # nobody would ever end us
 
 

@@ -1,10 +1,10 @@
-"""A warm server that outlives its job: each run gets a keeper and a warm server of its own, both forked from here.
+"""A warm server that outlives its job: each run gets a supervisor and a warm server of its own, both forked from here.
 
 The launcher asks on a Unix socket, in a folder that only its user can enter, and is checked by the kernel's word for who it
 is. What comes with the request is data: environment, folder, limits, which the fork takes on before anything else. Then the
-keeper serves the launcher as one that it had forked itself, so the ranks hang on the launcher's life, and not on ours.
+supervisor serves the launcher as one that it had forked itself, so the ranks hang on the launcher's life, and not on ours.
 
-It stands alone, as ``server.py`` does, and is loaded by path; the keeper's code is taken from where the launcher has it.
+It stands alone, as ``server.py`` does, and is loaded by path; the supervisor's code is taken from where the launcher has it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOOK_S = 20.0
 #: Who connects and says nothing is sent away.
 _SILENT_S = 5.0
-#: The orphans of a keeper that was killed come one after the other, as the kernel ends its ranks.
+#: The orphans of a supervisor that was killed come one after the other, as the kernel ends its ranks.
 _SWEEP_S, _SWEEP_EVERY_S = 2.0, 0.05
 #: So much of the memory stays free, or an idle server ends.
 _FREE_PART = 0.05
@@ -52,7 +52,7 @@ class Resident:
         self._server, self._orders, self._load = server, orders, load
         self._cold: type[Exception] = server.cold_error
         self._command_line: Any = None
-        self._keeper: Any = None
+        self._supervisor: Any = None
         self._loaded: Any = load("loaded").Loaded(load("checks").list_importable)
         self._runs: set[int] = set()
         self._left_alone: set[int] = set()
@@ -64,27 +64,27 @@ class Resident:
         self._path = ""
 
     def prepare(self) -> None:
-        """Find out whether ranks of any command can be forked from here, and load the keeper."""
+        """Find out whether ranks of any command can be forked from here, and load the supervisor."""
         if not self._server.adopt_orphans():
             raise self._cold("this system does not let us adopt forked ranks")
         self._command_line = self._load("command_line").CommandLine()
         if not self._command_line.can_change:
             raise self._cold("this Python does not show where it keeps its command line")
-        self._keeper = self._import_keeper()
+        self._supervisor = self._import_supervisor()
 
-    def _import_keeper(self) -> Any:
-        """Load the launcher's keeper, and forget that it was loaded: a script must find no module that it did not import."""
+    def _import_supervisor(self) -> Any:
+        """Load the launcher's supervisor, and forget that it was loaded: a script must find no module that it did not import."""
         home = self._orders["home"]
         sys.path.insert(0, home)
         try:
-            keeper = importlib.import_module("rankwise.launcher.keeper")
+            supervisor = importlib.import_module("rankwise.launcher.supervisor")
         except ImportError as error:
-            raise self._cold(f"the ranks' Python can't load the keeper: {error}") from None
+            raise self._cold(f"the ranks' Python can't load the supervisor: {error}") from None
         finally:
             sys.path.remove(home)
         for name in [name for name in sys.modules if name.partition(".")[0] == "rankwise"]:
             self._loaded.note_module(sys.modules.pop(name))
-        return keeper
+        return supervisor
 
     def outlive(self) -> None:
         """Live on without the launcher: until now the kernel would have ended this process with it (`_die_with` there)."""
@@ -211,7 +211,7 @@ class Resident:
         if reason := self._server.find_other_variable(request["env"]) or _find_limit(request):
             _say(sock, {"refused": reason})
             return False
-        # A keeper is deaf to it, from its first moment on.
+        # A supervisor is deaf to it, from its first moment on.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             pid = self._server.fork()
@@ -233,7 +233,7 @@ class Resident:
         self._served += 1
         with contextlib.suppress(OSError):  # somebody has removed it
             os.utime(self._path)
-        _say(sock, {"keeper": pid})
+        _say(sock, {"supervisor": pid})
         return False
 
     def _leave(self) -> None:
@@ -245,9 +245,9 @@ class Resident:
     # -------------------------------------------------------------- in a run
 
     def _begin_run(self, request: dict[str, Any], fds: list[int]) -> bool:
-        """Become the keeper of a run, and fork its warm server; returns in that, and never in the keeper."""
+        """Become the supervisor of a run, and fork its warm server; returns in that, and never in the supervisor."""
         try:
-            keepers, folder, *streams = fds
+            supervisors, folder, *streams = fds
             fds.clear()  # they are ours from here on
             os.setsid()
             os.fchdir(folder)
@@ -260,14 +260,16 @@ class Resident:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = self._server.fork()
             if not pid:
-                os.close(keepers)
+                os.close(supervisors)
                 ours.close()
                 self._command_line.change(request["program"], request["args"])
                 self._server.serve_run(theirs, request["first_path"], request["ignored"])
                 return True
             theirs.close()
             self._server.show([*request["shown"], request["program"], *request["args"]])
-            self._keeper.keep(socket.socket(fileno=keepers), (pid, ours), frozenset(request["ignored"]))
+            self._supervisor.keep(
+                socket.socket(fileno=supervisors), (pid, ours), frozenset(request["ignored"])
+            )
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
@@ -276,7 +278,7 @@ class Resident:
     # ------------------------------------------------------------------- end
 
     def _reap(self, now_s: float) -> bool:
-        """Take in who has ended, and end what a keeper that was killed has left to us; tell whether a run is over."""
+        """Take in who has ended, and end what a supervisor that was killed has left to us; tell whether a run is over."""
         has_ended = False
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -287,7 +289,7 @@ class Resident:
                 self._runs.remove(pid)
                 has_ended = True
                 if status == 0:
-                    # By itself a keeper ends all that was its run's; what it has left alone the script left running on purpose.
+                    # By itself a supervisor ends all that was its run's; what it has left alone the script left running on purpose.
                     self._left_alone.update(_list_children())
                 else:
                     self._sweep_until_s = now_s + _SWEEP_S

@@ -5,7 +5,7 @@ let go is an ordinary interpreter about to run the script. It stands alone, as `
 the ranks' Python may have no rankwise. It never computes, never touches a device, and has one thread: else a
 forked child would inherit a library that believes in threads, or a driver, that it hasn't got.
 
-Orders and answers are JSON datagrams on a socket whose other end is the keeper's:
+Orders and answers are JSON datagrams on a socket whose other end is the supervisor's:
 what to fork, with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | "forked" | "refused": …}``.
 """
 
@@ -65,13 +65,13 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callabl
         hook_folder: Where the hook is, for a rank that starts again by itself.
         load: Gives another module of this folder, loaded as this one was.
     """
-    told = json.loads(orders)
-    server = Server(told, known, hook_folder, load)
+    answer = json.loads(orders)
+    server = Server(answer, known, hook_folder, load)
     resident = None
     try:
-        if "resident" in told:
+        if "resident" in answer:
             try:
-                resident = load("resident").Resident(server, told["resident"], load)
+                resident = load("resident").Resident(server, answer["resident"], load)
             except OSError as error:  # without /proc nothing can be said about this process
                 why = load("checks").find_thread_or_device("") or f"{error.filename}: {error.strerror}"
                 raise Cold(why) from None
@@ -135,7 +135,7 @@ class Server:
         try:
             self._sock.send(json.dumps(answer).encode("utf-8", "backslashreplace"))
         except OSError:
-            os._exit(0)  # the keeper is gone
+            os._exit(0)  # the supervisor is gone
 
     # ---------------------------------------------------------------- before
 
@@ -274,11 +274,11 @@ class Server:
         os.close(write_end)
         os.waitpid(middle, 0)
         ready = select.select([read_end], [], [], _REHEARSAL_S)[0]
-        told = os.read(read_end, 4096).decode() if ready else ""
+        text = os.read(read_end, 4096).decode() if ready else ""
         os.close(read_end)
-        if told != "ok":
+        if text != "ok":
             raise Cold(
-                told or f"a forked child of the warm server made no progress within {_REHEARSAL_S:.0f} s"
+                text or f"a forked child of the warm server made no progress within {_REHEARSAL_S:.0f} s"
             )
 
     def find_obstacle(self) -> str:
@@ -334,7 +334,7 @@ class Server:
         """Be the warm server of one run from here on, which has just been forked; ``serve`` follows.
 
         Args:
-            sock: To the run's keeper.
+            sock: To the run's supervisor.
             first_path: The folder that the script will have in front of its sys.path.
             ignored: Signals that the run's launcher was started with as ignored.
         """
@@ -353,7 +353,7 @@ class Server:
     # ----------------------------------------------------------------- serve
 
     def serve(self) -> None:
-        """Take orders until the keeper is gone; returns in a rank."""
+        """Take orders until the supervisor is gone; returns in a rank."""
         forked = False
         while True:
             wait_s = _IDLE_S if forked and self._later else None
@@ -362,7 +362,7 @@ class Server:
                 continue
             batch = self._receive()
             if not batch:
-                os._exit(0)  # the keeper has no more use for us, or is gone
+                os._exit(0)  # the supervisor has no more use for us, or is gone
             forked = True
             if self._fork_all(batch):
                 return
@@ -370,7 +370,7 @@ class Server:
                 _close(fds)
 
     def _receive(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Return the orders that are there, some at most; none when the keeper's end is closed."""
+        """Return the orders that are there, some at most; none when the supervisor's end is closed."""
         batch: list[tuple[dict[str, Any], list[int]]] = []
         while len(batch) < _MOST_AT_ONCE and (not batch or select.select([self._sock], [], [], 0)[0]):
             try:
@@ -406,7 +406,7 @@ class Server:
             return
 
     def _fork_all(self, batch: list[tuple[dict[str, Any], list[int]]]) -> bool:
-        """Fork ranks that are not our children, by a process between: the keeper adopts them, and they outlive us.
+        """Fork ranks that are not our children, by a process between: the supervisor adopts them, and they outlive us.
 
         Returns:
             True in a rank; False in the server.
@@ -424,7 +424,7 @@ class Server:
         if middle:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return False
-        # A rank that dies while we are still here must be the keeper's to reap.
+        # A rank that dies while we are still here must be the supervisor's to reap.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         middle = os.getpid()
         for order, fds in batch:
@@ -438,7 +438,7 @@ class Server:
                     _close([] if others is fds else others)
                 self._become(order, fds, mask=mask, strangers=(me, middle))
                 return True
-            # Told before our end, which is what lets the rank go on: the keeper knows its pid before it can die.
+            # Told before our end, which is what lets the rank go on: the supervisor knows its pid before it can die.
             self.say({"forked": order["tag"], "pid": pid})
         os._exit(0)
 
@@ -474,7 +474,7 @@ class Server:
                 start.pop(name, None)
             else:
                 os.environ[name] = start[name] = value
-        self._becoming.wait_adoption(order["keeper"], strangers)
+        self._becoming.wait_adoption(order["supervisor"], strangers)
         if "RANKWISE_CALL" in order["env"]:
             mask = {*mask, signal.SIGINT}  # a function's rank lets it in when it can end without a traceback
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -18,8 +18,8 @@ import rankwise
 from rankwise import checkpoint
 from rankwise.checkpoint.rng import RandomStates
 from rankwise.checkpoint.saving import _slots
-from rankwise.evidence import checksums
-from rankwise.evidence.flight import _CaptureGuard
+from rankwise.evidence.in_rank import checksums
+from rankwise.evidence.in_rank.flight_recorder import _CaptureGuard
 from rankwise.train.dropout import decide_kept
 
 torch.use_deterministic_algorithms(True)

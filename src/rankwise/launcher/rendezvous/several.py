@@ -260,8 +260,8 @@ class SeveralNodes:
 
     def _explain_refusal(self, error: LaunchError) -> RankwiseError:
         """Return why this node could not even begin to meet the others."""
-        meeting, said = self._spec.meeting, error.message
-        if "is not registered" in said:
+        meeting, text = self._spec.meeting, error.message
+        if "is not registered" in text:
             near = difflib.get_close_matches(meeting.backend, _BACKENDS, n=1)
             return UsageError(
                 f"torch knows no rendezvous backend {meeting.backend!r}",
@@ -269,14 +269,14 @@ class SeveralNodes:
                 if near
                 else "static and c10d are always there; others need their own package",
             )
-        if not meeting.endpoint or "Connection" not in said:
+        if not meeting.endpoint or "Connection" not in text:
             return UsageError(
-                f"--rdzv-backend {meeting.backend} can't be used: {said}",
+                f"--rdzv-backend {meeting.backend} can't be used: {text}",
                 hint="static and c10d are always there; others need their own package",
             )
         self._say_causes()
         return RendezvousError(
-            f"node {self._spec.node_rank} did not reach the store at {meeting.endpoint} ({meeting.backend}): {said}",
+            f"node {self._spec.node_rank} did not reach the store at {meeting.endpoint} ({meeting.backend}): {text}",
             hint="is the launcher on that host started, and does the endpoint lead there? `rankwise doctor` on both hosts says what is between them",
         )
 

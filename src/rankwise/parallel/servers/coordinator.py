@@ -10,7 +10,6 @@ former one may not have received.
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 import traceback
 from collections import deque
@@ -29,7 +28,8 @@ from rankwise.base.errors import (
     RendezvousError,
     UsageError,
 )
-from rankwise.evidence.roll import name_ranks
+from rankwise.base.log import get_logger
+from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.servers.journal import describe_call
 from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, ClosedError, connect
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.servers.journal import Journal
     from rankwise.parallel.servers.listener import Listener
+
+_LOGGER = get_logger(__name__)
 
 _BYE_S, _JOIN_S = 5.0, 60.0
 _POLL_S = 0.2
@@ -117,8 +119,8 @@ class Coordinator:
         listener.open()
         self._accept_all(len(workers))
         if journal.is_resumed:
-            sys.stderr.write(
-                f"rankwise: [rank {rank}] the coordinator resumes: {len(journal)} scheduled functions have returned already and are not called again\n"
+            _LOGGER.info(
+                f"[rank {rank}] the coordinator resumes: {len(journal)} scheduled functions have returned already and are not called again"
             )
         threading.Thread(target=self._accept_late, name="rankwise-coordinator-listener", daemon=True).start()
 

@@ -7,17 +7,19 @@ the value that they had returned; the first one that is not the same function as
 from __future__ import annotations
 
 import pickle
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from rankwise.base.log import get_logger
 from rankwise.base.roles import note_needed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+_LOGGER = get_logger(__name__)
 
 
 @final
@@ -66,9 +68,9 @@ class Journal:
             return None
         if found[0] != call:
             self._forget_from(number)
-            sys.stderr.write(
-                f"rankwise: warning: [rank {self._rank}] scheduled function {number} is {call} and was {found[0]} before the coordinator was started again: "
-                "results from here on are not used, and these functions run again\n"
+            _LOGGER.warning(
+                f"[rank {self._rank}] scheduled function {number} is {call} and was {found[0]} before the coordinator was started again: "
+                "results from here on are not used, and these functions run again"
             )
             return None
         return found[1:]
@@ -91,9 +93,9 @@ class Journal:
             self._path = None
             self._file.close()
             note_needed()
-            sys.stderr.write(
-                f"rankwise: warning: [rank {self._rank}] results of scheduled functions can't be kept ({error.strerror}): "
-                "if the coordinator dies, all ranks start again\n"
+            _LOGGER.warning(
+                f"[rank {self._rank}] results of scheduled functions can't be kept ({error.strerror}): "
+                "if the coordinator dies, all ranks start again"
             )
 
     def close(self) -> None:

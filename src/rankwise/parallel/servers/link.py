@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import struct
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
@@ -20,12 +19,15 @@ from weakref import WeakSet
 import torch
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.base.log import get_logger
 from rankwise.base.memory import view_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
+
+_LOGGER = get_logger(__name__)
 
 #: Kinds of messages: what a worker asks for, and what the server answers.
 HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED, REPLICA = range(11)
@@ -194,8 +196,8 @@ class Link:
         try:
             self._receive_some(buffer[:1])
         except TimeoutError:
-            sys.stderr.write(
-                f"rankwise: [rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most\n"
+            _LOGGER.info(
+                f"[rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most"
             )
             self._receive_into(buffer[:1], timeout_s - _NOTICE_S)
         except OSError as error:

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -16,11 +15,14 @@ import torch
 from rankwise.base.errors import CheckpointError, CollectiveError, UsageError
 from rankwise.base.files import write_atomic
 from rankwise.base.host_memory import find_memory_folder
+from rankwise.base.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from rankwise.parallel.servers.shard import Shard
+
+_LOGGER = get_logger(__name__)
 
 _NO_SPACE_HINT = "put recovery_folder on a larger file system; copies in the host's memory take twice what the servers hold (docker run --shm-size)"
 #: How the folders begin from which a run goes on after one that was stopped.
@@ -98,9 +100,7 @@ class Recovery:
             if all(one.get("digest") == self._digest for one in facts):
                 whole.append((max(int(one["version"]) for one in facts), folder))
             else:
-                sys.stderr.write(
-                    f"rankwise: {folder} is incomplete, or of another model or number of servers: not used\n"
-                )
+                _LOGGER.info(f"{folder} is incomplete, or of another model or number of servers: not used")
         version, newest = max(whole, default=(-1, None))
         return newest if version >= num_updates else None
 
@@ -138,8 +138,8 @@ class Recovery:
                     self._write(folder / f"shard-{number}.pt", shard.state(), number)
                 facts = {"digest": self._digest, "version": shard.version}
                 write_atomic(folder / f"shard-{number}.json", json.dumps(facts))
-                sys.stderr.write(
-                    f"rankwise: shard {number} is saved at version {shard.version}: the next run resumes from {folder}\n"
+                _LOGGER.info(
+                    f"shard {number} is saved at version {shard.version}: the next run resumes from {folder}"
                 )
         except OSError as error:
             raise CheckpointError(

@@ -13,8 +13,9 @@ import torch
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
+from rankwise.base.log import get_logger
+from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import note_needed
-from rankwise.evidence.roll import name_ranks
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.link import (
     ADOPT,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.listener import Listener
     from rankwise.parallel.servers.recovery import Recovery
     from rankwise.parallel.servers.shard import Shard
+
+_LOGGER = get_logger(__name__)
 
 _POLL_S = 0.02
 #: How often to look in the store whether workers that we wait for have ended while this server was not running.
@@ -153,7 +156,7 @@ class Server:
         with self._lock:
             self._is_stopping = True
             self._awaited.clear()
-        sys.stderr.write(f"rankwise: [rank {self.rank}] server {self.number} stops after its workers\n")
+        _LOGGER.info(f"[rank {self.rank}] server {self.number} stops after its workers")
 
     def report(self) -> dict[str, Any]:
         """Return what the shards have counted, and who has ended or was lost."""
@@ -186,8 +189,8 @@ class Server:
             if self._store.check([f"ended/{worker}"]) and self._store.get(f"ended/{worker}"):
                 self._remove(worker, None, None)
             elif now > until_s:
-                sys.stderr.write(
-                    f"rankwise: [rank {self.rank}] {name_ranks([worker])} did not reach the server in time; continuing without\n"
+                _LOGGER.info(
+                    f"[rank {self.rank}] {name_ranks([worker])} did not reach the server in time; continuing without"
                 )
                 self._give_up(worker)
 
@@ -327,8 +330,8 @@ class Server:
                     shard = self.recovery.load(number, self._connected)
                     self.watch(number, shard)
                     self.shards[number] = shard
-                    sys.stderr.write(
-                        f"rankwise: [rank {self.rank}] took over shard {number} at version {shard.version}: its server is gone\n"
+                    _LOGGER.info(
+                        f"[rank {self.rank}] took over shard {number} at version {shard.version}: its server is gone"
                     )
             clocks = {str(number): self.shards[number].join(worker, incarnation) for number in numbers}
             return Message(ANSWER, note={"clocks": clocks})
@@ -356,8 +359,8 @@ class Server:
                 if (shard := self.recovery.take_up(number, workers)) is None:
                     continue
                 self.shards[number] = shard
-                sys.stderr.write(
-                    f"rankwise: [rank {self.rank}] server {self.number} resumes shard {number} at version {shard.version}\n"
+                _LOGGER.info(
+                    f"[rank {self.rank}] server {self.number} resumes shard {number} at version {shard.version}"
                 )
         for number, shard in self.shards.items():
             self.watch(number, shard)

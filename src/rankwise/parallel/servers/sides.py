@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
 from rankwise.base.host_memory import find_memory_folder
+from rankwise.base.log import get_logger
+from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import RETURNS
-from rankwise.evidence.roll import name_ranks
 from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import find_tables
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rankwise.parallel.servers.layout import ShardLayout
     from rankwise.parallel.servers.rules import Rules
     from rankwise.runtime.context import RankContext
+
+_LOGGER = get_logger(__name__)
 
 #: Ranks come when they have imported torch, perhaps beside many others.
 _ARRIVAL_S, _NOTICE_S, _POLL_S = 120.0, 10.0, 0.02
@@ -154,7 +156,7 @@ class Sides:
         return Listener(self.store, name, rank=ctx.rank, host=host)
 
     def _leave(self, why: str) -> NoReturn:
-        sys.stderr.write(f"rankwise: [rank {self._ctx.rank}] {why}: nothing is left to do\n")
+        _LOGGER.info(f"[rank {self._ctx.rank}] {why}: nothing is left to do")
         raise SystemExit(0)
 
 
@@ -214,8 +216,8 @@ def _count_by_role(ctx: RankContext) -> int:
             )  # fmt: skip
         if not is_told and left_s < _ARRIVAL_S - _NOTICE_S:
             is_told = True
-            sys.stderr.write(
-                f"rankwise: [rank {ctx.rank}] waiting for {name_ranks(absent)} to create the parameter server; for {left_s:.0f} s more\n"
+            _LOGGER.info(
+                f"[rank {ctx.rank}] waiting for {name_ranks(absent)} to create the parameter server; for {left_s:.0f} s more"
             )
         SYSTEM_CLOCK.sleep(_POLL_S)
     roles = [ctx.store.get(key).decode() for key in keys]

@@ -75,10 +75,10 @@ def _draw_losses(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comp
 
 
 def _draw_distances(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comparison]]) -> None:
-    told, curves = first.losses(), []
+    losses, curves = first.losses(), []
     for number, (run, comparison) in enumerate(others):
         curve = run.losses()
-        distances = {step: relative_difference(told[step], curve[step]) for step in sorted(told.keys() & curve.keys())}  # fmt: skip
+        distances = {step: relative_difference(losses[step], curve[step]) for step in sorted(losses.keys() & curve.keys())}  # fmt: skip
         curves.append(distances)
         colour = _COLOURS[number % len(_COLOURS)]
         _mark(axes, comparison, colour)
@@ -89,9 +89,9 @@ def _draw_distances(axes: Any, first: Journal, others: Sequence[tuple[Journal, C
 
 
 def _draw_norms(axes: Any, first: Journal, others: Sequence[tuple[Journal, Comparison]]) -> None:
-    told, curves = first.norms(), []
+    norms, curves = first.norms(), []
     for number, (run, comparison) in enumerate(others):
-        largest = find_largest_norms(told, run.norms())
+        largest = find_largest_norms(norms, run.norms())
         curves.append({step: one.difference for step, one in largest.items()})
         _mark(axes, comparison, _COLOURS[number % len(_COLOURS)])
     _draw_on_log(axes, curves, others[0][1].tolerance)

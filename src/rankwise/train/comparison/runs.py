@@ -227,17 +227,17 @@ def _choose_rows(points: list[Point], losses: Series, beside: int = 3) -> tuple[
 def _tell_precision(journal: Journal) -> str:
     settings = journal.starts[-1].started.settings
     dtypes = {"float64": "float64", "float16": "fp16", "bfloat16": "bf16"}
-    told = [dtypes.get(one, "fp32") for one in str(settings.get("dtype", "float32")).split("+")]
+    value = [dtypes.get(one, "fp32") for one in str(settings.get("dtype", "float32")).split("+")]
     if settings.get("precision") in _PRECISIONS:
         # A model in float64 is trained by "fp32", the word for no autocast.
-        told += [settings["precision"]] if settings["precision"] != "fp32" else []
-    return max(told, key=[*_PRECISIONS].index)
+        value += [settings["precision"]] if settings["precision"] != "fp32" else []
+    return max(value, key=[*_PRECISIONS].index)
 
 
 def _tell_steps(journal: Journal) -> str:
     steps = journal.losses().keys()
-    told = f"has steps {min(steps)} to {max(steps)}" if steps else "has no step yet"
-    return f"{journal.path} {told}"
+    text = f"has steps {min(steps)} to {max(steps)}" if steps else "has no step yet"
+    return f"{journal.path} {text}"
 
 
 def list_settings(started: Started) -> dict[str, Any]:

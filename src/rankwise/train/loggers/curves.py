@@ -165,14 +165,14 @@ class Curves(Logger):
 def _read_course(journal: Path, step: int) -> Course:
     course = Course()
     try:
-        told = read_journal(journal)
+        journal_ = read_journal(journal)
     except UsageError:
-        told = None  # there is none, or of another version: the picture begins here
-    if told is not None:
-        course.resumes = [start.started.step for start in told.starts if start.started.step]
-        for report in told.reports:
+        journal_ = None  # there is none, or of another version: the picture begins here
+    if journal_ is not None:
+        course.resumes = [start.started.step for start in journal_.starts if start.started.step]
+        for report in journal_.reports:
             course.add_report(report)
-        for evaluated in told.evaluations:
+        for evaluated in journal_.evaluations:
             course.add_evaluation(evaluated)
     course.go_on(step)
     return course

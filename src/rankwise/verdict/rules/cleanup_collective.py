@@ -4,56 +4,56 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.evidence.notes import parse_traceback
-from rankwise.evidence.threads import MAIN
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.uneven import explain_fewer
-from rankwise.verdict.words import is_gradient, shorten
+from rankwise.base.rank_names import name_ranks
+from rankwise.evidence.reader.notes import parse_traceback
+from rankwise.evidence.reader.thread_choice import MAIN
+from rankwise.verdict.explain import explain_mismatch
+from rankwise.verdict.uneven_steps import explain_fewer
+from rankwise.verdict.wording import is_gradient, shorten
 
 if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
-    from rankwise.evidence.facts import Op, RankFacts
+    from rankwise.evidence.reader.scene import Op, RankFacts
+    from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.guards import Guard
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "cleanup_collective"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: only the script's text tells that a line stands in a finally."""
-    sights = []
-    for parting in view.partings:
-        raised = _find_raised(view, parting)
-        cleaning = _find_cleaning(view, parting) or tuple(sorted(raised))
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: only the script's text tells that a line stands in a finally."""
+    findings = []
+    for mismatch in view.mismatches:
+        raised = _find_raised(view, mismatch)
+        cleaning = _find_cleaning(view, mismatch) or tuple(sorted(raised))
         if not cleaning:
             continue
-        at = next(op.site for ranks, op in parting.sides if ranks[0] in cleaning)
-        others = [op for ranks, op in parting.sides if ranks[0] not in cleaning]
+        at = next(op.site for ranks, op in mismatch.sides if ranks[0] in cleaning)
+        others = [op for ranks, op in mismatch.sides if ranks[0] not in cleaning]
         # Who is through with its batches earlier reaches the finally just as well.
-        is_early = any(map(is_gradient, others)) and not _is_excepting(view, parting, cleaning)
-        told = f"{name_ranks(cleaning)} left a try block early and called the collective in its except or finally"
+        is_early = any(map(is_gradient, others)) and not _is_excepting(view, mismatch, cleaning)
+        text = f"{name_ranks(cleaning)} left a try block early and called the collective in its except or finally"
         behind = f"look for the exception that led to {shorten(at)}: it has not been printed yet{', or for a loop that ended earlier' if is_early else ''}"
         known = [rank for rank in cleaning if rank in raised]
-        if is_early and not known and _is_explained(view, parting, cleaning):
+        if is_early and not known and _is_explained(view, mismatch, cleaning):
             continue  # the script's own lines tell why there was a step less: gradients_met says so
         if known:
-            is_early, told = False, _tell_raised(known, cleaning, raised, at)
+            is_early, text = False, _tell_raised(known, cleaning, raised, at)
             behind = f"fix the exception raised at {shorten(raised[known[0]].where)}: it was not printed, because the collective after it still blocks"
-        sight = tell_parting(
-            view, parting, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning, told=told,
+        finding = explain_mismatch(
+            view, mismatch, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning, text=text,
             fix=f"{behind}; and take the collective out of the except or finally",
         )  # fmt: skip
-        sights.append(sight)
-    return tuple(sights)
+        findings.append(finding)
+    return tuple(findings)
 
 
-def _is_explained(view: View, parting: Parting, cleaning: tuple[int, ...]) -> bool:
+def _is_explained(view: SceneView, mismatch: Mismatch, cleaning: tuple[int, ...]) -> bool:
     """Tell whether the script shows how these ranks came to a step less than those whose gradients they met."""
-    stepping, gradients = next((ranks[0], op) for ranks, op in parting.sides if is_gradient(op))
-    places = [op.site for ranks, op in parting.sides if ranks[0] in cleaning]
+    stepping, gradients = next((ranks[0], op) for ranks, op in mismatch.sides if is_gradient(op))
+    places = [op.site for ranks, op in mismatch.sides if ranks[0] in cleaning]
     return explain_fewer(view, gradients.site, stepping, cleaning, places) is not None
 
 
@@ -61,21 +61,21 @@ def _tell_raised(
     known: list[int], cleaning: tuple[int, ...], raised: dict[int, FaultRecord], at: str | None
 ) -> str:
     first = raised[known[0]]
-    told = f"{name_ranks(known[:1])} raised {first.message} at {shorten(first.where)}"
+    text = f"{name_ranks(known[:1])} raised {first.message} at {shorten(first.where)}"
     if more := [rank for rank in cleaning if rank != known[0]]:
-        told += f", {name_ranks(more)} left the block too"
-    return f"{told}, and called the collective in the except, finally or __exit__ at {shorten(at)}"
+        text += f", {name_ranks(more)} left the block too"
+    return f"{text}, and called the collective in the except, finally or __exit__ at {shorten(at)}"
 
 
-def _find_raised(view: View, parting: Parting) -> dict[int, FaultRecord]:
+def _find_raised(view: SceneView, mismatch: Mismatch) -> dict[int, FaultRecord]:
     """Return what ranks that still stand in the collective are handling, if it is not what all others are handling too."""
     found = {
         rank: fault
-        for ranks, op in parting.sides
+        for ranks, op in mismatch.sides
         for rank in ranks
         if (fault := _find_handled(view.by_rank[rank], op)) is not None
     }
-    sides = [ranks for ranks, _ in parting.sides if not any(rank in found for rank in ranks)]
+    sides = [ranks for ranks, _ in mismatch.sides if not any(rank in found for rank in ranks)]
     return found if sides else {}
 
 
@@ -93,9 +93,9 @@ def _find_handled(facts: RankFacts, op: Op) -> FaultRecord | None:
     return fault if any((frame.file, frame.function) in own for frame in trace.frames) else None
 
 
-def _find_cleaning(view: View, parting: Parting) -> tuple[int, ...]:
+def _find_cleaning(view: SceneView, mismatch: Mismatch) -> tuple[int, ...]:
     """Return the ranks that are in an except or finally while others are still in the block before it."""
-    guards = [(ranks, view.guards_where(ranks[0], op.site)) for ranks, op in parting.sides]
+    guards = [(ranks, view.guards_where(ranks[0], op.site)) for ranks, op in mismatch.sides]
     inside = {(guard.file, guard.opened) for _, found in guards for guard in found if guard.kind == "try"}
     return tuple(
         sorted(
@@ -107,10 +107,10 @@ def _find_cleaning(view: View, parting: Parting) -> tuple[int, ...]:
     )
 
 
-def _is_excepting(view: View, parting: Parting, cleaning: tuple[int, ...]) -> bool:
+def _is_excepting(view: SceneView, mismatch: Mismatch, cleaning: tuple[int, ...]) -> bool:
     return any(
         guard.kind == "except"
-        for ranks, op in parting.sides
+        for ranks, op in mismatch.sides
         if ranks[0] in cleaning
         for guard in view.guards_where(ranks[0], op.site)
     )

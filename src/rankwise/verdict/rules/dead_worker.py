@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.evidence.loader_workers import wait_for_batch
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.sight import Sight
-from rankwise.verdict.standing import list_calls
-from rankwise.verdict.words import shorten, verb
+from rankwise.base.rank_names import name_ranks
+from rankwise.evidence.reader.loader_workers import wait_for_batch
+from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.rank_state import list_calls
+from rankwise.verdict.wording import shorten, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.evidence.facts import Child, RankFacts
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import Child, RankFacts
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "dead_worker"
 #: A batch that a worker left behind when it died is read at once; after this nothing comes.
@@ -23,9 +23,9 @@ _STILL_S = 3.0
 _WORKER = "pt_data_worker"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    sights = []
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    findings = []
     for facts in view.scene.ranks:
         states = {child.state for child in facts.children}
         stopped = [child for child in facts.children if child.state in {"T", "t"} and child.name == _WORKER]
@@ -35,21 +35,21 @@ def find(view: View) -> tuple[Sight, ...]:
             continue
         where = facts.stack.where if facts.stack else None
         is_dead = is_all and not states & {"T", "t"}
-        waiting = [view.standings[rank] for rank, awaited in view.awaited.items() if facts.rank in awaited]
+        waiting = [view.rank_states[rank] for rank, awaited in view.awaited.items() if facts.rank in awaited]
         others = [one.rank for one in waiting]
-        told = f"; {name_ranks(others)} {verb(others, 'wait')} for it" if others else ""
-        sights.append(
-            Sight(
+        text = f"; {name_ranks(others)} {verb(others, 'wait')} for it" if others else ""
+        findings.append(
+            JobFinding(
                 kind="hang", certainty="proof", rule=RULE, culprits=(facts.rank,), class_id="R3" if is_dead else None,
                 where=where, waiting=view.list_waiting(waiting), is_stuck=is_dead, doing="loading data",
                 key=f"dead worker of rank {facts.rank}", since_s=view.scene.now_s - facts.still_s,
                 message=f"rank {facts.rank} waits at {shorten(where)} for a batch, and "
-                f"{_tell_workers(facts, stopped, is_all=is_all, is_dead=is_dead)}{told}",
+                f"{_tell_workers(facts, stopped, is_all=is_all, is_dead=is_dead)}{text}",
                 fix="find what killed them (usually lack of memory): use fewer workers or smaller batches"
                 if is_dead else "resume the stopped workers with `kill -CONT`",
             )
         )  # fmt: skip
-    return tuple(sights)
+    return tuple(findings)
 
 
 def _tell_workers(facts: RankFacts, stopped: Sequence[Child], *, is_all: bool, is_dead: bool) -> str:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.drifting import are_carried, find_drifts, have_averaged, is_beyond_rounding, tell_drift
-from rankwise.verdict.sight import Sight
-from rankwise.verdict.words import is_gradient, shorten
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.replica_drift import (
+    are_carried,
+    explain_drift,
+    find_drifts,
+    have_averaged,
+    is_beyond_rounding,
+)
+from rankwise.verdict.wording import is_gradient, shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.drifting import Drift
-    from rankwise.verdict.view import View
+    from rankwise.verdict.replica_drift import ReplicaDrift
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "drift"
 #: Replicas may be averaged by hand every so many steps. After as many without it, that is not likely any more.
@@ -24,14 +30,14 @@ _UNKNOWN = {
 }
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: not of models whose ranks average their weights themselves."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: not of models whose ranks average their weights themselves."""
     found = (_judge(view, drift) for drift in find_drifts(view.scene, "ddp"))
-    return tuple(sight for sight in found if sight is not None)
+    return tuple(finding for finding in found if finding is not None)
 
 
-def _judge(view: View, drift: Drift) -> Sight | None:
-    told = (
+def _judge(view: SceneView, drift: ReplicaDrift) -> JobFinding | None:
+    found = (
         _find_unknown(drift)
         or _find_loaded(drift)
         or _find_bypassed(view, drift)
@@ -39,7 +45,7 @@ def _judge(view: View, drift: Drift) -> Sight | None:
         or _find_rates(drift)
         or _find_none(view, drift)
     )
-    return None if told == _LEGAL else _tell(drift, *told)
+    return None if found == _LEGAL else _tell(drift, *found)
 
 
 _Told = tuple[str | None, str, str]
@@ -47,12 +53,12 @@ _Told = tuple[str | None, str, str]
 _LEGAL: _Told = (None, "", "")
 
 
-def _find_unknown(drift: Drift) -> _Told | None:
+def _find_unknown(drift: ReplicaDrift) -> _Told | None:
     """Find parameters that the wrapper does not know as they are, and no others."""
     letters = [_find_letter(drift, place) for place in drift.places]
     if "k" in letters:
         return None
-    class_id, told = _UNKNOWN[max(_UNKNOWN, key=letters.count)]
+    class_id, text = _UNKNOWN[max(_UNKNOWN, key=letters.count)]
     wrapped = _wrapped(drift)
     fix = {
         "D8": f"add all layers to the model before it is wrapped{wrapped}, or wrap it again after they were changed",
@@ -62,17 +68,17 @@ def _find_unknown(drift: Drift) -> _Told | None:
     they = "they were" if len(letters) > 1 else "it was"
     return (
         class_id,
-        f"{they} {told}, so the gradients of {'those' if len(letters) > 1 else 'it'} are not averaged",
+        f"{they} {text}, so the gradients of {'those' if len(letters) > 1 else 'it'} are not averaged",
         fix,
     )
 
 
-def _find_letter(drift: Drift, place: int) -> str:
+def _find_letter(drift: ReplicaDrift, place: int) -> str:
     letters = {replica.states[place : place + 1] for replica in drift.by_rank.values()}
     return next((letter for letter in "amu" if letter in letters), "k")
 
 
-def _find_loaded(drift: Drift) -> _Told | None:
+def _find_loaded(drift: ReplicaDrift) -> _Told | None:
     """Find a model that was not the same before its first step: the wrapper had made it so."""
     if drift.step > 0:
         return None
@@ -83,7 +89,7 @@ def _find_loaded(drift: Drift) -> _Told | None:
     )
 
 
-def _find_bypassed(view: View, drift: Drift) -> _Told | None:
+def _find_bypassed(view: SceneView, drift: ReplicaDrift) -> _Told | None:
     """Find a wrapper that was never called, or never averaged anything."""
     was_called = any(digest.forwarded for digest in drift.digests.values())
     if was_called and (_is_unsynced(drift) or _have_averaged(view, drift) is not False):
@@ -98,18 +104,18 @@ def _find_bypassed(view: View, drift: Drift) -> _Told | None:
     )  # fmt: skip
 
 
-def _have_averaged(view: View, drift: Drift) -> bool | None:
+def _have_averaged(view: SceneView, drift: ReplicaDrift) -> bool | None:
     """Tell whether buckets of gradients were sent; None if that can't be known."""
-    told = have_averaged(drift)
-    if told is not None:
-        return told
+    found = have_averaged(drift)
+    if found is not None:
+        return found
     if any(is_gradient(op) for evidence in drift.evidence.values() for op in evidence.ops):
         return True
     is_known = all(view.is_fresh(rank) and not evidence.missing for rank, evidence in drift.evidence.items())
     return False if is_known else None
 
 
-def _find_unsynced(view: View, drift: Drift) -> _Told | None:
+def _find_unsynced(view: SceneView, drift: ReplicaDrift) -> _Told | None:
     """Find a model all of whose forwards were made under no_sync."""
     if not _is_unsynced(drift) or _have_averaged(view, drift):
         return None
@@ -122,29 +128,29 @@ def _find_unsynced(view: View, drift: Drift) -> _Told | None:
     )
 
 
-def _is_unsynced(drift: Drift) -> bool:
+def _is_unsynced(drift: ReplicaDrift) -> bool:
     return any(digest.forwarded and not digest.synced for digest in drift.digests.values())
 
 
-def _find_rates(drift: Drift) -> _Told | None:
+def _find_rates(drift: ReplicaDrift) -> _Told | None:
     """Find learning rates that differ."""
     held: dict[tuple[float, ...], list[int]] = {}
     for rank, digest in drift.digests.items():
         held.setdefault(digest.rates, []).append(rank)
     if len(held) < 2:
         return None
-    told = "; ".join(
+    text = "; ".join(
         f"{', '.join(f'{rate:g}' for rate in rates[:3])} on {name_ranks(tuple(ranks))}"
         for rates, ranks in sorted(held.items(), key=lambda one: one[1])[:3]
     )
     return (
         None,
-        f"their learning rates differ: {told}",
+        f"their learning rates differ: {text}",
         "step the scheduler on all ranks, and pass one that depends on a loss (ReduceLROnPlateau) the mean over the ranks",
     )
 
 
-def _find_none(view: View, drift: Drift) -> _Told:
+def _find_none(view: SceneView, drift: ReplicaDrift) -> _Told:
     is_meant = _is_unsynced(drift) and not _is_sure(drift)
     if is_meant or not is_beyond_rounding(drift) or are_carried(drift):
         return _LEGAL
@@ -156,19 +162,19 @@ def _find_none(view: View, drift: Drift) -> _Told:
     )
 
 
-def _is_sure(drift: Drift) -> bool:
+def _is_sure(drift: ReplicaDrift) -> bool:
     """Tell whether nobody averages the model by hand: nothing was sent that is as large, for long or to the end."""
     return (drift.is_over or drift.last_step >= _PATIENCE) and not are_carried(drift)
 
 
-def _wrapped(drift: Drift) -> str:
+def _wrapped(drift: ReplicaDrift) -> str:
     return f" at {shorten(drift.replica.site)}" if drift.replica.site else ""
 
 
-def _tell(drift: Drift, class_id: str | None, cause: str, fix: str) -> Sight:
+def _tell(drift: ReplicaDrift, class_id: str | None, cause: str, fix: str) -> JobFinding:
     replica = drift.replica
     sofar = "" if drift.is_proof else ", as far as can be seen" if drift.is_over else " so far"
-    return Sight(
+    return JobFinding(
         kind="mismatch",
         # Only what the job has reached is certain: as long as it runs, weights may be averaged or restored.
         certainty="proof" if drift.is_proof else "suspicion",
@@ -176,7 +182,7 @@ def _tell(drift: Drift, class_id: str | None, cause: str, fix: str) -> Sight:
         culprits=drift.culprits,
         class_id=class_id,
         where=replica.site or None,
-        message=f"the replicas of the model wrapped{_wrapped(drift)} have diverged{sofar}: {tell_drift(drift)}; {cause}",
+        message=f"the replicas of the model wrapped{_wrapped(drift)} have diverged{sofar}: {explain_drift(drift)}; {cause}",
         fix=fix,
         is_stuck=False,
         key=f"drift of model {replica.model} of {name_ranks(replica.members)}",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import find_fewer, put_at, tell_absence
-from rankwise.verdict.uneven import are_in_step, explain_fewer, say_even, tell_uneven
-from rankwise.verdict.words import is_gradient, is_in_backward, is_sharded_pass
+from rankwise.verdict.explain import explain_absence, find_fewer, put_at
+from rankwise.verdict.uneven_steps import are_in_step, explain_fewer, explain_uneven, say_even
+from rankwise.verdict.wording import is_gradient, is_in_backward, is_sharded_pass
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import Absence, View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "fewer_steps"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: not while those that are missing may still come."""
-    sights = []
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: not while those that are missing may still come."""
+    findings = []
     for absence in view.absences:
         if not all(_is_backward(one.wait, absence) for one in absence.waiting) and not (
             absence.op is not None and is_sharded_pass(absence.op) and view.have_ended(absence)
@@ -35,23 +35,23 @@ def find(view: View) -> tuple[Sight, ...]:
             f"{say_even(view, first.rank, first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
             None,
         )
-        sight = tell_absence(
+        finding = explain_absence(
             view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence),
             certainty="proof" if view.have_ended(absence) else "suspicion",
         )  # fmt: skip
         waiting = [one.rank for one in absence.waiting]
-        sights.append(
-            put_at(sight, where)
+        findings.append(
+            put_at(finding, where)
             if explained
-            else tell_uneven(view, sight, absence.missing, waiting, first.site)
+            else explain_uneven(view, finding, absence.missing, waiting, first.site)
         )
-    return tuple(sights)
+    return tuple(findings)
 
 
-def _is_held_up(view: View, absence: Absence) -> bool:
+def _is_held_up(view: SceneView, absence: Absence) -> bool:
     """Tell whether a lock, a download or the like in the middle of a step keeps a rank: that says nothing of how many it makes."""
     first, sources = absence.waiting[0], view.scene.sources
-    is_paused = any(rank in view.pauses for rank in absence.missing)
+    is_paused = any(rank in view.local_waits for rank in absence.missing)
     return (is_paused and not sources) or are_in_step(
         view, first.site, first.rank, absence.missing, any_loop=is_paused
     )
@@ -64,13 +64,13 @@ def _is_backward(wait: str | None, absence: Absence) -> bool:
     )
 
 
-def _did_before(view: View, absence: Absence) -> bool:
+def _did_before(view: SceneView, absence: Absence) -> bool:
     """Tell whether all that are missing are known to have trained along: by their records, or by their steps."""
-    lane, op = absence.lane, absence.op
+    sequence, op = absence.sequence, absence.op
     if (
-        lane is not None
+        sequence is not None
         and op is not None
-        and all(lane.has_been_at(rank, op.site) for rank in absence.missing)
+        and all(sequence.has_been_at(rank, op.site) for rank in absence.missing)
     ):
         return True
     evidences = [view.by_rank[rank].evidence for rank in absence.missing]

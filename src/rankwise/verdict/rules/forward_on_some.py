@@ -4,71 +4,73 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.alone import find_alone
+from rankwise.verdict.conditional_call import find_conditional_call
+from rankwise.verdict.explain import explain_absence, explain_mismatch, put_at
 from rankwise.verdict.rules.state_on_some import has_gathered
-from rankwise.verdict.telling import put_at, tell_absence, tell_parting
-from rankwise.verdict.uneven import explain_fewer
-from rankwise.verdict.words import is_buffers, is_gradient, is_shards, shorten
+from rankwise.verdict.uneven_steps import explain_fewer
+from rankwise.verdict.wording import is_buffers, is_gradient, is_shards, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.evidence.facts import Op
-    from rankwise.verdict.lanes import Lane
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import Op
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.group_sequences import GroupSequence
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "forward_on_some"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it, met by another collective, or waiting for ranks that make none."""
-    sights = []
-    for parting in view.partings:
-        buffers = [side for side in parting.sides if is_buffers(side[1])]
-        others = [rank for ranks, op in parting.sides if not is_buffers(op) for rank in ranks]
-        if not buffers or not others or parting.respect not in {"op", "size", "dtype"}:
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it, met by another collective, or waiting for ranks that make none."""
+    findings = []
+    for mismatch in view.mismatches:
+        buffers = [side for side in mismatch.sides if is_buffers(side[1])]
+        others = [rank for ranks, op in mismatch.sides if not is_buffers(op) for rank in ranks]
+        if not buffers or not others or mismatch.respect not in {"op", "size", "dtype"}:
             continue
         ranks, broadcast = buffers[0]
-        class_id = _name(parting.lane, ranks[0], broadcast, others)
-        places = [op.site for _, op in parting.sides if not is_buffers(op)]
+        class_id = _name(mismatch.sequence, ranks[0], broadcast, others)
+        places = [op.site for _, op in mismatch.sides if not is_buffers(op)]
         known = explain_fewer(view, broadcast.site, ranks[0], others, places) if class_id == "D14" else None
         class_id, fix, where = known or (class_id, fix_forward(broadcast, class_id), None)
-        sight = tell_parting(
-            view, parting, rule=RULE, told="some ranks ran the DDP model's forward pass while the others did not",
+        finding = explain_mismatch(
+            view, mismatch, rule=RULE, text="some ranks ran the DDP model's forward pass while the others did not",
             class_id=class_id, fix=fix, lead=broadcast,
         )  # fmt: skip
-        sights.append(put_at(sight, where))
-    sights += [_tell_shards(view, parting) for parting in view.partings if _is_shards_met(view, parting)]
+        findings.append(put_at(finding, where))
+    findings += [
+        _tell_shards(view, mismatch) for mismatch in view.mismatches if _is_shards_met(view, mismatch)
+    ]
     for absence in view.absences:
-        op, lane = absence.op, absence.lane
-        if op is None or lane is None or not is_buffers(op):
+        op, sequence = absence.op, absence.sequence
+        if op is None or sequence is None or not is_buffers(op):
             continue
-        class_id = _name(lane, absence.waiting[0].rank, op, absence.missing)
+        class_id = _name(sequence, absence.waiting[0].rank, op, absence.missing)
         if class_id in {"D17", "D19"} and not any(view.may_come(rank) for rank in absence.missing):
-            sights.append(
-                tell_absence(
+            findings.append(
+                explain_absence(
                     view, absence, rule=RULE, class_id=class_id, fix=fix_forward(op, class_id),
                     certainty="proof" if view.have_ended(absence) else "suspicion",
                 )
             )  # fmt: skip
-    return tuple(sights)
+    return tuple(findings)
 
 
-def _is_shards_met(view: View, parting: Parting) -> bool:
+def _is_shards_met(view: SceneView, mismatch: Mismatch) -> bool:
     """Tell whether FSDP's parameters were met by what is no pass through the model, and no gathering of its state either."""
-    is_pass = [is_shards(op) and not has_gathered(view, ranks[0], op) for ranks, op in parting.sides]
-    has_state = any(has_gathered(view, ranks[0], op) for ranks, op in parting.sides)
-    return parting.respect in {"op", "size", "dtype"} and 0 < sum(is_pass) < len(is_pass) and not has_state
+    is_pass = [is_shards(op) and not has_gathered(view, ranks[0], op) for ranks, op in mismatch.sides]
+    has_state = any(has_gathered(view, ranks[0], op) for ranks, op in mismatch.sides)
+    return mismatch.respect in {"op", "size", "dtype"} and 0 < sum(is_pass) < len(is_pass) and not has_state
 
 
-def _tell_shards(view: View, parting: Parting) -> Sight:
-    ranks, gathering = next(side for side in parting.sides if is_shards(side[1]))
-    others = [rank for side, op in parting.sides if not is_shards(op) for rank in side]
+def _tell_shards(view: SceneView, mismatch: Mismatch) -> JobFinding:
+    ranks, gathering = next(side for side in mismatch.sides if is_shards(side[1]))
+    others = [rank for side, op in mismatch.sides if not is_shards(op) for rank in side]
     at = shorten(gathering.site)
-    alone = find_alone(view, parting)
-    were_there = all(parting.lane.has_been_at(rank, gathering.site) for rank in others)
+    alone = find_conditional_call(view, mismatch)
+    were_there = all(mismatch.sequence.has_been_at(rank, gathering.site) for rank in others)
     class_id, fix, where = (
         "D14" if were_there else None,
         f"make all ranks run the same number of passes at {at} (DistributedSampler, drop_last), "
@@ -83,22 +85,22 @@ def _tell_shards(view: View, parting: Parting) -> Sight:
                 "evaluate on all ranks, only what follows may differ"
             )
     elif were_there:
-        places = [op.site for _, op in parting.sides if not is_shards(op)]
+        places = [op.site for _, op in mismatch.sides if not is_shards(op)]
         known = explain_fewer(view, gathering.site, ranks[0], others, places)
         class_id, fix, where = known or (class_id, fix, None)
-    sight = tell_parting(
-        view, parting, rule=RULE, class_id=class_id, fix=fix, lead=alone.op if alone else gathering,
-        told="some ranks gathered the parameters of an FSDP model for a pass while the others did something else",
+    finding = explain_mismatch(
+        view, mismatch, rule=RULE, class_id=class_id, fix=fix, lead=alone.op if alone else gathering,
+        text="some ranks gathered the parameters of an FSDP model for a pass while the others did something else",
     )  # fmt: skip
-    return put_at(sight, where)
+    return put_at(finding, where)
 
 
-def _name(lane: Lane, rank: int, op: Op, others: Sequence[int]) -> str | None:
-    if not all(lane.remembers_all(other) for other in others):
+def _name(sequence: GroupSequence, rank: int, op: Op, others: Sequence[int]) -> str | None:
+    if not all(sequence.remembers_all(other) for other in others):
         return None
-    if not any(lane.has_been_at(other, op.site) for other in others):
+    if not any(sequence.has_been_at(other, op.site) for other in others):
         return "D17"
-    earlier = [one for seq, one in sorted(lane.ops[rank].items()) if seq < op.seq]
+    earlier = [one for seq, one in sorted(sequence.ops[rank].items()) if seq < op.seq]
     since_buffers = [one for one in earlier if is_gradient(one) or is_buffers(one)]
     # Forward upon forward, without a backward pass between them: an evaluation, and of unequal length.
     return "D19" if since_buffers and is_buffers(since_buffers[-1]) else "D14"

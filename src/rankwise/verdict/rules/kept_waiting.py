@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import are_alone, list_worker_places, tell_absence
-from rankwise.verdict.words import shorten, verb
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.explain import are_alone, explain_absence, list_worker_places
+from rankwise.verdict.wording import shorten, verb
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import Absence, View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "kept_waiting"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    sights = []
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    findings = []
     for absence in view.absences:
         is_slow = any(map(view.may_come, absence.missing))
         class_id, fix = _judge_slow(view, absence) if is_slow else _judge(view, absence)
-        sights.append(
-            tell_absence(
+        findings.append(
+            explain_absence(
                 view, absence, rule=RULE, class_id=class_id, fix=fix,
                 culprits=absence.missing if is_slow else (),
             )
         )  # fmt: skip
-    return tuple(sights)
+    return tuple(findings)
 
 
-def _judge_slow(view: View, absence: Absence) -> tuple[str | None, str]:
+def _judge_slow(view: SceneView, absence: Absence) -> tuple[str | None, str]:
     """Return class and fix of a wait that may be right: of a class only if it should last for too long."""
-    doing = {view.standings[rank].doing for rank in absence.missing}
+    doing = {view.rank_states[rank].doing for rank in absence.missing}
     if doing <= {"busy", "saving", "unknown"} and view.scene.is_whole and are_alone(view, absence.missing):
         who, at = name_ranks(absence.missing), shorten(absence.waiting[0].site)
         return "X14", (
@@ -42,8 +42,8 @@ def _judge_slow(view: View, absence: Absence) -> tuple[str | None, str]:
     return None, _fix_slow(view, absence)
 
 
-def _fix_slow(view: View, absence: Absence) -> str:
-    doing = {view.standings[rank].doing for rank in absence.missing}
+def _fix_slow(view: SceneView, absence: Absence) -> str:
+    doing = {view.rank_states[rank].doing for rank in absence.missing}
     who, at = name_ranks(absence.missing), shorten(absence.waiting[0].site)
     if "debugged" in doing:
         return f"continue in the debugger of {who}: the others wait for it"
@@ -56,7 +56,7 @@ def _fix_slow(view: View, absence: Absence) -> str:
     return f"look at what {who} is doing; long work on one rank belongs before {at}, or needs a longer timeout there"
 
 
-def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
+def _judge(view: SceneView, absence: Absence) -> tuple[str | None, str]:
     """Return the class that the script's own lines decide, and what to do."""
     at, who = shorten(absence.waiting[0].site), name_ranks(absence.missing)
     away = [guard for rank in absence.missing for guard in view.guards_of(rank)]
@@ -82,9 +82,9 @@ def _judge(view: View, absence: Absence) -> tuple[str | None, str]:
             "C26",
             f"the condition at line {own[0].line} holds on some ranks only: let one rank decide, and broadcast the decision before {at}",
         )
-    advice = {view.pauses[rank].advice if rank in view.pauses else "" for rank in absence.missing}
-    if len(advice) == 1 and (told := advice.pop()):
-        return None, f"{told}; the others wait at {at}"
+    advice = {view.local_waits[rank].advice if rank in view.local_waits else "" for rank in absence.missing}
+    if len(advice) == 1 and (found := advice.pop()):
+        return None, f"{found}; the others wait at {at}"
     if not waiting:
         return (
             None,

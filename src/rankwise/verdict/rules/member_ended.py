@@ -4,36 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import find_deviating, have_been_here, tell_absence
-from rankwise.verdict.uneven import say_even, tell_uneven
-from rankwise.verdict.words import is_gradient, shorten
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.explain import explain_absence, find_deviating, have_been_here
+from rankwise.verdict.uneven_steps import explain_uneven, say_even
+from rankwise.verdict.wording import is_gradient, shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import Absence, View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "member_ended"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    sights = []
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    findings = []
     for absence in view.absences:
         gone = view.find_ended(absence)
         if gone:
             class_id, first = _name(view, absence, gone), absence.waiting[0]
             is_uneven = class_id == "D14" and gone == absence.missing
-            sight = tell_absence(
+            finding = explain_absence(
                 view, absence, rule=RULE, class_id=class_id, certainty="proof", fix=say_even(view, first.rank, first.site, is_sharded=False) if is_uneven else _fix(absence, gone),
                 culprits=gone if len(gone) < len(absence.missing) else find_deviating(absence),
             )  # fmt: skip
             waiting = [one.rank for one in absence.waiting]
-            sights.append(tell_uneven(view, sight, gone, waiting, first.site) if is_uneven else sight)
-    return tuple(sights)
+            findings.append(
+                explain_uneven(view, finding, gone, waiting, first.site) if is_uneven else finding
+            )
+    return tuple(findings)
 
 
-def _name(view: View, absence: Absence, gone: tuple[int, ...]) -> str | None:
+def _name(view: SceneView, absence: Absence, gone: tuple[int, ...]) -> str | None:
     if any(view.by_rank[rank].code for rank in gone):
         return None  # it failed, and that is told by its own error
     if absence.op is not None and is_gradient(absence.op):

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.drifting import are_carried, find_drifts, tell_drift
-from rankwise.verdict.sight import Sight
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.replica_drift import are_carried, explain_drift, find_drifts
 
 if TYPE_CHECKING:
-    from rankwise.verdict.drifting import Drift
-    from rankwise.verdict.view import View
+    from rankwise.verdict.replica_drift import ReplicaDrift
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "never_wrapped"
 #: Weights may be averaged by hand once an epoch, so a job that runs is given that long.
 _PATIENCE = 4096
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: only where all began with the same weights, and share the data by a DistributedSampler."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: only where all began with the same weights, and share the data by a DistributedSampler."""
     return tuple(_tell(drift) for drift in find_drifts(view.scene, "plain") if _is_meant_as_one(drift))
 
 
-def _is_meant_as_one(drift: Drift) -> bool:
+def _is_meant_as_one(drift: ReplicaDrift) -> bool:
     return (
         set(drift.by_rank) == set(drift.replica.members)
         and drift.step == 1
@@ -35,16 +35,16 @@ def _is_meant_as_one(drift: Drift) -> bool:
     )
 
 
-def _tell(drift: Drift) -> Sight:
-    told = "the ranks began with the same model and share the data, but train separately: no gradient was ever averaged"
-    return Sight(
+def _tell(drift: ReplicaDrift) -> JobFinding:
+    text = "the ranks began with the same model and share the data, but train separately: no gradient was ever averaged"
+    return JobFinding(
         kind="mismatch",
         # Nobody can see whether one model is meant.
         certainty="suspicion",
         rule=RULE,
         culprits=drift.culprits,
         class_id="D7",
-        message=f"{told}; {tell_drift(drift)}; that is wrong unless intended (ensembles, weights averaged by files)",
+        message=f"{text}; {explain_drift(drift)}; that is wrong unless intended (ensembles, weights averaged by files)",
         fix="wrap the model in torch.nn.parallel.DistributedDataParallel before the first step, and call the wrapper in training; if it is intended, RANKWISE_DIGESTS=0 turns this off",
         is_stuck=False,
         key=f"drift of a model of {name_ranks(drift.replica.members)} in no wrapper",

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.words import shorten
+from rankwise.verdict.explain import explain_mismatch
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_dtype"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
     return tuple(
-        tell_parting(
-            view, parting, rule=RULE, class_id="C7", told="the ranks passed tensors of different dtypes",
-            fix=f"convert to one dtype on all ranks before {shorten(parting.sides[0][1].site)}, as in tensor.to(torch.float32)",
+        explain_mismatch(
+            view, mismatch, rule=RULE, class_id="C7", text="the ranks passed tensors of different dtypes",
+            fix=f"convert to one dtype on all ranks before {shorten(mismatch.sides[0][1].site)}, as in tensor.to(torch.float32)",
         )
-        for parting in view.partings
-        if parting.respect == "dtype"
+        for mismatch in view.mismatches
+        if mismatch.respect == "dtype"
     )  # fmt: skip

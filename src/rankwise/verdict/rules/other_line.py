@@ -4,43 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.alone import find_alone
+from rankwise.verdict.conditional_call import find_conditional_call
+from rankwise.verdict.explain import explain_mismatch
 from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.rules.state_on_some import GATHERERS
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.words import is_buffers, is_gradient, is_wrapping, shorten
+from rankwise.verdict.wording import is_buffers, is_gradient, is_wrapping, shorten
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import Op
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_line"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: not where a rule of its own knows what one side was doing."""
-    sights = []
-    for parting in view.partings:
-        ops = [op for _, op in parting.sides]
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: not where a rule of its own knows what one side was doing."""
+    findings = []
+    for mismatch in view.mismatches:
+        ops = [op for _, op in mismatch.sides]
         is_known = any(len({test(op) for op in ops}) == 2 for test in (is_gradient, is_wrapping))
-        if parting.respect != "line" or is_known:
+        if mismatch.respect != "line" or is_known:
             continue
-        class_id, lead, fix = _judge(view, parting)
-        sights.append(
-            tell_parting(
-                view, parting, rule=RULE, class_id=class_id, fix=fix, lead=lead,
-                told="the ranks took different paths before this showed",
+        class_id, lead, fix = _judge(view, mismatch)
+        findings.append(
+            explain_mismatch(
+                view, mismatch, rule=RULE, class_id=class_id, fix=fix, lead=lead,
+                text="the ranks took different paths before this showed",
             )
         )  # fmt: skip
-    return tuple(sights)
+    return tuple(findings)
 
 
-def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
+def _judge(view: SceneView, mismatch: Mismatch) -> tuple[str | None, Op, str]:
     """Return the class, the collective that is one too many, if it is known, and what to do."""
-    own, others = parting.sides[0][1], parting.sides[1][1]
-    away = [op for ranks, op in parting.sides if {*ranks} <= {*parting.culprits}]
+    own, others = mismatch.sides[0][1], mismatch.sides[1][1]
+    away = [op for ranks, op in mismatch.sides if {*ranks} <= {*mismatch.culprits}]
     lead = away[0] if away else own
     if gathering := next((op for op in (own, others) if GATHERERS & {*op.inside}), None):
         return (
@@ -48,10 +48,10 @@ def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
             gathering,
             f"gather the state on all ranks at {shorten(gathering.site)}, and write the file on one rank only",
         )
-    alone = [op for ranks, op in parting.sides if is_buffers(op) and not _is_known_to_all(parting, op)]
+    alone = [op for ranks, op in mismatch.sides if is_buffers(op) and not _is_known_to_all(mismatch, op)]
     if len(alone) == 1:
         return "D17", alone[0], fix_forward(alone[0], "D17")
-    if guarded := find_alone(view, parting):
+    if guarded := find_conditional_call(view, mismatch):
         return guarded.class_id, guarded.op, guarded.fix
     places = " and ".join(shorten(op.site) for op in (own, others))
     class_id = "D14" if is_buffers(own) or is_buffers(others) else None
@@ -61,5 +61,5 @@ def _judge(view: View, parting: Parting) -> tuple[str | None, Op, str]:
     )  # fmt: skip
 
 
-def _is_known_to_all(parting: Parting, op: Op) -> bool:
-    return all(parting.lane.has_been_at(rank, op.site) for ranks, _ in parting.sides for rank in ranks)
+def _is_known_to_all(mismatch: Mismatch, op: Op) -> bool:
+    return all(mismatch.sequence.has_been_at(rank, op.site) for ranks, _ in mismatch.sides for rank in ranks)

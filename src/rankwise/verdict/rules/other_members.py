@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.sight import Sight
-from rankwise.verdict.words import join_clauses, shorten
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.wording import join_clauses, shorten
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import RankFacts
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import RankFacts
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_members"
 _FIX = (
@@ -19,8 +19,8 @@ _FIX = (
 )
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sight of groups that got the same number and other members."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the finding of groups that got the same number and other members."""
     named: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for facts in view.scene.ranks:
         for name, members in _numbered(facts).items():
@@ -47,7 +47,7 @@ def _numbered(facts: RankFacts) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _tell(view: View, name: str, sides: dict[tuple[int, ...], list[int]]) -> Sight:
+def _tell(view: SceneView, name: str, sides: dict[tuple[int, ...], list[int]]) -> JobFinding:
     wrong = [members for members in sides if _is_contradicted(view, name, members)]
     blamed = wrong if len(wrong) < len(sides) and wrong else [*sides]
     culprits = tuple(sorted(rank for members in blamed for rank in sides[members]))
@@ -59,34 +59,34 @@ def _tell(view: View, name: str, sides: dict[tuple[int, ...], list[int]]) -> Sig
     ]
     waiting = [
         one
-        for one in view.standings.values()
+        for one in view.rank_states.values()
         if one.wait and one.rank in ranks and (one.rank not in culprits or culprits == ranks)
     ]
     where = _find_place(view, name, culprits) or _find_place(view, name, ranks)
-    return Sight(
+    return JobFinding(
         kind="mismatch", certainty="proof", rule=RULE, culprits=culprits, class_id="C10", where=where, waiting=view.list_waiting(waiting),
         message=f"the ranks named different members for group {name}, at {shorten(where)}: {join_clauses(clauses)}",
         fix=_FIX, key=f"members of group {name}", doing="in a collective", since_s=view.since(waiting),
     )  # fmt: skip
 
 
-def _is_contradicted(view: View, name: str, members: tuple[int, ...]) -> bool:
+def _is_contradicted(view: SceneView, name: str, members: tuple[int, ...]) -> bool:
     """Tell whether one of those who stand on a list has named another one, or none that holds it; not if it may be yet to come."""
     for rank in members:
-        facts, standing = view.by_rank.get(rank), view.standings.get(rank)
-        if facts is None or standing is None or facts.evidence is None or facts.evidence.has_left:
+        facts, rank_state = view.by_rank.get(rank), view.rank_states.get(rank)
+        if facts is None or rank_state is None or facts.evidence is None or facts.evidence.has_left:
             continue
-        has_come = standing.wait in {"call", "handle", "backward"} or facts.state == "ended"
-        told = _numbered(facts).get(name)
-        if (told is not None and told != members) or (told is None and has_come):
+        has_come = rank_state.wait in {"call", "handle", "backward"} or facts.state == "ended"
+        value = _numbered(facts).get(name)
+        if (value is not None and value != members) or (value is None and has_come):
             return True
     return False
 
 
-def _find_place(view: View, name: str, ranks: tuple[int, ...]) -> str | None:
+def _find_place(view: SceneView, name: str, ranks: tuple[int, ...]) -> str | None:
     for rank in ranks:
         evidence = view.by_rank[rank].evidence
         for op in evidence.ops if evidence else ():
             if op.group == name and op.site:
                 return op.site
-    return next((view.standings[rank].where for rank in ranks if view.standings[rank].where), None)
+    return next((view.rank_states[rank].where for rank in ranks if view.rank_states[rank].where), None)

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.case import name_ranks
-from rankwise.verdict.telling import put_at, tell_parting
-from rankwise.verdict.uneven import Explained, explain_skip
-from rankwise.verdict.words import is_in_backward, shorten
+from rankwise.base.rank_names import name_ranks
+from rankwise.verdict.explain import explain_mismatch, put_at
+from rankwise.verdict.uneven_steps import Explained, explain_skip
+from rankwise.verdict.wording import is_in_backward, shorten
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import Op
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_module"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    return tuple(_tell(view, parting) for parting in view.partings if parting.respect == "module")
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    return tuple(_tell(view, mismatch) for mismatch in view.mismatches if mismatch.respect == "module")
 
 
-def _tell(view: View, parting: Parting) -> Sight:
-    forward = [side for side in parting.sides if not is_in_backward(side[1])]
-    backward = [side for side in parting.sides if is_in_backward(side[1])]
+def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
+    forward = [side for side in mismatch.sides if not is_in_backward(side[1])]
+    backward = [side for side in mismatch.sides if is_in_backward(side[1])]
     if not forward or not backward:
-        return tell_parting(
-            view, parting, rule=RULE, class_id=None, told="the ranks of an FSDP model are at different modules of it",
+        return explain_mismatch(
+            view, mismatch, rule=RULE, class_id=None, text="the ranks of an FSDP model are at different modules of it",
             fix="run the same modules in the same order on all ranks: where one is dropped or skipped, all must drop it "
             "(draw it from a generator with the same seed, or broadcast the decision)",
         )  # fmt: skip
     ahead = tuple(sorted(rank for ranks, _ in forward for rank in ranks))
     # Either of the two has passed over something; a rank in its next forward has passed over its backward.
-    told = "some ranks of an FSDP model are in a forward pass while the others are in a backward pass"
+    text = "some ranks of an FSDP model are in a forward pass while the others are in a backward pass"
     class_id, fix, where = _explain(view, ahead, *backward[0])
-    sight = tell_parting(
-        view, parting, rule=RULE, class_id=class_id, culprits=ahead, lead=forward[0][1], told=told, fix=fix
+    finding = explain_mismatch(
+        view, mismatch, rule=RULE, class_id=class_id, culprits=ahead, lead=forward[0][1], text=text, fix=fix
     )
-    return put_at(sight, where)
+    return put_at(finding, where)
 
 
-def _explain(view: View, ahead: tuple[int, ...], others: tuple[int, ...], op: Op) -> Explained:
+def _explain(view: SceneView, ahead: tuple[int, ...], others: tuple[int, ...], op: Op) -> Explained:
     explained = explain_skip(view, others[0], op.site)
     if explained is not None:
         return explained

@@ -4,44 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.alone import find_alone
-from rankwise.verdict.telling import put_at, tell_parting
-from rankwise.verdict.uneven import explain_parting
-from rankwise.verdict.words import shorten
+from rankwise.verdict.conditional_call import find_conditional_call
+from rankwise.verdict.explain import explain_mismatch, put_at
+from rankwise.verdict.uneven_steps import explain_parting
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_op"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
     return tuple(
-        tell(view, parting, rule=RULE)
-        for parting in view.partings
-        if parting.respect in {"op", "model check"}
+        tell(view, mismatch, rule=RULE)
+        for mismatch in view.mismatches
+        if mismatch.respect in {"op", "model check"}
     )
 
 
-def tell(view: View, parting: Parting, *, rule: str) -> Sight:
-    """Return the sight of ranks that made two collectives where one was due.
+def tell(view: SceneView, mismatch: Mismatch, *, rule: str) -> JobFinding:
+    """Return the finding of ranks that made two collectives where one was due.
 
     Args:
         view: The scene.
-        parting: Where they differ.
+        mismatch: Where they differ.
         rule: Which rule found it.
     """
-    alone, told = find_alone(view, parting), "the ranks called different collectives at the same time"
-    if alone is None and (left := explain_parting(view, parting)):
+    alone, text = (
+        find_conditional_call(view, mismatch),
+        "the ranks called different collectives at the same time",
+    )
+    if alone is None and (left := explain_parting(view, mismatch)):
         (class_id, fix, where), gone, instead = left
-        sight = tell_parting(view, parting, rule=rule, told=told, class_id=class_id, fix=fix, culprits=gone, lead=instead)  # fmt: skip
-        return put_at(sight, where)
-    places = dict.fromkeys(shorten(op.site) for _, op in parting.sides[:3])
-    return tell_parting(
-        view, parting, rule=rule, told=told,
+        finding = explain_mismatch(view, mismatch, rule=rule, text=text, class_id=class_id, fix=fix, culprits=gone, lead=instead)  # fmt: skip
+        return put_at(finding, where)
+    places = dict.fromkeys(shorten(op.site) for _, op in mismatch.sides[:3])
+    return explain_mismatch(
+        view, mismatch, rule=rule, text=text,
         class_id=alone.class_id if alone else "C8", lead=alone.op if alone else None,
         fix=alone.fix if alone else (
             "all ranks of the group must call the same collectives in the same order: "

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.words import shorten
+from rankwise.verdict.explain import explain_mismatch
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_reduction"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    sights = []
-    for parting in view.partings:
-        if parting.respect == "reduce op":
-            used = " and ".join(dict.fromkeys(str(op.reduce_op) for _, op in parting.sides))
-            sights.append(
-                tell_parting(
-                    view, parting, rule=RULE, class_id=None, told=f"the ranks reduced with different operators ({used})",
-                    fix=f"pass the same ReduceOp on all ranks at {shorten(parting.sides[0][1].site)}",
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    findings = []
+    for mismatch in view.mismatches:
+        if mismatch.respect == "reduce op":
+            used = " and ".join(dict.fromkeys(str(op.reduce_op) for _, op in mismatch.sides))
+            findings.append(
+                explain_mismatch(
+                    view, mismatch, rule=RULE, class_id=None, text=f"the ranks reduced with different operators ({used})",
+                    fix=f"pass the same ReduceOp on all ranks at {shorten(mismatch.sides[0][1].site)}",
                 )
             )  # fmt: skip
-    return tuple(sights)
+    return tuple(findings)

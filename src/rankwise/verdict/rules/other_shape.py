@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.words import shorten
+from rankwise.verdict.explain import explain_mismatch
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_shape"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
     return tuple(
-        tell_parting(
-            view, parting, rule=RULE, class_id="C6",
-            told="the ranks passed tensors with the same number of elements but different shapes",
-            fix=f"transpose or reshape to the same shape on all ranks before {shorten(parting.sides[0][1].site)}",
+        explain_mismatch(
+            view, mismatch, rule=RULE, class_id="C6",
+            text="the ranks passed tensors with the same number of elements but different shapes",
+            fix=f"transpose or reshape to the same shape on all ranks before {shorten(mismatch.sides[0][1].site)}",
         )
-        for parting in view.partings
-        if parting.respect == "shape"
+        for mismatch in view.mismatches
+        if mismatch.respect == "shape"
     )  # fmt: skip

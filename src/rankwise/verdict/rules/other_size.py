@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.alone import find_alone
-from rankwise.verdict.lanes import find_family
+from rankwise.verdict.conditional_call import find_conditional_call
+from rankwise.verdict.explain import explain_mismatch
+from rankwise.verdict.group_sequences import find_family
 from rankwise.verdict.rules import other_op
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.words import shorten
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "other_size"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    return tuple(_tell(view, parting) for parting in view.partings if parting.respect == "size")
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    return tuple(_tell(view, mismatch) for mismatch in view.mismatches if mismatch.respect == "size")
 
 
-def _tell(view: View, parting: Parting) -> Sight:
-    op = parting.sides[0][1]
-    if _are_two(view, parting):
-        return other_op.tell(view, parting, rule=RULE)
+def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
+    op = mismatch.sides[0][1]
+    if _are_two(view, mismatch):
+        return other_op.tell(view, mismatch, rule=RULE)
     at = shorten(op.site)
     if "broadcast_object_list" in op.inside:
         class_id = "C20"
@@ -37,21 +37,21 @@ def _tell(view: View, parting: Parting) -> Sight:
     else:
         class_id = "C5"
         fix = f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order"
-    return tell_parting(
+    return explain_mismatch(
         view,
-        parting,
+        mismatch,
         rule=RULE,
         class_id=class_id,
         fix=fix,
-        told="the ranks passed tensors of different sizes",
+        text="the ranks passed tensors of different sizes",
     )
 
 
-def _are_two(view: View, parting: Parting) -> bool:
+def _are_two(view: SceneView, mismatch: Mismatch) -> bool:
     """Tell whether the sizes differ because the collectives are two: their lines do, or one was made under a condition of its own."""
-    sites = {op.site for _, op in parting.sides}
+    sites = {op.site for _, op in mismatch.sides}
     if None in sites:
         return False
-    first = parting.sides[0][1].site
+    first = mismatch.sides[0][1].site
     are_apart = len(sites) > 1 and not any(view.are_alternatives(first, site) for site in sites)
-    return are_apart or find_alone(view, parting) is not None
+    return are_apart or find_conditional_call(view, mismatch) is not None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.exchange import find_misfits
-from rankwise.verdict.lanes import find_family
-from rankwise.verdict.telling import tell_parting
-from rankwise.verdict.words import join_clauses, shorten
+from rankwise.verdict.explain import explain_mismatch
+from rankwise.verdict.group_sequences import find_family
+from rankwise.verdict.split_mismatch import find_split_mismatches
+from rankwise.verdict.wording import join_clauses, shorten
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op
-    from rankwise.verdict.exchange import Misfit
-    from rankwise.verdict.parting import Parting
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import Op
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.scene_view import SceneView
+    from rankwise.verdict.split_mismatch import SplitMismatch
 
 RULE = "other_splits"
 _FIXES = {
@@ -26,31 +26,31 @@ _FIXES = {
 }
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it."""
-    return tuple(_tell(view, parting) for parting in view.partings if parting.respect == "splits")
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it."""
+    return tuple(_tell(view, mismatch) for mismatch in view.mismatches if mismatch.respect == "splits")
 
 
-def _tell(view: View, parting: Parting) -> Sight:
-    lane, seq = parting.lane, parting.seq
-    ops = {rank: known[seq] for rank, known in lane.ops.items() if seq in known}
-    misfits = sorted(find_misfits(lane.ranks, ops), key=lambda one: (one.giver, one.getter))
-    op = parting.sides[0][1]
-    clauses = [_tell_misfit(one, ops[one.giver]) for one in misfits]
-    return tell_parting(
-        view, parting, rule=RULE, class_id="C5", culprits=parting.culprits,
-        told=f"the ranks disagree about how much goes from one to another ({join_clauses(clauses, most=3)})",
+def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
+    sequence, seq = mismatch.sequence, mismatch.seq
+    ops = {rank: known[seq] for rank, known in sequence.ops.items() if seq in known}
+    mismatches = sorted(find_split_mismatches(sequence.ranks, ops), key=lambda one: (one.giver, one.getter))
+    op = mismatch.sides[0][1]
+    clauses = [_tell_misfit(one, ops[one.giver]) for one in mismatches]
+    return explain_mismatch(
+        view, mismatch, rule=RULE, class_id="C5", culprits=mismatch.culprits,
+        text=f"the ranks disagree about how much goes from one to another ({join_clauses(clauses, most=3)})",
         fix=f"at {shorten(op.site)} {_FIXES.get(find_family(op) or '', _FIXES['all_to_all'])}",
     )  # fmt: skip
 
 
-def _tell_misfit(misfit: Misfit, op: Op) -> str:
+def _tell_misfit(mismatch: SplitMismatch, op: Op) -> str:
     # In rows where one tensor was cut, as the script counts them.
     row = math.prod(op.shapes[0][1:]) if len(op.shapes) == 1 and find_family(op) == "all_to_all" else 1
-    is_in_rows = row > 1 and misfit.given % row == 0 and misfit.expected % row == 0
+    is_in_rows = row > 1 and mismatch.given % row == 0 and mismatch.expected % row == 0
     unit, size = ("row", row) if is_in_rows else ("element", 1)
-    given = misfit.given // size
-    whom = "itself" if misfit.giver == misfit.getter else f"rank {misfit.getter}"
+    given = mismatch.given // size
+    whom = "itself" if mismatch.giver == mismatch.getter else f"rank {mismatch.getter}"
     return (
-        f"rank {misfit.giver} sends {whom} {given} {unit}{'' if given == 1 else 's'}, but {misfit.expected // size} {'is' if misfit.expected == size else 'are'} expected"
+        f"rank {mismatch.giver} sends {whom} {given} {unit}{'' if given == 1 else 's'}, but {mismatch.expected // size} {'is' if mismatch.expected == size else 'are'} expected"
     )  # fmt: skip

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.lanes import find_family
-from rankwise.verdict.telling import find_fewer, tell_absence
-from rankwise.verdict.words import shorten
+from rankwise.verdict.explain import explain_absence, find_fewer
+from rankwise.verdict.group_sequences import find_family
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import Absence, View
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "split_barrier"
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: not while those that are missing may still come."""
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: not while those that are missing may still come."""
     return tuple(
-        tell_absence(
+        explain_absence(
             view, absence, rule=RULE, class_id="C2", culprits=find_fewer(absence), certainty="proof" if view.have_ended(absence) else "suspicion",
             fix=f"the barrier at {shorten(absence.waiting[0].site)} was reached by no other rank: call barrier equally often on all ranks, "
             "as in `if rank != 0: barrier()` … `if rank == 0: barrier()`",
@@ -30,11 +30,11 @@ def find(view: View) -> tuple[Sight, ...]:
 
 def _is_off_by_one(absence: Absence) -> bool:
     """Tell whether those that are missing were at this very line one barrier earlier, when the others were at another one."""
-    lane, op = absence.lane, absence.op
-    if lane is None or op is None or op.site is None or find_family(op) != "barrier":
+    sequence, op = absence.sequence, absence.op
+    if sequence is None or op is None or op.site is None or find_family(op) != "barrier":
         return False
-    mine = lane.ops[absence.waiting[0].rank].get(op.seq - 1)
-    theirs = [lane.ops.get(rank, {}).get(op.seq - 1) for rank in absence.missing]
+    mine = sequence.ops[absence.waiting[0].rank].get(op.seq - 1)
+    theirs = [sequence.ops.get(rank, {}).get(op.seq - 1) for rank in absence.missing]
     return (
         mine is not None
         and find_family(mine) == "barrier"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.standing import list_calls
-from rankwise.verdict.telling import tell_absence, tell_parting
-from rankwise.verdict.words import shorten
+from rankwise.verdict.explain import explain_absence, explain_mismatch
+from rankwise.verdict.rank_state import list_calls
+from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
-    from rankwise.evidence.facts import Op
-    from rankwise.verdict.sight import Sight
-    from rankwise.verdict.view import View
+    from rankwise.evidence.reader.scene import Op
+    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.scene_view import SceneView
 
 RULE = "state_on_some"
 #: Functions that gather a state from all ranks.
@@ -21,28 +21,28 @@ GATHERERS = frozenset({
 })  # fmt: skip
 
 
-def find(view: View) -> tuple[Sight, ...]:
-    """Return the sights of it: not while those that are missing may still come."""
-    return (*_tell_partings(view), *_tell_absences(view))
+def find(view: SceneView) -> tuple[JobFinding, ...]:
+    """Return the findings of it: not while those that are missing may still come."""
+    return (*_explain_mismatches(view), *_tell_absences(view))
 
 
-def _tell_partings(view: View) -> list[Sight]:
-    """Return the sights of a gathering that another collective of the others met."""
-    sights = []
-    for parting in view.partings:
-        gathering = [op for ranks, op in parting.sides if has_gathered(view, ranks[0], op)]
-        if parting.respect not in {"op", "size", "dtype"} or not 0 < len(gathering) < len(parting.sides):
+def _explain_mismatches(view: SceneView) -> list[JobFinding]:
+    """Return the findings of a gathering that another collective of the others met."""
+    findings = []
+    for mismatch in view.mismatches:
+        gathering = [op for ranks, op in mismatch.sides if has_gathered(view, ranks[0], op)]
+        if mismatch.respect not in {"op", "size", "dtype"} or not 0 < len(gathering) < len(mismatch.sides):
             continue
-        sights.append(
-            tell_parting(
-                view, parting, rule=RULE, class_id="D28", lead=gathering[0], told="some ranks gathered the state of a sharded model while the others did not",
+        findings.append(
+            explain_mismatch(
+                view, mismatch, rule=RULE, class_id="D28", lead=gathering[0], text="some ranks gathered the state of a sharded model while the others did not",
                 fix=f"let all ranks gather the state at {shorten(gathering[0].site)}, and only one write it",
             )
         )  # fmt: skip
-    return sights
+    return findings
 
 
-def has_gathered(view: View, rank: int, op: Op) -> bool:
+def has_gathered(view: SceneView, rank: int, op: Op) -> bool:
     """Tell whether a rank made an operation to gather a state: by its record, or by its stack if it still stands there.
 
     Args:
@@ -50,14 +50,14 @@ def has_gathered(view: View, rank: int, op: Op) -> bool:
         rank: Who.
         op: What it made.
     """
-    standing = view.standings.get(rank)
-    is_there = standing is not None and standing.wait is not None and standing.where == op.site
+    rank_state = view.rank_states.get(rank)
+    is_there = rank_state is not None and rank_state.wait is not None and rank_state.where == op.site
     return bool(GATHERERS & {*op.inside}) or (is_there and _gathers(view, rank))
 
 
-def _tell_absences(view: View) -> tuple[Sight, ...]:
+def _tell_absences(view: SceneView) -> tuple[JobFinding, ...]:
     return tuple(
-        tell_absence(
+        explain_absence(
             view, absence, rule=RULE, class_id="D28", certainty="proof" if view.have_ended(absence) else "suspicion",
             fix=f"let all ranks gather the state at {shorten(absence.waiting[0].site)}, and only one write it",
         )
@@ -67,7 +67,7 @@ def _tell_absences(view: View) -> tuple[Sight, ...]:
     )  # fmt: skip
 
 
-def _gathers(view: View, rank: int) -> bool:
-    facts, standing = view.by_rank[rank], view.standings[rank]
+def _gathers(view: SceneView, rank: int) -> bool:
+    facts, rank_state = view.by_rank[rank], view.rank_states[rank]
     inside = {frame.function for frame in list_calls(facts.stack)} if facts.stack else set()
-    return bool(GATHERERS & (inside | set(standing.op.inside if standing.op else ())))
+    return bool(GATHERERS & (inside | set(rank_state.op.inside if rank_state.op else ())))

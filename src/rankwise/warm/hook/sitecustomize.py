@@ -30,7 +30,9 @@ def _load(room: str, name: str) -> object:
     import importlib.util
 
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", room, f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"rankwise.{room}.{name}", os.path.normpath(path))
+    spec = importlib.util.spec_from_file_location(
+        f"rankwise.{room.replace('/', '.')}.{name}", os.path.normpath(path)
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -54,7 +56,7 @@ except ImportError as _error:
     sys.modules["sitecustomize"] = _mine
 if _warm is not None:
     try:
-        _recording = _load("evidence", "recorder")  # once, and not in every rank
+        _recording = _load("evidence/in_rank", "recorder")  # once, and not in every rank
         # Returns only in a forked rank, with that rank's environment; in the server it never does.
         _server.serve(
             _warm,
@@ -72,26 +74,28 @@ if _orders is not None:
         import json as _json
 
         if _warm is None:
-            _recording = _load("evidence", "recorder")
+            _recording = _load("evidence/in_rank", "recorder")
         _told = _json.loads(_orders)
         _places, _keep = _told.pop("evidence", None), _told.pop("keep", None)
         if _places is not None:
             _places["pid"] = os.getpid()
-        _find = lambda _name: _load("evidence", _name)  # noqa: E731
+        _find = lambda _name: _load("evidence/in_rank", _name)  # noqa: E731
         if _keep is not None:  # nobody looks on from outside
-            _find = _find("keeping").install(_keep, _find, _told["stacks"])
+            _find = _find("offline_recorder").install(_keep, _find, _told["stacks"])
         _recorder = _recording.arm(**_told)
         if _recorder is not None:
             if _places is not None and "passed_at" in _places:
                 _mark = _told["end_mark"].format(0).encode()
-                _load("evidence", "output_order").install(_places, _mark, tuple(_told["identities"][4:6]))
-            _load("evidence", "group_watch").install(
-                None if _keep is not None else lambda: _load("evidence", "roll"),
+                _load("evidence/in_rank", "output_order").install(
+                    _places, _mark, tuple(_told["identities"][4:6])
+                )
+            _load("evidence/in_rank", "group_watch").install(
+                None if _keep is not None else lambda: _load("evidence/in_rank", "rendezvous_registry"),
                 _recorder,
                 _recording.let_threads_settle,
                 None
                 if _places is None or not _recording.keep_from_children(_places)
-                else lambda _module: _find("beginning").begin(_module, _places, _find, _recorder),
+                else lambda _module: _find("instrument").begin(_module, _places, _find, _recorder),
             )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")

@@ -1,0 +1,5 @@
+"""What runs inside a rank. Each file stands alone: the hook loads it by its path into a Python that may have no rankwise.
+
+``recorder`` notes how the rank ends. Once the script imports torch.distributed, ``instrument`` starts the others. ``ring`` is the layout
+of the memory file that they write, and the reader uses it too.
+"""

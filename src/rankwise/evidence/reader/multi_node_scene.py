@@ -1,0 +1,223 @@
+"""One scene out of those of several nodes: what a node tells of its ranks, kept small, and set to the clock of who reads it.
+
+The monotonic clocks of two hosts have nothing to do with each other. A message says what its sender's clock showed when it was
+written, and the reader knows when it came: the difference is the clocks' and the way's. The way takes a different time for each
+message, so the smallest difference that was ever seen is the best. What is set by it may be too late by the shortest way, never too early: what
+waits seems to wait for less long than it does.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.evidence.reader import scene_file
+from rankwise.evidence.reader.size_limits import expand_runs, inflate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rankwise.evidence.reader.scene import Op, RankFacts, Scene
+
+#: What a message may be long, in bytes.
+MOST_BYTES = 256 << 10
+#: What it may hold, unpacked.
+_MOST_BYTES = 64 << 20
+#: With fewer operations a reader would think that a rank never had more (``Lane``), so no rank is cut below.
+FEWEST_OPS, MOST_OPS = 200, 1024
+#: Of each group, and of each peer's messages, so many are kept beside.
+_LAST_OF_EACH = 8
+#: Operations that the reader has to read, of all ranks together: 13 microseconds each.
+_OPS_IN_ALL = 40_000
+#: Moments on the sender's clock, by where they stand; whatever else ends in ``_s`` is a duration, or a time of day.
+MOMENTS_OF_RANK = ("ended_s", "finished_s")
+MOMENTS_OF_EVIDENCE = ("step_s", "dumped_s", "stacks_s")
+MOMENTS_OF_OP = ("entered_s",)
+MOMENTS_OF_FAULT = ("monotonic_s",)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """How a living rank of another node seems, and what it was asked.
+
+    Attributes:
+        quiet_s: For how long it had made no record and no step when this was written.
+        idle_s: For how long, beside that, it had used next to no CPU time.
+        question: The last one that it was asked; 0 for none.
+        is_answered: Whether it has answered that, or can't.
+        has_joined: Whether it has made a process group.
+    """
+
+    rank: int
+    quiet_s: float
+    idle_s: float
+    question: int = 0
+    is_answered: bool = False
+    has_joined: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeScene:
+    """All that one node tells of its ranks.
+
+    Attributes:
+        scene: Its ranks, when it was written.
+        signs: Of those that live.
+        question: The last that was asked before.
+        is_last: Whether all its ranks have ended, and nothing will follow.
+        stopped: Those that it has stopped itself.
+        host_problems: What is wrong with its host, as sentences.
+    """
+
+    scene: Scene
+    signs: tuple[Sign, ...]
+    question: int
+    is_last: bool = False
+    stopped: tuple[int, ...] = ()
+    host_problems: tuple[str, ...] = ()
+
+
+def count_ops(world_size: int) -> int:
+    """Return how many operations of each rank are told, so that whoever reads them all can.
+
+    Args:
+        world_size: Ranks of the job.
+    """
+    return min(MOST_OPS, max(FEWEST_OPS, _OPS_IN_ALL // world_size))
+
+
+def pack(value: NodeScene, *, most_ops: int = MOST_OPS) -> str:
+    """Return what a node tells as one line of text, of no more than ``MOST_BYTES`` where that can be.
+
+    Args:
+        value: What it tells.
+        most_ops: How many operations of each rank at most; the last ones.
+    """
+    while True:
+        text = _pack(value, most_ops)
+        if len(text) <= MOST_BYTES or most_ops <= FEWEST_OPS:
+            return text
+        most_ops = max(FEWEST_OPS, most_ops // 2)
+
+
+def _pack(value: NodeScene, most_ops: int) -> str:
+    scene = replace(
+        value.scene, ranks=tuple(_cut(facts, most_ops) for facts in value.scene.ranks), sources={}
+    )
+    body = scene_file.to_json(scene)
+    for rank in body["ranks"]:
+        for group in rank["evidence"]["groups"].values() if rank["evidence"] else ():
+            group["ranks"] = _to_runs(group["ranks"])  # every rank of a job tells of all of them
+    message = {
+        "scene": body,
+        "signs": [[getattr(sign, field.name) for field in fields(Sign)] for sign in value.signs],
+        "question": value.question,
+        "is_last": value.is_last,
+        "stopped": value.stopped,
+        "ailments": value.host_problems,
+    }
+    raw = json.dumps(message, separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(raw, 1)).decode()
+
+
+def _cut(facts: RankFacts, most_ops: int) -> RankFacts:
+    evidence = facts.evidence
+    if evidence is None or len(evidence.ops) <= most_ops:
+        return facts
+    seen: dict[tuple[str, str, int | None], int] = {}
+    kept: list[Op] = []
+    for age, op in enumerate(reversed(evidence.ops)):
+        kind = (op.group, op.name if op.is_message else "", op.peer)
+        seen[kind] = seen.get(kind, 0) + 1
+        if age < most_ops or seen[kind] <= _LAST_OF_EACH:
+            kept.append(op)
+    return replace(facts, evidence=replace(evidence, ops=tuple(reversed(kept))))
+
+
+def open_message(text: str) -> dict[str, Any]:
+    """Return what a message says, as JSON has it, on its sender's clock.
+
+    Raises:
+        ValueError: It is none, or of another version.
+    """
+    try:
+        message = json.loads(inflate(base64.b64decode(text, validate=True), _MOST_BYTES))
+        message["scene"]["now_s"] = float(message["scene"]["now_s"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"not a message from another node: {error!r}") from error
+    return dict(message)
+
+
+def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
+    """Return what a message says, on our clock.
+
+    Args:
+        message: As ``open_message`` gives it; is changed.
+        later_s: By how much our clock is ahead of the sender's.
+
+    Raises:
+        ValueError: It is of another version.
+    """
+    body = message["scene"]
+    _move(body, ("now_s",), later_s)
+    for rank in body["ranks"]:
+        _move(rank, MOMENTS_OF_RANK, later_s)
+        _move(rank["fault"] or {}, MOMENTS_OF_FAULT, later_s)
+        evidence = rank["evidence"]
+        if evidence is None:
+            continue
+        _move(evidence, MOMENTS_OF_EVIDENCE, later_s)
+        for fault in (evidence.get("handled") or {}).values():
+            _move(fault, MOMENTS_OF_FAULT, later_s)
+        for group in evidence["groups"].values():
+            group["ranks"] = expand_runs(group["ranks"])
+        columns = [evidence["ops"]["columns"].index(name) for name in MOMENTS_OF_OP]
+        for row in evidence["ops"]["rows"]:
+            for column in columns:
+                if row[column] is not None:
+                    row[column] += later_s
+    names = [field.name for field in fields(Sign)]
+    return NodeScene(
+        scene=scene_file.from_json(body),
+        signs=tuple(Sign(**dict(zip(names, sign, strict=True))) for sign in message["signs"]),
+        question=int(message["question"]),
+        is_last=bool(message["is_last"]),
+        stopped=tuple(message["stopped"]),
+        host_problems=tuple(map(str, message.get("ailments", ()))),
+    )
+
+
+def join(own: Scene, others: Iterable[Scene]) -> Scene:
+    """Return one scene of all ranks that can be seen.
+
+    Args:
+        own: Ours; the moment is its.
+        others: Of other nodes, on our clock.
+    """
+    ranks = {facts.rank: facts for scene in (*others, own) for facts in scene.ranks}
+    return replace(
+        own,
+        ranks=tuple(facts for _, facts in sorted(ranks.items())),
+        is_whole=len(ranks) == own.world_size,
+    )
+
+
+def _move(body: dict[str, Any], names: Iterable[str], later_s: float) -> None:
+    for name in names:
+        if body.get(name) is not None:
+            body[name] += later_s
+
+
+def _to_runs(ranks: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return runs

@@ -1,0 +1,150 @@
+"""Looks twice at ranks that live on this host and leave their evidence in a folder: their records, what they answer, and what the kernel tells."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.files import read_regular
+from rankwise.evidence.in_rank import ring
+from rankwise.evidence.reader import offline_layout
+from rankwise.evidence.reader.kernel_wait import find_wait
+from rankwise.evidence.reader.process_state import (
+    BETWEEN_LOOKS_S,
+    IDLE_SHARE,
+    read_children,
+    read_process,
+    reads_terminal,
+    ticks_per_second,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.base.clock import Clock
+    from rankwise.evidence.reader.scene import Child, State
+
+_QUESTION = struct.Struct("<Q")
+_ANSWER_S, _LOOK_EVERY_S = 2.0, 0.02
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLook:
+    """A rank that lives.
+
+    Attributes:
+        at_s: When it was looked at last, monotonic.
+        raw: What it has recorded; None if that can't be read.
+        state: Where the process stands.
+        is_still: Whether it made no record between the looks, and used next to no CPU time.
+        cpu_share: Of one core.
+        awaits: For what it waits in the kernel, if it is still.
+    """
+
+    at_s: float
+    raw: bytes | None
+    state: State
+    is_still: bool
+    cpu_share: float
+    children: tuple[Child, ...] = ()
+    reads_terminal: bool = False
+    memory_bytes: int | None = None
+    awaits: str = ""
+
+
+def look(heads: Mapping[int, Mapping[str, Any]], clock: Clock) -> dict[int, LiveLook]:
+    """Look at those ranks that live here; they go on.
+
+    Args:
+        heads: What ranks have told of themselves, by rank.
+        clock: Where the time between two looks comes from.
+    """
+    living = {rank: head for rank, head in heads.items() if offline_layout.is_alive(head)}
+    if not living:
+        return {}
+    before_s = clock.monotonic()
+    first = {rank: (_read(head), read_process(int(head["pid"]))) for rank, head in living.items()}
+    asked = {
+        rank: number for rank, head in living.items() if (number := _ask(head, first[rank][0])) is not None
+    }
+    clock.sleep(BETWEEN_LOOKS_S)
+    _wait_answers(living, asked, before_s + _ANSWER_S, clock)
+    children = read_children([int(head["pid"]) for head in living.values()])
+    now_s, found = clock.monotonic(), {}
+    for rank, head in living.items():
+        pid = int(head["pid"])
+        raw, (was_raw, was), process = _read(head), first[rank], read_process(pid)
+        if process is None or was is None or not offline_layout.is_alive(head):
+            continue  # it has ended meanwhile
+        share = (process.ticks - was.ticks) / ticks_per_second() / (now_s - before_s)
+        is_still = _moves(raw) == _moves(was_raw) and share < IDLE_SHARE
+        found[rank] = LiveLook(
+            at_s=now_s,
+            raw=raw,
+            state=process.state,
+            is_still=is_still,
+            cpu_share=share,
+            children=children.get(pid, ()),
+            reads_terminal=process.is_traced or reads_terminal(pid),
+            memory_bytes=process.memory_bytes,
+            awaits=find_wait(pid) if is_still else "",
+        )
+    return found
+
+
+def _read(head: Mapping[str, Any]) -> bytes | None:
+    """Return what a rank has recorded, from the file in memory, or, where that has no name, by the rank's own descriptor."""
+    folder = Path(f"/proc/{head['pid']}/fd")
+    try:
+        places = [Path(str(head["ring"]))] if head["ring"] else list(folder.iterdir())
+    except OSError:
+        return None
+    for place in places:
+        try:
+            status = place.stat()
+            if [status.st_dev, status.st_ino] == head["ring_id"]:
+                return read_regular(place, ring.SIZE_BYTES)
+        except OSError:
+            continue  # closed meanwhile, or another user's
+    return None
+
+
+def _ask(head: Mapping[str, Any], raw: bytes | None) -> int | None:
+    """Ask a rank for its stacks; return the question's number, None if nobody is there to answer."""
+    reading = ring.RingReader(raw or b"")
+    if not reading.is_begun or not (reading.get(ring.MEETS_AT) or reading.get(ring.JOINED_AT)):
+        return None
+    number, wanted = ring.read_asked(raw or b"") + 1, f"pipe:[{head['asks_id']}]"
+    try:
+        for link in Path(f"/proc/{head['pid']}/fd").iterdir():
+            if os.readlink(link) == wanted:  # noqa: PTH115 - no path
+                fd = os.open(link, os.O_WRONLY | os.O_NONBLOCK)
+                try:
+                    os.write(fd, _QUESTION.pack(number))
+                finally:
+                    os.close(fd)
+                return number
+    except OSError:
+        return None  # it has ended, or its pipe is full of questions
+    return None
+
+
+def _wait_answers(
+    living: Mapping[int, Mapping[str, Any]], asked: Mapping[int, int], until_s: float, clock: Clock
+) -> None:
+    waiting = dict(asked)
+    while waiting and clock.monotonic() < until_s:
+        for rank, number in list(waiting.items()):
+            if ring.read_asked(_read(living[rank]) or b"") >= number:
+                del waiting[rank]
+        if waiting:
+            clock.sleep(_LOOK_EVERY_S)
+
+
+def _moves(raw: bytes | None) -> bytes:
+    """Return what differs whenever a collective was entered or left, or a step made."""
+    return b"" if raw is None else raw[ring.NUM_OVER_AT : ring.JOINED_AT]

@@ -1,0 +1,203 @@
+"""What the kernel tells of a rank: whether it runs, is stopped or waits for somebody to type, and what it has started.
+
+Read from /proc. Where there is none, or it hides other processes, less is known, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from rankwise.evidence.reader.scene import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from rankwise.evidence.reader.scene import State
+
+#: Less of a core is no sign of life: threads that wake up now and then use it.
+IDLE_SHARE = 0.05
+#: Between two looks at a rank that nobody watches: what has not moved for so long counts as still.
+BETWEEN_LOOKS_S = 1.2
+_STATES: dict[str, State] = {
+    "R": "running", "S": "running", "I": "running", "D": "disk sleep", "T": "stopped", "Z": "ended", "X": "ended",
+}  # fmt: skip
+#: Stopped by a debugger from outside, such as gdb.
+_TRACED = "t"
+#: Numbers of the system calls that wait for input: (read, those that wait for descriptors below their first argument).
+_CALLS = {"x86_64": (0, {23, 270}), "aarch64": (63, {72})}
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+_LEAST_FIELDS = 22
+_GROUP_THREADS = ("pt_gloo", "pt_nccl")
+#: clock_nanosleep up to a point in time (TIMER_ABSTIME), as Python's time.sleep has it from 3.11 on.
+_UNTIL = 1
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """Numbers of system calls: futex, clock_nanosleep; wait4, waitid and flock."""
+
+    futex: int
+    sleep: int
+    others: frozenset[int]
+
+
+_LASTING = {
+    "x86_64": _Calls(futex=202, sleep=230, others=frozenset({61, 247, 73})),
+    "aarch64": _Calls(futex=98, sleep=115, others=frozenset({260, 95, 32})),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """A process at one moment.
+
+    Attributes:
+        state: Where it stands.
+        ticks: CPU time that all its threads have used, in clock ticks.
+        memory_bytes: What it has in memory.
+        is_traced: Whether a debugger from outside holds it.
+    """
+
+    state: State
+    ticks: int
+    memory_bytes: int
+    is_traced: bool = False
+
+
+def ticks_per_second() -> int:
+    """Return how many clock ticks are a second of CPU time."""
+    return os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def read_process(pid: int) -> ProcessFacts | None:
+    """Return what is known of a process; None if it is gone or can't be seen."""
+    found = read_stat(pid)
+    if found is None:
+        return None
+    _, letter, fields = found
+    if len(fields) < _LEAST_FIELDS:
+        return None
+    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+    return ProcessFacts(
+        state=_STATES.get(letter, "running"),
+        ticks=int(fields[11]) + int(fields[12]),
+        memory_bytes=int(fields[21]) * page,
+        is_traced=letter == _TRACED,
+    )
+
+
+def read_children(parents: Collection[int]) -> dict[int, tuple[Child, ...]]:
+    """Return what processes have started and not yet waited for: workers of a DataLoader, dead ones too.
+
+    One walk over all processes of the host serves all parents: too dear for every look, cheap for one at a hang.
+    """
+    found: dict[int, list[Child]] = {pid: [] for pid in parents}
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - hot, and /proc
+    except OSError:
+        return {}
+    for pid in pids:
+        stat = read_stat(pid)
+        if stat is None:
+            continue
+        name, letter, fields = stat
+        parent = int(fields[1])
+        if parent in found:
+            found[parent].append(Child(pid=pid, name=name, state=letter))
+    return {pid: tuple(sorted(children, key=lambda child: child.pid)) for pid, children in found.items()}
+
+
+def has_busy_threads(pid: int) -> bool:
+    """Tell whether a thread beside the main one runs at this moment."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - hot, and /proc
+    except OSError:
+        return False
+    for thread in threads:
+        found = None if int(thread) == pid else read_stat(pid, thread)
+        if found is not None and found[1] == "R":
+            return True
+    return False
+
+
+def has_group_threads(pid: int) -> bool:
+    """Tell whether a process is in a process group of torch: by the names of torch's threads, which it gives them since 2.9."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - /proc
+    except OSError:
+        return False
+    found = (read_stat(pid, thread) for thread in threads)
+    return any(one is not None and one[0].startswith(_GROUP_THREADS) for one in found)
+
+
+def takes_signals(pid: int) -> bool:
+    """Tell whether the main thread of a process stands in a wait that a signal can't disturb.
+
+    The kernel goes on with such a wait by itself after the signal's handler, or whoever has called it must do so, as the end
+    is a point in time. Others, such as ``sleep`` and ``poll``, end early for ever, and what C code makes of that nobody knows.
+    False also where it can't be seen, and for what runs: it may be just before such a call.
+    """
+    calls = _LASTING.get(platform.machine())
+    words = read_call(pid)
+    if calls is None or not words:
+        return False
+    number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
+    if number == calls.futex:
+        return len(arguments) > 3 and arguments[3] == 0  # without a timeout
+    if number == calls.sleep:
+        return len(arguments) > 1 and arguments[1] == _UNTIL
+    return number in calls.others
+
+
+def reads_terminal(pid: int) -> bool:
+    """Tell whether the main thread of a process waits for somebody to type at a terminal, as pdb and input() do.
+
+    False also where that can't be seen: the kernel shows the system call of a process only to those that may trace it.
+    """
+    calls = _CALLS.get(platform.machine())
+    words = read_call(pid)
+    if calls is None or len(words) < 2:
+        return False
+    number, argument = int(words[0]), int(words[1], 16)
+    if number == calls[0]:
+        return _is_terminal(pid, argument)
+    # readline waits for descriptor 0 alone: the first argument is the highest descriptor and one.
+    return number in calls[1] and argument == 1 and _is_terminal(pid, 0)
+
+
+def read_call(pid: int) -> list[str]:
+    """Return the system call that the main thread of a process is in, its number and its arguments; nothing if it runs."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:  # noqa: PTH123 - hot
+            words = file.read().split()
+    except OSError:
+        return []
+    return words if words and words[0].isdecimal() else []
+
+
+def _is_terminal(pid: int, fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(_TERMINALS)  # noqa: PTH115 - hot
+    except OSError:
+        return False
+
+
+def read_stat(pid: int, thread: str | None = None) -> tuple[str, str, list[bytes]] | None:
+    """Return the name of a process, or of a thread of it, the letter of its state, and the fields from there on."""
+    at = pid if thread is None else f"{pid}/task/{thread}"
+    try:
+        with open(f"/proc/{at}/stat", "rb") as file:  # noqa: PTH123 - hot: one for each rank and look
+            text = file.read()
+    except OSError:
+        return None
+    # The name may hold anything, brackets and blanks too.
+    head, _, rest = text.rpartition(b")")
+    fields = rest.split()
+    if not fields:
+        return None
+    return head.partition(b"(")[2].decode("utf-8", "replace"), fields[0].decode("ascii", "replace"), fields

@@ -1,0 +1,259 @@
+"""Workers behind the supervisor: our side of its socket."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+from array import array
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal, TypedDict, final
+
+from rankwise.base.errors import LaunchError
+from rankwise.base.osdoor import SERVER_FD, adopt_orphans, make_memory_file, wait_ready
+from rankwise.launcher.processes import end_descendants
+from rankwise.launcher.supervisor import fork_supervisor
+from rankwise.launcher.supervisor_protocol import DATAGRAM_BYTES, Request
+from rankwise.launcher.workers import (
+    Change,
+    Command,
+    Cooled,
+    Ended,
+    NotStarted,
+    Started,
+    SupervisorLost,
+    Warmed,
+)
+
+if TYPE_CHECKING:
+    from rankwise.base.clock import Clock
+    from rankwise.launcher.signals import Signals
+
+_LONGEST_DATAGRAM = 60_000
+#: A supervisor takes an order in well under a millisecond; a process is started in a few.
+_ORDER_S = 60.0
+_FULL_LOOK_S = 0.01
+
+
+class _Message(TypedDict, total=False):
+    """What the supervisor says."""
+
+    ended: str
+    status: int
+    at: float
+    started: str
+    pid: int
+    failed: str
+    error: str
+    ready: int
+    num_modules: int
+    seconds: float
+    cold: str
+    warning: str
+    lost: str
+    gone: str
+
+
+@final
+class SupervisedWorkers:
+    """Starts processes through the supervisor, which is forked here: before this process has threads.
+
+    Args:
+        signals: Noted signals, which end every wait.
+        clock: Where the time comes from.
+        supervisor: Pid and socket of one that a resident server has forked for us; None to fork one.
+    """
+
+    def __init__(
+        self, signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None
+    ) -> None:
+        # If the supervisor dies, what it had adopted comes to us; below a resident server, to that one.
+        adopt_orphans()
+        self._signals, self._clock = signals, clock
+        self._pid, self._sock = supervisor or fork_supervisor()
+        self._is_child = supervisor is None
+        self._waiting: list[Change] = []
+        self._answers: dict[str, int] = {}
+        self._lost = self._is_leaving = False
+
+    def warm_up(self, command: Command) -> bool:
+        order = _to_order("warm", "", command)
+        order.fds.append(SERVER_FD)
+        self._send(order, list(command.stdio))
+        return True
+
+    def retire(self) -> None:
+        self._send(Request(op="retire"))
+
+    def start(self, tag: str, command: Command) -> None:
+        order = _to_order("start", tag, command)
+        self._send(order, [*command.stdio, *(fd for _, fd in command.extra_fds)])
+
+    def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
+        self._send(Request(op="signal", tag=tag, number=number, tree=tree))
+
+    def sweep(self, grace_s: float, *, session: int = 0) -> None:
+        self._send(Request(op="sweep", grace_s=grace_s, number=session))
+        self._wait_answer("swept", grace_s + 15)
+
+    def leave(self) -> int:
+        self._is_leaving = True
+        self._send(Request(op="leave"))
+        left = self._wait_answer("left", 5)
+        self._end_supervisor()
+        return max(0, left)
+
+    def close(self) -> None:
+        # Closing the socket is the order to end everything; the supervisor ends when all below it has ended.
+        self._sock.close()
+        self._end_supervisor()
+
+    def wait_change(self, timeout_s: float) -> list[Change]:
+        if not self._waiting and not self._lost:
+            ready = self._wait_ready(timeout_s)
+            if self._sock.fileno() in ready:
+                self._receive()
+        elif self._lost and not self._waiting:
+            wait_ready([self._signals.fileno()], timeout_s)
+        found, self._waiting = self._waiting, []
+        return found
+
+    def _wait_ready(self, timeout_s: float, *, for_signals: bool = True) -> list[int]:
+        awaited = [self._sock.fileno(), *([self._signals.fileno()] if for_signals else [])]
+        return wait_ready(awaited, timeout_s)
+
+    def _receive(self) -> None:
+        """Take all messages that are there: changes, and answers to questions of ours."""
+        while True:
+            try:
+                data = self._sock.recv(DATAGRAM_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                if not self._lost and not self._is_leaving:
+                    end_descendants((self._pid,), 0, self._clock)
+                    self._waiting.append(SupervisorLost())
+                self._lost = True
+                return
+            message = json.loads(data)
+            if change := _to_change(message):
+                self._waiting.append(change)
+            else:
+                self._answers.update(message)
+
+    def _wait_answer(self, name: str, timeout_s: float) -> int:
+        end, hurried = self._clock.monotonic() + timeout_s, False
+        self._answers.pop(name, None)
+        while not self._lost and (rest := end - self._clock.monotonic()) > 0:
+            ready = self._wait_ready(rest, for_signals=not hurried)
+            if self._sock.fileno() in ready:
+                self._receive()
+            if name in self._answers:
+                return self._answers.pop(name)
+            if self._signals.has_pending and not hurried:
+                # Somebody presses Ctrl-C: any further order tells the supervisor to hurry. The signal itself is left
+                # for the loop that takes signals.
+                hurried = True
+                self._send(Request(op="hurry"))
+        return 0
+
+    def _send(self, order: Request, fds: list[int] | None = None) -> None:
+        if self._lost:
+            return
+        data, fds, payload = json.dumps(asdict(order)).encode(), list(fds or ()), None
+        if len(data) > _LONGEST_DATAGRAM:
+            payload = make_memory_file("rankwise-order")
+            os.write(payload, data)
+            data, fds = json.dumps({"op": order.op, "payload": True}).encode(), [*fds, payload]
+        try:
+            self._hand_over(data, fds)
+        except (BrokenPipeError, ConnectionError):
+            return  # the next look at the socket tells that the supervisor is lost
+        except OSError as error:
+            raise LaunchError(f"the supervisor can't take an order: {error}") from error
+        finally:
+            if payload is not None:
+                os.close(payload)
+
+    def _hand_over(self, data: bytes, fds: list[int]) -> None:
+        """Send one order, and read while the socket is full: the supervisor takes no order while its own answers find no room."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        end = self._clock.monotonic() + _ORDER_S
+        while not self._lost:
+            try:
+                self._sock.sendmsg([data], rights, socket.MSG_DONTWAIT)
+            except OSError as error:
+                # Too many descriptors on their way at once (ETOOMANYREFS) is a full socket, too.
+                if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS}:
+                    raise
+            else:
+                return
+            if self._clock.monotonic() > end:
+                raise LaunchError(
+                    f"the supervisor (pid {self._pid}) has accepted no request for {_ORDER_S:.0f} s",
+                    hint="is it stopped? `ps -o pid,stat,wchan -p PID` shows its state",
+                )
+            self._receive()
+            wait_ready([self._sock.fileno()], _FULL_LOOK_S, to_write=True)
+
+    @property
+    def supervisor_pid(self) -> int:
+        return self._pid
+
+    def _end_supervisor(self) -> None:
+        end = self._clock.monotonic() + 12
+        while self._clock.monotonic() < end:
+            if self._has_ended():
+                return
+            self._clock.sleep(0.002)
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        if self._is_child:
+            os.waitpid(self._pid, 0)
+
+    def _has_ended(self) -> bool:
+        with suppress(ChildProcessError, ProcessLookupError):
+            if self._is_child:
+                return bool(os.waitpid(self._pid, os.WNOHANG)[0])
+            os.kill(self._pid, 0)  # its parent takes its end in at once
+            return False
+        return True
+
+
+def _to_change(message: _Message) -> Change | None:
+    """Read what the supervisor tells of its own accord; None for an answer."""
+    change: Change | None = None
+    if "ended" in message:
+        code = os.waitstatus_to_exitcode(message["status"])
+        change = Ended(tag=message["ended"], code=code, at_s=message["at"])
+    elif "started" in message:
+        change = Started(tag=message["started"], pid=message["pid"])
+    elif "failed" in message:
+        change = NotStarted(tag=message["failed"], error=message["error"])
+    elif "ready" in message:
+        change = Warmed(num_modules=message["num_modules"], seconds=message["seconds"])
+    elif "cold" in message:
+        change = Cooled(reason=message["cold"])
+    elif "warning" in message:
+        change = Cooled(reason=message["warning"], kind="warning")
+    elif "lost" in message or "gone" in message:
+        kind: Literal["lost", "gone"] = "lost" if "lost" in message else "gone"
+        change = Cooled(reason=message[kind], kind=kind)
+    return change
+
+
+def _to_order(op: str, tag: str, command: Command) -> Request:
+    return Request(
+        op=op,
+        tag=tag,
+        argv=list(command.argv),
+        env=command.env,
+        deaf=command.deaf,
+        forks=command.forks,
+        fds=[number for number, _ in command.extra_fds],
+    )

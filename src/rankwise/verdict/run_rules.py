@@ -1,0 +1,104 @@
+"""Look at living ranks: who keeps the others waiting, and whose collectives do not correspond."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise.verdict.rules import (
+    absent_from_meeting,
+    circle,
+    cleanup_collective,
+    dead_worker,
+    drift,
+    fewer_steps,
+    forward_on_some,
+    gradients_met,
+    kept_waiting,
+    member_ended,
+    never_wrapped,
+    other_dtype,
+    other_line,
+    other_members,
+    other_module,
+    other_op,
+    other_reduction,
+    other_root,
+    other_shape,
+    other_size,
+    other_splits,
+    split_barrier,
+    state_on_some,
+    stopped_process,
+    swapped_order,
+    went_on_without,
+    wrapped_on_some,
+)
+from rankwise.verdict.scene_view import SceneView
+from rankwise.verdict.uncertainty import are_ranks_the_launchers, doubt
+
+if TYPE_CHECKING:
+    from rankwise.evidence.reader.scene import Scene
+    from rankwise.verdict.finding import JobFinding
+
+#: Of two rules that see the same cause the first one tells it: what knows more of it comes first.
+RULES = (
+    dead_worker,
+    stopped_process,
+    other_members,
+    cleanup_collective,
+    other_line,
+    wrapped_on_some,
+    other_module,
+    forward_on_some,
+    gradients_met,
+    state_on_some,
+    swapped_order,
+    other_op,
+    other_root,
+    other_reduction,
+    other_size,
+    other_splits,
+    other_dtype,
+    other_shape,
+    circle,
+    absent_from_meeting,
+    fewer_steps,
+    split_barrier,
+    member_ended,
+    kept_waiting,
+    went_on_without,
+    drift,
+    never_wrapped,
+)
+
+
+def look(scene: Scene) -> tuple[JobFinding, ...]:
+    """Return what can be told of the ranks at one moment, best first.
+
+    Causes come before their consequences: ranks whose collectives do not correspond before ranks that wait; what is
+    proved before what is suspected; what began earlier before what began later. Each cause is told once.
+
+    Args:
+        scene: All that is known of the ranks.
+    """
+    if not are_ranks_the_launchers(scene):
+        return ()
+    view = SceneView(scene)
+    findings: dict[str, JobFinding] = {}
+    for rule in RULES:
+        for finding in doubt(rule.find(view), view):
+            findings.setdefault(finding.key, finding)
+    ordered = sorted(findings.values(), key=_order)
+    proofs = [
+        finding for finding in ordered if finding.is_proof and (finding.is_stuck or finding.kind == "hang")
+    ]
+    return tuple(
+        finding
+        for finding in ordered
+        if finding.is_proof or not any(set(finding.culprits) <= set(proof.culprits) for proof in proofs)
+    )
+
+
+def _order(finding: JobFinding) -> tuple[bool, bool, bool, bool, float]:
+    since = float("inf") if finding.since_s is None else finding.since_s
+    return finding.is_drift, finding.kind != "mismatch", not finding.is_proof, not finding.is_stuck, since

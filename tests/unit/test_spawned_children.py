@@ -1,0 +1,53 @@
+"""That a rank has started a job of its own is said, once; its other children are its business."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rankwise.evidence.reader.scene import Child, Evidence, RankFacts, Scene
+from rankwise.launcher.spawned_children import SpawnedChildren
+
+pytestmark = pytest.mark.linux
+#: A process with a thread of torch's name, which says so.
+MEMBER = """
+import threading
+def work():
+    open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("pt_gloo_runloop")
+    print("named", flush=True)
+    input()
+threading.Thread(target=work).start()
+"""
+
+
+def _look(pids: list[int], *, has_come: bool = False) -> list[str]:
+    said: list[str] = []
+    children = tuple(Child(pid=pid, name="python", state="S") for pid in pids)
+    facts = RankFacts(rank=3, pid=1, evidence=Evidence(has_come=has_come), children=children)
+    own = SpawnedChildren(said.append)
+    for _ in range(2):
+        own.look(Scene(ranks=(facts,), world_size=4, now_s=1.0))
+    return said
+
+
+def test_ranks_below_a_rank_are_told_once() -> None:
+    """Two children in process groups of their own are a job that nobody watches; one is not, nor are a rank's own workers."""
+    members = [
+        subprocess.Popen([sys.executable, "-c", MEMBER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        for one in members:
+            assert one.stdout is not None
+            one.stdout.readline()
+        pids = [one.pid for one in members]
+        (line,) = _look(pids)
+        assert "rank 3 has started 2 processes with a process group of their own" in line
+        assert _look(pids[:1]) == []
+        assert _look(pids, has_come=True) == []
+    finally:
+        for one in members:
+            one.kill()
+            one.communicate()
