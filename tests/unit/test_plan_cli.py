@@ -223,17 +223,20 @@ def test_a_script_of_several_builders_or_none_lists_its_functions(capfd: pytest.
     Path("none.py").write_text("def net(): ...\ndef train(): ...\n")
     Path("two.py").write_text("def get_model(): ...\ndef make_model(): ...\n")
     Path("bad.py").write_text("def (:\n")
+    Path("empty.py").write_text("")
     for name, words in (
         (
             "none.py",
             "has none of build_model, make_model, get_model, create_model; its functions are net, train",
         ),
         ("two.py", "has make_model and get_model; its functions are get_model, make_model"),
+        ("empty.py", "has none of build_model, make_model, get_model, create_model; it defines no function"),
         ("bad.py", "bad.py is not valid Python"),
     ):
         code, _, err = call(capfd, name, "--gpus", 1)
         assert code == 2
         assert words in err
+    assert "--gpus 0: at least one is needed" in call(capfd, "two.py", "--gpus", 0)[2]
 
 
 def test_a_script_without_a_guard_is_told_to_have_one(capfd: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,10 @@ _EXIT_CODES = (
 def main(argv: Sequence[str]) -> int:
     """Plan the memory of a script's model; return the exit code."""
     arguments = _build_parser().parse_args(argv)
+    if arguments.gpus < 1:
+        raise UsageError(
+            f"--gpus {arguments.gpus}: at least one is needed", hint="the number of ranks, one GPU each"
+        )
     target, call = _read_target(arguments.target, arguments.call)
     if find_spec("torch") is None:
         raise UsageError(f"this command needs torch, and {sys.executable} has none", hint="run it with the Python that trains")  # fmt: skip
@@ -109,7 +113,13 @@ def _find_builder(path: Path) -> str:
     if len(found) == 1:
         return found[0]
     what = f"has {' and '.join(found)}" if found else f"has none of {', '.join(_BUILDERS)}"
-    raise UsageError(f"{path} {what}; its functions are {', '.join(functions) or 'none'}", hint="say which one returns the model, without arguments: --call NAME")  # fmt: skip
+    own = f"its functions are {', '.join(functions)}" if functions else "it defines no function"
+    hint = (
+        "say which one returns the model, without arguments"
+        if functions
+        else "put what builds the model into one, and name it"
+    )
+    raise UsageError(f"{path} {what}; {own}", hint=f"{hint}: --call NAME")
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:

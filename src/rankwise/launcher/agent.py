@@ -183,7 +183,7 @@ def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[
     try:
         answer = helper.ask("numa", timeout_s=120, mode=spec.numa_binding, num_ranks=num_ranks)["prefixes"]
     except LaunchError as error:
-        raise UsageError(f"--numa-binding {spec.numa_binding} can't be done here: {error.message}",
+        raise UsageError(f"--numa-binding {spec.numa_binding} can't be done here: {error.message.partition(': ')[2] or error.message}",
                          hint="it needs a CUDA GPU for each rank, and the program numactl") from error  # fmt: skip
     prefixes = answer if isinstance(answer, list) else []
     return num_ranks, tuple(tuple(str(word) for word in prefix) for prefix in prefixes)

@@ -123,7 +123,7 @@ def find_optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory:
     made = _OPTIMIZERS.get(optimizer.lower()) or classes.get(optimizer.lower())
     if made is None:
         known = ", ".join(sorted({*_OPTIMIZERS, *classes}))
-        raise UsageError(f"there is no optimizer {optimizer!r}; there are {known}", hint="for another one pass a function: optimizer=lambda parameters: Mine(parameters)")  # fmt: skip
+        raise UsageError(f"there is no optimizer {optimizer!r}; there are {known}", hint="for another one pass a function in Python: rankwise.plan(..., optimizer=lambda parameters: Mine(parameters))")  # fmt: skip
     return made
 
 

@@ -67,7 +67,11 @@ def _import(target: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # its dataclasses and pickles look it up
     loader = spec.loader
-    _run_theirs(lambda: loader.exec_module(module), f"importing {target}")
+    _run_theirs(
+        lambda: loader.exec_module(module),
+        f"importing {target}",
+        hint='it is imported under another name: put what trains, and reads arguments, under `if __name__ == "__main__":`',
+    )
     return module
 
 
@@ -109,9 +113,8 @@ def _find(module: ModuleType, name: str) -> Any:
             for key, one in vars(module).items()
             if inspect.isfunction(one) and one.__module__ == module.__name__
         ]
-        raise UsageError(
-            f"{module.__name__} has no function {name!r}; its functions are {', '.join(own) or 'none'}"
-        )
+        told = f"its functions are {', '.join(own)}" if own else "it defines no function"
+        raise UsageError(f"{module.__name__} has no function {name!r}; {told}")
     return found
 
 
