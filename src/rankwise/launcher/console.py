@@ -12,8 +12,8 @@ from rankwise.base.osdoor import IS_WINDOWS, wait_ready
 _PIPE_BUF_BYTES = 4096
 _LOOK_EVERY_S = 0.2
 _SHORT_PATIENCE_S = 1.0
-#: Some hundred lines: what stands there is found by scrolling up.
-_RECENT_BYTES = 16 << 10
+#: About a hundred lines: what stands there is found by scrolling up a little.
+_RECENT_BYTES = 8 << 10
 
 
 @final
