@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.base import host
+from rankwise.base import host, terminal
 from rankwise.base.terminal import strip_escapes, wrap
 from rankwise.cli.main import main
 from rankwise.launcher.parser import build_parser
@@ -70,6 +70,20 @@ def test_the_list_of_commands_fits_80_columns(capsys: pytest.CaptureFixture[str]
     """`rankwise --help`."""
     assert main(["--help"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("argv", [["doctor", "--list"], ["rules"], ["rule", "RW101"], ["rule", "D14"]])
+def test_tables_and_pages_fit_80_columns(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, also on one behind a pager: then standard error is the terminal, and a page is as wide as that."""
+    monkeypatch.setattr(terminal, "width", lambda fd=2: 80 if fd == 1 or argv[0] == "rule" else None)
+    assert main(argv) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    if argv[0] == "rule":
+        monkeypatch.setattr(terminal, "width", lambda fd=2: 60 if fd == 2 else None)
+        assert main(argv) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
 def test_a_terminal_of_another_alphabet_hides_nothing() -> None:

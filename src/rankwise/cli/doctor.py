@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     check_flags(args, parser)
     probes = choose_probes(args.only, args.skip)
     if args.list:
-        put("\n".join((*list_probes(probes), "")))
+        put(terminal.wrap("\n".join((*list_probes(probes), "")), terminal.width(1)))
         return 0
     if args.token_file is not None:
         args.token = read_token(args.token_file)

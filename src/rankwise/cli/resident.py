@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.cli.columns import align, format_count, format_size
 from rankwise.cli.parser import Parser
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         )
         for one in servers
     ]  # fmt: skip
-    put("\n".join([*align(rows), ""]))
+    put(terminal.wrap("\n".join([*align(rows), ""]), terminal.width(1)))
     return 0
 
 
