@@ -564,3 +564,19 @@ def test_a_wait_for_a_tensor_is_named_by_the_collective_that_fills_it() -> None:
     assert [(one.rank, one.where, one.op) for one in verdict.waiting] == [
         (0, "/job/train.py:12", "all_reduce")
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("if bad:\n    sys.exit('no data')\n", "/job/train.py:2"),
+        ("if bad:\n    raise SystemExit('no data')\n", "/job/train.py:2"),
+        ("sys.exit('no data')\nsys.exit('no data')\n", None),
+        ("sys.exit('no disk')\n", None),
+    ],
+)
+def test_the_text_of_an_exit_call_tells_its_line(text: str, where: str | None) -> None:
+    """sys.exit("no data") prints that: the only such call in the script is where the rank left; nothing is guessed of several."""
+    seen = scene(ended(0, op(), code=1), rank_facts(1, op()), sources={"/job/train.py": text})
+    verdict = _judge(_end(0, 1, last_words="epoch 3\nno data"), _stopped(1), scene=seen)
+    assert (verdict.message, verdict.where) == ("rank 0: no data", where)

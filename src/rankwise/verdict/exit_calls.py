@@ -31,6 +31,37 @@ def find_exit_call(sources: Mapping[str, str], code: int | None) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def find_exit_words(sources: Mapping[str, str], words: str) -> str | None:
+    """Return ``file.py:LINE`` of the only ``sys.exit("…")`` that prints a text; None if there is none, or several.
+
+    Args:
+        sources: Text of the user's files.
+        words: The line that the rank has printed.
+    """
+    found = [
+        f"{file}:{line}"
+        for file, text in sources.items()
+        for line, said in _list_words(text)
+        if said == words
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _list_words(text: str) -> list[tuple[int, str]]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    return [
+        (node.lineno, said.strip())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and name_of(node.func) in _ENDING
+        for said in (one.value for one in node.args if isinstance(one, ast.Constant))
+        if isinstance(said, str) and said.strip()
+    ]
+
+
 @lru_cache(maxsize=64)
 def _list_calls(text: str) -> list[tuple[int, int]]:
     """Return line and exit code of the calls that give one, and that not every rank comes to at the end of the script."""

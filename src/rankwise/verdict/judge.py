@@ -11,7 +11,7 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.verdict.case import Casualty, Verdict
 from rankwise.verdict.early_exits import find_early_exits_here
 from rankwise.verdict.error_meanings import find_fix, find_meaning, find_missing
-from rankwise.verdict.exit_calls import find_exit_call
+from rankwise.verdict.exit_calls import find_exit_call, find_exit_words
 from rankwise.verdict.exit_codes import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
 from rankwise.verdict.gloo_size_error import find_size_error
 from rankwise.verdict.judge_hang import (
@@ -219,6 +219,9 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
     last = find_last(case, first.rank) if is_silent else None
     left_at = find_exit_call(case.scene.sources, first.code) if is_silent and case.scene else None
+    said_at = None
+    if first.where is None and first.code == 1 and case.scene is not None:
+        said_at = find_exit_words(case.scene.sources, first_line(first))
     if len(alike) == len(case.ranks) and len(alike) > 1:
         who = f"{_name_alike(case, alike)}, rank {first.rank} first"
     return _Cause(
@@ -227,7 +230,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         message=f"{who}: {_tell_end(first)}"
         + (f"; its last collective was {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
-        where=left_at or (last.site if last else first.where),
+        where=said_at or left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
         or find_fix(text_of(first), meaning)
         or (_EXIT_CALL.format(at=shorten(left_at)) if left_at else "")
