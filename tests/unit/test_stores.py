@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch.distributed as dist
 
 from clocks import FakeClock
 from rankwise.base.errors import RendezvousError
@@ -38,3 +39,14 @@ def test_a_server_says_that_it_waits_for_workers(
         capsys.readouterr().err
         == "rankwise: [rank 0] waiting for rank 3 to create the parameter server; for 110 s more\n"
     )
+
+
+def test_a_worker_whose_store_is_gone_says_where_to_look() -> None:
+    """Rank 0 gives up a moment earlier and takes the store with it: that is told, and not torch's broken connection."""
+
+    def check(_keys: list[str]) -> bool:
+        raise dist.DistNetworkError("Failed to recv, got 0 bytes")
+
+    ctx = SimpleNamespace(rank=1, world_size=3, role="chief", store=SimpleNamespace(check=check))
+    with pytest.raises(RendezvousError, match="the store was lost while this rank waited"):
+        sides.count_servers(cast("RankContext", ctx), None, coordinator=True)

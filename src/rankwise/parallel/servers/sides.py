@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
+import torch.distributed as dist
+
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    import torch.distributed as dist
     from torch import nn
 
     from rankwise.parallel.servers.compression import Compression
@@ -203,11 +204,22 @@ def check_num_ranks(ctx: RankContext, num_servers: int, *, coordinator: bool) ->
     )  # fmt: skip
 
 
+def _list_absent(ctx: RankContext, keys: list[str]) -> list[int]:
+    """Return the ranks that have not told their role yet."""
+    try:
+        return [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]
+    except dist.DistError as error:
+        raise RendezvousError(
+            "the store was lost while this rank waited for the others", rank=ctx.rank,
+            hint="the process that serves it (rank 0, or the launcher) has ended: look at its output",
+        ) from error  # fmt: skip
+
+
 def _count_by_role(ctx: RankContext) -> int:
     """Return how many ranks are servers by their roles, which all have written into the store."""
     keys = [f"role/{rank}" for rank in range(ctx.world_size)]
     end, is_told = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S, False
-    while absent := [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]:
+    while absent := _list_absent(ctx, keys):
         left_s = end - SYSTEM_CLOCK.monotonic()
         if left_s < 0:
             raise RendezvousError(
