@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from rankwise.lint.model.calls import Guard
 from rankwise.lint.model.history import Arm, Exit, Fork
-from rankwise.lint.model.values import Spread, Value, joined
+from rankwise.lint.model.values import Spread, Value, joined, mixed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rankwise.lint.model.history import Item
     from rankwise.lint.model.run import Run, Scope
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 #: What all ranks meet alike: a missing module, a wrong call, Ctrl-C.
 _SAME_EVERYWHERE = frozenset({"ImportError", "ModuleNotFoundError", "KeyboardInterrupt", "AttributeError", "NameError",
                               "SystemExit", "NotImplementedError", "TypeError", "KeyError", "StopIteration", "ImproperlyConfigured"})  # fmt: skip
+#: What follows from the values that are at hand.
+_OF_VALUES = _SAME_EVERYWHERE | {
+    "ValueError",
+    "JSONDecodeError",
+    "OverflowError",
+    "ZeroDivisionError",
+    "ArithmeticError",
+    "IndexError",
+}
 _WHO = frozenset({"rank", "local_rank", "node_rank"})
 
 
@@ -190,7 +199,9 @@ def run_try(run: Run, scope: Scope, node: ast.Try) -> Exit | None:
     origin = frozenset({"exception"} if run.loops else {"exception", "once"})
     local = Value(spread=Spread.LOCAL, origin=origin)
     for handler in node.handlers:
-        is_same = _is_same_everywhere(handler.type) or (not run.loops and _is_of_text(handler.type))
+        is_same = _names_only(handler.type, _SAME_EVERYWHERE) or (
+            _names_only(handler.type, _OF_VALUES) and _are_equal(base, after)
+        )
         value = Value() if is_same else local
         scope.names, run.guards = merged([base, after], value), guards
         if handler.name:
@@ -222,18 +233,12 @@ def _finally(run: Run, scope: Scope, node: ast.Try) -> Exit | None:
     return left
 
 
-def _is_of_text(type_: ast.expr | None) -> bool:
-    """Whether it is about settings that can't be read, outside of a loop over data."""
-    return getattr(type_, "id", getattr(type_, "attr", "")) in {"ValueError", "JSONDecodeError"}
+def _names_only(type_: ast.expr | None, known: frozenset[str]) -> bool:
+    names = type_.elts if isinstance(type_, ast.Tuple) else [type_] if type_ is not None else []
+    return bool(names) and all(getattr(name, "id", getattr(name, "attr", "")) in known for name in names)
 
 
-def _is_same_everywhere(type_: ast.expr | None) -> bool:
-    names = type_.elts if isinstance(type_, ast.Tuple) else [type_]
-    return (
-        all(
-            getattr(name, "id", getattr(name, "attr", "")) in _SAME_EVERYWHERE
-            for name in names
-            if name is not None
-        )
-        and type_ is not None
-    )
+def _are_equal(before: Mapping[str, Value], after: Mapping[str, Value]) -> bool:
+    """Whether what was assigned in between is the same on all ranks: it then fails on all, or on none."""
+    new = [value for name, value in after.items() if value is not before.get(name)]
+    return bool(new) and not any(mixed((value,)).spread for value in new)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.looping import plain_list
-from rankwise.lint.model.values import ANY, Library, Value, mixed
+from rankwise.lint.model.values import ANY, Library, Role, Value, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,19 @@ def compare(op: ast.cmpop, left: Value, right: Value) -> Value:
         return _in_environ(left, is_in=isinstance(op, ast.In))
     if isinstance(op, (ast.In, ast.NotIn)):
         return _membership(op, left, right)
-    return compute(_COMPARE[type(op)], left, right)
+    value = compute(_COMPARE[type(op)], left, right)
+    return Value(const=value.const) if value.is_known and _holds_for_any(op, left, right) else value
+
+
+#: Numbers that ranks of some job have: what holds for each of them tells no rank from another.
+_ANY_RANKS = (0, 1, 2, 10**9)
+
+
+def _holds_for_any(op: ast.cmpop, left: Value, right: Value) -> bool:
+    """Whether a test has one result for whatever rank: `rank != -1`, `rank >= 0`."""
+    if not isinstance(left.thing, Role) or right.spread or type(right.const) is not int:
+        return False
+    return len({_COMPARE[type(op)](rank, right.const) for rank in _ANY_RANKS}) == 1
 
 
 #: What one process sees, and another may not.

@@ -185,7 +185,8 @@ def _prepare(run: Run, call: Call, kinds: list[str]) -> Value | None:
         return None
     if call.has_star and not call.args:
         return ANY
-    if _is_alone(call):
+    maker = getattr(call.receiver.thing, "call", None)
+    if maker is not None and is_of_one_device(maker):
         return call.args[0] if len(call.args) == 1 else Value(thing=Items(list(call.args), kind="tuple"))
     parts = [_prepared(call, value) for value in call.args]
     if len(parts) == 1 and not call.has_star:
@@ -193,12 +194,15 @@ def _prepare(run: Run, call: Call, kinds: list[str]) -> Value | None:
     return Value(thing=Items(parts, kind="tuple", is_whole=not call.has_star))
 
 
-def _is_alone(call: Call) -> bool:
-    """Whether a Fabric of one device prepares: nothing is wrapped."""
-    maker = getattr(call.receiver.thing, "call", None)
-    devices = maker.arg(2, "devices") if maker is not None and maker.name.endswith("Fabric") else None
-    nodes = maker.arg(None, "num_nodes") if maker is not None else None
-    return devices is not None and devices.const == 1 and nodes is None
+def is_of_one_device(maker: Call) -> bool:
+    """Whether a call makes a Fabric of one device: nothing is wrapped, and there are no other ranks."""
+    devices = maker.arg(2, "devices")
+    return (
+        maker.name == FABRIC
+        and devices is not None
+        and devices.const == 1
+        and "num_nodes" not in maker.kwargs
+    )
 
 
 def _prepared(call: Call, value: Value) -> Value:

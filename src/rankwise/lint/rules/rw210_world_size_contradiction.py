@@ -85,6 +85,7 @@ def _fixed(script: Script, place: Place) -> Iterator[Finding]:
     elif (
         started is not None
         and is_spawned(call)
+        and not call.guards  # of four processes, two may form a group of their own
         and started != size.const
         and rank is not None
         and "node_rank" not in rank.origin

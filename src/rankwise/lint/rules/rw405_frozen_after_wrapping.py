@@ -43,11 +43,11 @@ discriminator), or only for evaluation.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.lint.finding import span_of
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.job_view import parents_of, text_of
 from rankwise.lint.topics.tensor_text import bindings, is_behind, is_in, key_of
 from rankwise.lint.topics.wrapping import refers_to, trains_later, wraps
 
@@ -59,16 +59,24 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.wrapping import Wrap
 
 
+class _Change(NamedTuple):
+    node: ast.AST
+    value: bool | None
+    is_whole: bool
+
+
 def check(script: Script) -> Iterator[Finding]:
     """Changes of `requires_grad` of a wrapped model's parameters."""
     for wrap in wraps(script):
         if not wrap.kind.endswith("DistributedDataParallel"):
             continue
         changes = [*_by_method(script, wrap), *_by_assignment(script, wrap)]
-        values = {value for _, value in changes}
-        if len(values) != 1 or wrap.is_wrapped_again(wrap.call.index + 1):
-            continue  # none, or off and on in turn
-        node, value = changes[0]
+        # Off and on in turn is legal; and where all is frozen, as in a teacher, nothing is left to wait for.
+        if len({change.value for change in changes}) != 1 or wrap.is_wrapped_again(wrap.call.index + 1):
+            continue
+        node, value, is_whole = changes[0]
+        if is_whole:
+            continue
         name = next(iter(sorted(wrap.names)), "the model")
         verb = "frozen or unfrozen" if value is None else "unfrozen" if value else "frozen"
         what = (
@@ -87,8 +95,8 @@ def check(script: Script) -> Iterator[Finding]:
         )
 
 
-def _by_method(script: Script, wrap: Wrap) -> list[tuple[ast.AST, bool | None]]:
-    found: list[tuple[ast.AST, bool | None]] = []
+def _by_method(script: Script, wrap: Wrap) -> list[_Change]:
+    found: list[_Change] = []
     for call in wrap.calls_after():
         if (
             call.name.rpartition(".")[2] != "requires_grad_"
@@ -104,8 +112,9 @@ def _by_method(script: Script, wrap: Wrap) -> list[tuple[ast.AST, bool | None]]:
             or (isinstance(call.node.func, ast.Attribute) and _runs_over(script, wrap, call.node.func.value))
         )
         is_copy = "copy" in ast.unparse(call.node) or "copy" in _origin(script, call.node)
+        is_whole = value is False and call.receiver.thing in {wrap.wrapper, wrap.inner.thing}
         if is_its and not is_copy and trains_later(wrap, call):
-            found.append((call.node, value))
+            found.append(_Change(call.node, value, is_whole))
     return found
 
 
@@ -115,11 +124,11 @@ def _origin(script: Script, node: ast.Call) -> str:
     return " ".join(ast.unparse(value) for _, value in found if value is not None)
 
 
-def _by_assignment(script: Script, wrap: Wrap) -> list[tuple[ast.AST, bool | None]]:
+def _by_assignment(script: Script, wrap: Wrap) -> list[_Change]:
     if not is_in(script.tree, wrap.call.node):
         return []
     behind = {id(loop) for call in wrap.calls_after() for loop in call.loops}
-    found: list[tuple[ast.AST, bool | None]] = []
+    found: list[_Change] = []
     for node in ast.walk(script.tree):
         if not (
             isinstance(node, ast.Assign)
@@ -143,8 +152,20 @@ def _by_assignment(script: Script, wrap: Wrap) -> list[tuple[ast.AST, bool | Non
                 if isinstance(one, ast.For) and node in ast.walk(one)
             )
         ):
-            found.append((node, node.value.value))
+            is_whole = node.value.value is False and _is_whole(script, wrap, node)
+            found.append(_Change(node, node.value.value, is_whole))
     return found
+
+
+def _is_whole(script: Script, wrap: Wrap, node: ast.AST) -> bool:
+    """Whether all parameters are frozen: then none is reduced, as of a teacher."""
+    loop = parents_of(script.tree)[node]
+    whole = {
+        id(call.node)
+        for call in wrap.calls_after()
+        if call.name.endswith(".parameters") and call.receiver.thing in {wrap.wrapper, wrap.inner.thing}
+    }
+    return isinstance(loop, ast.For) and id(loop.iter) in whole
 
 
 def _learns_after(wrap: Wrap, node: ast.AST) -> bool:

@@ -42,10 +42,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.names import FABRIC
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.data_flow import here
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
+from rankwise.lint.topics.job_view import is_distributed, once, places, starts_group, text_of
 from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def check(script: Script) -> Iterator[Finding]:
                     "call dist.barrier() after the download, before any rank reads the data",
                 )
             continue
-        if not _collides(place):
+        if not _collides(place) or _is_before_ranks(place):
             continue
         message = f"all ranks run `{text_of(place.last.node)}` at the same time, into the same folder"
         yield script.finding(RULE, node, message, _FIX, severity=kind)
@@ -142,6 +143,12 @@ def _collides(place: Place) -> bool:
         differs_deeply(value) or value.origin & {"time", "own"}
         for value in (call.receiver, *call.args, *call.kwargs.values())
     )
+
+
+def _is_before_ranks(place: Place) -> bool:
+    """Whether the one process that Fabric starts the others from comes here first: it has the data when they come."""
+    starts = [call for call in place.entry.histories[0].calls if starts_group(call)]
+    return bool(starts) and starts[0].name == FABRIC and starts[0].index > place.calls[0].index
 
 
 def _use_without_wait(place: Place) -> Call | None:

@@ -169,17 +169,19 @@ def _done_again(script: Script) -> Iterator[Finding]:
 
 
 def _saved_counters(script: Script) -> set[str]:
-    found = set()
+    found, next_ones = set(), set()
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
-                if (
+                if isinstance(key, ast.Constant) and isinstance(value, ast.BinOp):
+                    next_ones.add(str(key.value))  # `"epoch": epoch + 1`: what counts otherwise is a log
+                elif (
                     isinstance(key, ast.Constant)
                     and isinstance(value, ast.Name)
                     and _is_loop_variable(script, node, value.id)
                 ):
                     found.add(str(key.value))
-    return found
+    return found - next_ones
 
 
 def _is_loop_variable(script: Script, node: ast.AST, name: str) -> bool:

@@ -30,12 +30,6 @@ AT = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler"
       "drop_last": 8, "worker_init_fn": 10, "multiprocessing_context": 11}  # fmt: skip
 #: Where a DistributedSampler takes what.
 SAMPLER_AT = {"dataset": 0, "num_replicas": 1, "rank": 2, "shuffle": 3, "seed": 4, "drop_last": 5}
-#: Packages whose functions do no more with a loader or a seed than tables tell.
-_OPEN = frozenset(
-    """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
-    uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile
-    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf""".split()  # noqa: SIM905
-)
 _HARMLESS = ("builtins.", "tqdm.", "torch.optim.", "user.", "rich.", "logging.")
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
@@ -299,12 +293,6 @@ def shown(one: Pass) -> str:
     ):
         node = node.args[0]
     return text_of(node)
-
-
-def is_hidden(call: Call) -> bool:
-    """Whether a call is of a function whose text is not at hand, and which no table knows."""
-    first, _, rest = call.name.partition(".")
-    return not rest if first.startswith("?") else first not in _OPEN
 
 
 def is_given_away(one: Pass) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import SAMPLER
 from rankwise.lint.model.values import Instance, Items, Object, Value
-from rankwise.lint.topics.data_flow import SAMPLER_AT, epoch_loops, is_hidden, is_prepared, passes, sampler_of
+from rankwise.lint.topics.data_flow import SAMPLER_AT, epoch_loops, is_prepared, passes, sampler_of
+from rankwise.lint.topics.job_view import is_hidden
 
 if TYPE_CHECKING:
     import ast

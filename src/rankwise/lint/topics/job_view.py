@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.hints import TORCHRUN
 from rankwise.lint.library.names import STRATEGY
+from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
 from rankwise.lint.model.run import PERSONAS
+from rankwise.lint.model.training import is_of_one_device
 from rankwise.lint.model.values import Items, Object, Spread
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ STARTS = frozenset({INIT, "torch.distributed.init_distributed", "deepspeed.init_
                     "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init", STRATEGY})  # fmt: skip
 ALL_RANKS = frozenset(one.rank for one in PERSONAS)
 FIRST_OF_NODES = frozenset(one.rank for one in PERSONAS if one.local_rank == 0)
+#: Packages whose functions do no more with a loader or a seed than tables tell.
+_OPEN = frozenset(
+    """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
+    uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile
+    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf""".split()  # noqa: SIM905
+)
 #: Where a history is taken as read: projects that nest calls deeply repeat themselves.
 _MOST_OPS = 20_000
 
@@ -60,8 +68,16 @@ class Place:
 
     @property
     def is_made_by_all(self) -> bool:
-        """Whether each rank makes it."""
-        return self.ranks == ALL_RANKS
+        """Whether each rank makes it: no test on the rank keeps one away, nor one that may be on the rank."""
+        return self.ranks == ALL_RANKS and not any(self._may_ask_who(*one) for one in self.last.tests)
+
+    def _may_ask_who(self, test: ast.AST, value: Value, _arm: object) -> bool:
+        if asks_who(value):
+            return True
+        asked = {id(node) for node in ast.walk(test) if isinstance(node, ast.Call)}
+        return bool(asked) and any(
+            id(call.node) in asked and is_hidden(call) for call in self.entry.histories[-1].calls
+        )
 
     @property
     def is_once_a_node(self) -> bool:
@@ -116,8 +132,8 @@ def is_sequence(entry: Entry, one: Call, other: Call) -> bool:
 
 
 def starts_group(call: Call) -> bool:
-    """Whether a call makes the default process group."""
-    return call.name in STARTS
+    """Whether a call makes the default process group; a Fabric of one device has none."""
+    return call.name in STARTS and not is_of_one_device(call)
 
 
 def ops(items: Iterable[Item]) -> list[Op]:
@@ -292,3 +308,9 @@ def called_names(node: ast.AST) -> set[str]:
         for one in ast.walk(node)
         if isinstance(one, ast.Call) and isinstance(one.func, (ast.Attribute, ast.Name))
     }
+
+
+def is_hidden(call: Call) -> bool:
+    """Whether a call is of a function whose text is not at hand, and which no table knows."""
+    first, _, rest = call.name.partition(".")
+    return not rest if first.startswith("?") else first not in _OPEN

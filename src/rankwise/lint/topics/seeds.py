@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.lint.topics.data_flow import is_hidden
+from rankwise.lint.topics.job_view import is_hidden
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call

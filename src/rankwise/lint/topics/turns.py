@@ -6,8 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.topics.data_flow import is_hidden
-from rankwise.lint.topics.job_view import above, text_of
+from rankwise.lint.topics.job_view import above, is_hidden, text_of
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call

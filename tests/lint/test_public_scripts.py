@@ -1,0 +1,146 @@
+"""What widely run public scripts have taught the rules: beside each text that is wrong stands one of theirs that looks like it."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from rankwise.lint.piece import Piece
+from rankwise.lint.program import Project
+from rankwise.lint.registry import rule
+from rankwise.lint.running.check import check_piece
+
+_HEAD = "import os, math, time, torch, torch.distributed as dist\n"
+_INIT = "dist.init_process_group('gloo')\n"
+_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+#: A rule, the text that is wrong, and the one that is not, or of which it is not known.
+_PAIRS = {
+    "two of four processes form a group": ("RW210", """
+        import torch.multiprocessing as mp
+        def work(rank):
+            dist.init_process_group("gloo", rank=rank, world_size=2, init_method="tcp://localhost:29500")
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=4)
+    """, """
+        import torch.multiprocessing as mp
+        def work(rank):
+            if rank <= 1:
+                dist.init_process_group("gloo", rank=rank, world_size=2, init_method="tcp://localhost:29500")
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=4)
+    """),
+    "a teacher trains nothing": ("RW405", _INIT + _DDP + """
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+teacher = DDP(net)
+for p in teacher.module[0].parameters():
+    p.requires_grad = False
+for step in range(3):
+    teacher(torch.ones(2)).sum().backward()
+    """, _INIT + _DDP + """
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+student, teacher = DDP(torch.nn.Linear(2, 2)), DDP(net)
+for p in teacher.parameters():
+    p.requires_grad = False
+for step in range(3):
+    (student(torch.ones(2)) - teacher(torch.ones(2))).sum().backward()
+    """),
+    "the first process of Fabric has the data before it starts others": ("RW515", """
+        from lightning.fabric import Fabric
+        from torchvision.datasets import MNIST
+        fabric = Fabric(devices=2)
+        fabric.launch()
+        MNIST("data", download=True)
+    """, """
+        from lightning.fabric import Fabric
+        from torchvision.datasets import MNIST
+        MNIST("data", download=True)
+        fabric = Fabric(devices=2)
+        fabric.launch()
+    """),
+    "a Fabric of one device has no other ranks": ("RW515", """
+        from lightning.fabric import Fabric
+        from torchvision.datasets import MNIST
+        fabric = Fabric(devices=2)
+        MNIST("data", download=True)
+    """, """
+        from lightning.fabric import Fabric
+        from torchvision.datasets import MNIST
+        fabric = Fabric(devices=1)
+        MNIST("data", download=True)
+    """),
+    "an exponential of a gathered loss overflows on all ranks or on none": ("RW111", _INIT + """
+best = None
+for epoch in range(3):
+    loss = torch.load("loss.pt")[dist.get_rank()]
+    try:
+        value = math.exp(time.time())
+    except OverflowError:
+        value = math.inf
+    if best is None or best > value:
+        best = value
+        dist.barrier()
+    """, _INIT + """
+best = None
+for epoch in range(3):
+    loss = torch.load("loss.pt")[dist.get_rank()]
+    dist.all_reduce(loss)
+    try:
+        value = math.exp(loss)
+    except OverflowError:
+        value = math.inf
+    if best is None or best > value:
+        best = value
+        dist.barrier()
+    """),
+    "a test that a function out of sight answers may be on the rank": ("RW517", _INIT + """
+out = time.strftime("%H%M%S")
+if os.environ.get("KEEP"):
+    torch.save(1, os.path.join(out, "args.pt"))
+    """, _INIT + """
+from vision_tools import utils
+out = time.strftime("%H%M%S")
+if utils.is_primary(os.environ):
+    torch.save(1, os.path.join(out, "args.pt"))
+    """),
+    "whoever has a rank at all is one of all": ("RW109", _INIT + """
+steps = 40
+if int(os.environ.get("RANK", -1)) != 1:
+    steps = int(os.environ["STEPS"])
+for step in range(steps):
+    dist.all_reduce(torch.ones(1))
+    """, _INIT + """
+steps = 40
+if int(os.environ.get("RANK", -1)) != -1:
+    steps = int(os.environ["STEPS"])
+for step in range(steps):
+    dist.all_reduce(torch.ones(1))
+    """),
+    "the next epoch is saved beside a log of this one": ("RW608", _INIT + """
+state = torch.load("last.pt")
+start = state["epoch"]
+for epoch in range(start, 9):
+    dist.all_reduce(torch.ones(1))
+    torch.save({"epoch": epoch}, "last.pt")
+    """, _INIT + """
+state = torch.load("last.pt")
+start = state["epoch"]
+for epoch in range(start, 9):
+    dist.all_reduce(torch.ones(1))
+    torch.save({"epoch": epoch + 1}, "last.pt")
+    print({"epoch": epoch})
+    """),
+}  # fmt: skip
+
+
+def _is_told(rule_id: str, code: str) -> bool:
+    piece = Piece(path="train.py", language="python", code=_HEAD + textwrap.dedent(code))
+    return bool([*check_piece(piece, Project(), (rule(rule_id),))])
+
+
+@pytest.mark.parametrize("name", _PAIRS)
+def test_the_wrong_one_is_told_and_its_neighbour_is_left_alone(name: str) -> None:
+    """Two texts that look alike, and only one of them is wrong."""
+    rule_id, wrong, neighbour = _PAIRS[name]
+    assert _is_told(rule_id, wrong)
+    assert not _is_told(rule_id, neighbour)
