@@ -130,6 +130,95 @@ for epoch in range(start, 9):
     torch.save({"epoch": epoch + 1}, "last.pt")
     print({"epoch": epoch})
     """),
+    "a port that MPI's first rank has drawn": ("RW208", """
+        import socket
+        s = socket.socket()
+        s.bind(("", 0))
+        os.environ["MASTER_PORT"] = str(s.getsockname()[1])
+        dist.init_process_group("gloo")
+    """, """
+        import socket
+        from mpi4py import MPI
+        s = socket.socket()
+        s.bind(("", 0))
+        os.environ["MASTER_PORT"] = str(MPI.COMM_WORLD.bcast(s.getsockname()[1], root=0))
+        dist.init_process_group("gloo")
+    """),
+    "a port that the parent of spawned ranks keeps in its arguments": ("RW208", """
+        import argparse, random
+        import torch.multiprocessing as mp
+        def work(rank, args):
+            args.url = f"tcp://localhost:{random.randrange(49152, 65535)}"
+            dist.init_process_group("gloo", args.url, rank=rank, world_size=2)
+        if __name__ == "__main__":
+            mp.spawn(work, (argparse.ArgumentParser().parse_args(),), nprocs=2)
+    """, """
+        import argparse, random
+        import torch.multiprocessing as mp
+        def work(rank, args):
+            dist.init_process_group("gloo", args.url, rank=rank, world_size=2)
+        if __name__ == "__main__":
+            args = argparse.ArgumentParser().parse_args()
+            args.url = f"tcp://localhost:{random.randrange(49152, 65535)}"
+            mp.spawn(work, (args,), nprocs=2)
+    """),
+    "localhost where there is no cluster": ("RW209", """
+        import argparse
+        args = argparse.ArgumentParser().parse_args()
+        args.rank, args.url = int(os.environ["SLURM_NODEID"]), "tcp://localhost:58472"
+        dist.init_process_group("gloo", args.url, rank=args.rank, world_size=2)
+    """, """
+        import argparse
+        args = argparse.ArgumentParser().parse_args()
+        if "SLURM_JOB_ID" in os.environ:
+            args.rank, args.url = int(os.environ["SLURM_NODEID"]), f"tcp://{os.environ['HOST']}:58472"
+        else:
+            args.rank, args.url = 0, "tcp://localhost:58472"
+        dist.init_process_group("gloo", args.url, rank=args.rank, world_size=2)
+    """),
+    "as many values as keys": ("RW111", _INIT + """
+for key in os.listdir("metrics"):
+    if time.time() > 5:
+        dist.all_reduce(torch.ones(1))
+    """, _INIT + """
+metrics = {"loss": time.time(), "memory": torch.cuda.memory_allocated()}
+for key, value in metrics.items():
+    dist.all_reduce(torch.tensor(value))
+    """),
+    "a wrapper made on first use, before the first rank uses it alone": ("RW107", _DDP + """
+class Runner:
+    def __init__(self, net):
+        self.net = net
+    def save(self):
+        if dist.get_rank() == 0:
+            torch.save(DDP(self.net).state_dict(), "last.pt")
+    """, _DDP + """
+class Runner:
+    def __init__(self, net):
+        self.net, self.wrapped = net, None
+    @property
+    def model(self):
+        if self.wrapped is None:
+            self.wrapped = DDP(self.net)
+        return self.wrapped
+    def train(self):
+        return self.model(1)
+    def save(self):
+        if dist.get_rank() == 0:
+            torch.save(self.model.state_dict(), "last.pt")
+    """),
+    "a file that one arm writes alone": ("RW601", _INIT + """
+torch.save(1, "last.pt")
+    """, """
+        def train(rank=0):
+            if rank == 0:
+                torch.save(1, "last.pt")
+        if os.environ.get("DDP"):
+            dist.init_process_group("gloo")
+            train(dist.get_rank())
+        else:
+            train()
+    """),
 }  # fmt: skip
 
 

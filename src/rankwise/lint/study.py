@@ -166,6 +166,10 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
         made = instantiate(run, value.thing, (), {}, node, module)
         if not isinstance(made.thing, Instance):
             return
+        # Nobody knows which methods have run before this one: what they set may be set already.
+        for name in _set_later(node) & made.thing.attrs.keys():
+            if made.thing.attrs[name].is_known:
+                made.thing.attrs[name] = Value(path=f"self.{name}")
         for method in sorted(left, key=lambda one: not one.name.startswith(_METHODS_FIRST)):
             found = value.thing.attrs.get(method.name)
             if method in run.executed or found is None or not isinstance(found.thing, Function):
@@ -177,6 +181,20 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
             _exhaust(call(run, Value(thing=bound), (), given, method, scope=run.scopes[module]))
 
     return play
+
+
+def _set_later(node: ast.ClassDef) -> set[str]:
+    """Attributes of `self` that other methods than `__init__` set."""
+    return {
+        target.attr
+        for method in node.body
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name != "__init__"
+        for target in ast.walk(method)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and isinstance(target.value, ast.Name)
+        and target.value.id == "self"
+    }
 
 
 def _framework_arguments(cls: UserClass, method: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Value]:

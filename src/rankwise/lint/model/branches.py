@@ -86,6 +86,7 @@ def take_all(
     # `rank == 0 and late()`: only ranks for which the first half holds reach both arms.
     within = (*guards, *run.implied.get(test, ()))
     arms, ends, num_returns = [], [], len(scope.returns)
+    written, num_written = [], len(run.written)
     for label, body in ways:
         scope.names, run.guards = dict(base), within
         with run.gathering() as items, run.within("tests", (test, value, label == "if")):
@@ -93,6 +94,8 @@ def take_all(
         run.guards = guards
         arms.append(Arm(label, items, left))
         ends.append((scope.names, left))
+        written.append((run.take_back(num_written), left))
+    _write_joined(run, written, value)
     finish_fork(run, scope, Fork(node, scope.module, value, tuple(arms), kind, within), num_returns)
     return go_on(scope, ends, value)
 
@@ -117,6 +120,23 @@ def go_on(scope: Scope, ends: Sequence[tuple[dict[str, Value], Exit | None]], va
         return min((left for _, left in ends if left is not None), key=lambda left: _REACH[left.kind])
     scope.names = merged(staying, value)
     return None
+
+
+_Written = dict[tuple[int, str], tuple[dict[str, Value], Value]]
+
+
+def _write_joined(run: Run, ends: Sequence[tuple[_Written, Exit | None]], test: Value) -> None:
+    """Attributes hold what one arm or another has left in them."""
+    staying = [written for written, left in ends if left is None] or [ends[-1][0]]
+    for (number, name), (table, _) in {
+        key: one for written in staying for key, one in written.items()
+    }.items():
+        before = table.get(name)
+        values = [written[number, name][1] if (number, name) in written else before for written in staying]
+        first, *rest = [value for value in values if value is not None]
+        for other in rest:
+            first = joined(first, other, test)
+        run.write(table, name, first)
 
 
 #: The nearest place that one of the paths goes on to.

@@ -63,7 +63,9 @@ def run_for(run: Run, scope: Scope, node: ast.For) -> Exit | None:
         for item in items:
             run.items.extend(item.items if isinstance(item, Loop) and item.node is node else [item])
     else:
-        _loop(run, scope, node, value, turn, turns_of(value))
+        # How many values a whole list or table has does not depend on what they are.
+        is_whole = isinstance(value.thing, Items) and value.thing.is_whole
+        _loop(run, scope, node, Value(thing=value.thing) if is_whole else value, turn, turns_of(value))
     return run.execute(run, scope, node.orelse)
 
 

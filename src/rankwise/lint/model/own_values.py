@@ -123,8 +123,8 @@ OWN: dict[str, Callable[[Run, Call], Value | None]] = {
          "datetime.datetime.today", "time.strftime", "time.ctime", "datetime.date.today", "time.time_ns", "timeit.default_timer"),
         _local("time"),
     ),
-    **dict.fromkeys(("uuid.uuid4", "uuid.uuid1", "secrets.token_hex", "tempfile.mkdtemp", "tempfile.gettempdir", "os.getpid", "os.urandom"), _local("own")),
-    **dict.fromkeys(("socket.gethostname", "platform.node", "os.uname", "socket.gethostbyname"), _local("host")),
+    **dict.fromkeys(("uuid.uuid4", "uuid.uuid1", "secrets.token_hex", "tempfile.mkdtemp", "os.getpid", "os.urandom"), _local("own")),
+    **dict.fromkeys(("tempfile.gettempdir", "socket.gethostname", "platform.node", "os.uname", "socket.gethostbyname"), _local("host")),
     **dict.fromkeys(
         ("os.path.exists", "os.path.isfile", "os.path.isdir", "os.path.getmtime", "os.path.getsize", "shutil.disk_usage", "os.access", "os.path.islink"),
         _local("exists"),

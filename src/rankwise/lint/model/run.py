@@ -146,6 +146,7 @@ class Run:
     notes: list[Any] = field(default_factory=list)
     moment: Value | None = None
     seeds: dict[str, Value] = field(default_factory=dict)
+    written: list[tuple[dict[str, Value], str, Value | None]] = field(default_factory=list)
     implied: dict[ast.AST, tuple[Guard, ...]] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
 
@@ -205,6 +206,23 @@ class Run:
             return value
         origin = NOTHING.union(*(guard.origin for guard in self.guards))
         return coloured(value, Spread.RANK, origin)
+
+    def write(self, table: dict[str, Value], key: str, value: Value) -> None:
+        """Set an attribute, or a variable of the environment; `take_back` undoes it."""
+        self.written.append((table, key, table.get(key)))
+        table[key] = self.colour(value)
+
+    def take_back(self, since: int) -> dict[tuple[int, str], tuple[dict[str, Value], Value]]:
+        """Undo what was written since then, and return it: an arm of a branch begins where the other one did."""
+        ends: dict[tuple[int, str], tuple[dict[str, Value], Value]] = {}
+        while len(self.written) > since:
+            table, key, old = self.written.pop()
+            ends.setdefault((id(table), key), (table, table.get(key, ANY)))
+            if old is None:
+                table.pop(key, None)
+            else:
+                table[key] = old
+        return ends
 
     @contextmanager
     def within(self, attribute: str, *more: Any) -> Iterator[None]:

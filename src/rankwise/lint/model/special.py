@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import ENVIRON, TORCHRUN
@@ -13,6 +14,7 @@ from rankwise.lint.model.plain_python import PLAIN
 from rankwise.lint.model.training import has_buffers
 from rankwise.lint.model.values import (
     ANY,
+    NOTHING,
     UNKNOWN,
     Bound,
     Function,
@@ -128,13 +130,24 @@ def _spawn(run: Run, call: Call) -> Value:
             run.call(
                 run,
                 fn,
-                (Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing), *rest),
+                (
+                    Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing),
+                    *map(_handed_on, rest),
+                ),
                 {},
                 call.node,
                 scope=run.memo["top"],
             )
     run.guards = before[0]
     return Value(const=None)
+
+
+def _handed_on(value: Value, depth: int = 0) -> Value:
+    """An argument of the ranks' function: the parent has made one for all of them."""
+    attrs = getattr(value.thing, "attrs", None)
+    if isinstance(attrs, dict) and depth < 2:
+        attrs.update({name: _handed_on(one, depth + 1) for name, one in attrs.items()})
+    return replace(value, spread=Spread.EQUAL, origin=NOTHING) if value.spread is Spread.LOCAL else value
 
 
 def _launch(run: Run, call: Call) -> Value:

@@ -175,7 +175,7 @@ def bind(run: Run, scope: Scope, target: ast.AST, value: Value) -> None:
             owner = run.evaluate(run, scope, holder)
             attrs = getattr(owner.thing, "attrs", None)
             if isinstance(attrs, dict):
-                attrs[name] = run.colour(value)
+                run.write(attrs, name, value)
             _record_setting(run, scope, target, owner, known(name), value)
         case ast.Subscript(value=holder, slice=index):
             owner, key = run.evaluate(run, scope, holder), run.evaluate(run, scope, index)
@@ -218,7 +218,7 @@ def _set_item(run: Run, owner: Value, key: Value, value: Value) -> None:
             thing.is_whole = False
             thing.values.append(run.colour(value))
     elif isinstance(thing, Library) and thing.name == "os.environ" and isinstance(key.const, str):
-        run.environ[key.const] = run.colour(value)
+        run.write(run.environ, key.const, value)
 
 
 def _record_setting(run: Run, scope: Scope, node: ast.AST, owner: Value, key: Value, value: Value) -> None:

@@ -319,6 +319,11 @@ def _queue(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return None
 
 
+def _own_port(_run: Run, _call: Call, _kinds: list[str]) -> Value | None:
+    """`socket.getsockname()`: the port that the system gave this process."""
+    return Value(Spread.LOCAL, frozenset({"own"}))
+
+
 def _detach(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
     value = call.receiver
     if not value.via:
@@ -395,6 +400,7 @@ METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {
     "manual_seed": _seed_generator,
     "empty": _queue,
     "qsize": _queue,
+    "getsockname": _own_port,
     "detach": _detach,
     "item": _item,
     "parameters": _parameters,

@@ -58,9 +58,9 @@ class _Around:
     outer_loops: tuple[Op, ...] = ()
 
 
-def how_bad(path: LocalPath, is_doubtful: bool) -> Severity:  # noqa: FBT001 - the rule's own doubt
+def how_bad(path: LocalPath) -> Severity:
     """An error where the program reaches it for certain; of a function alone it is not seen who calls it, and with what."""
-    return "error" if path.op.is_sure and path.in_program and not is_doubtful else "warning"
+    return "error" if path.op.is_sure and path.in_program else "warning"
 
 
 def local_paths(items: Sequence[Item]) -> Iterator[LocalPath]:

@@ -95,7 +95,7 @@ def check(script: Script) -> Iterator[Finding]:
             test,
             f"a rank {_DOES[kind]} when `{written(test)}`, {why(path.item.value)}: the others wait for it in {called(path.op)}",
             _fix(test),
-            severity=how_bad(path, is_perhaps_shared(path.item.value)),
+            severity="warning" if is_perhaps_shared(path.item.value) else how_bad(path),
             failure_class=_class(path, kind),
             also=[place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )

@@ -49,10 +49,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.model.values import Spread
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.job_view import (
     INIT,
-    is_parameter,
+    is_spawned,
     once,
     places,
     settings,
@@ -61,87 +62,55 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.option_text import parts_of_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
 _STORE = "torch.distributed.TCPStore"
-_DRAWS = frozenset(
-    {
-        "getsockname",
-        "randint",
-        "randrange",
-        "choice",
-        "find_free_port",
-        "get_free_port",
-        "free_port",
-        "random",
-    }
-)
+#: What each process draws for itself.
+_DRAWN = frozenset({"own", "random"})
 
 
 def check(script: Script) -> Iterator[Finding]:
     """Rendezvous ports that are drawn in the process that uses them."""
-    for place, node in _ports(script):
-        drawn = _drawn_here(script, place, node)
-        if drawn is None or _is_alone(place):
+    for place, value, node in _ports(script):
+        if value.spread is not Spread.LOCAL or not value.origin & _DRAWN or _is_alone(place):
             continue
+        if not is_spawned(place.last) and (
+            spawns(script) or not place.is_made_by_all or not _starts_here(place)
+        ):
+            continue
+        drawn = [call for call in place.entry.histories[-1].calls if call.result.origin & _DRAWN]
         yield script.finding(
             RULE,
             node,
-            f"each process draws its own port with {drawn}(): rank 0 listens where no other rank connects",
+            f"each process draws its own port with {drawn[0].name.rpartition('.')[2] if drawn else ''}(): rank 0 listens where no other rank connects",
             "draw the port once in the parent and pass it on, or leave it to the launcher",
         )
 
 
-def _ports(script: Script) -> Iterator[tuple[Place, ast.AST]]:
+def _ports(script: Script) -> Iterator[tuple[Place, Value, ast.AST]]:
     for setting in settings(script):
         if setting.key == "MASTER_PORT":
             statement = statement_of(script.tree, setting.node)
-            yield setting.place, statement.value if isinstance(statement, ast.Assign) else setting.node
+            yield (
+                setting.place,
+                setting.value,
+                statement.value if isinstance(statement, ast.Assign) else setting.node,
+            )
     for place in once(places(script, INIT, _STORE)):
         serves = place.last.arg(3, "is_master") if place.last.name == _STORE else None
         if serves is not None and serves.const is True:
             continue  # the rank that serves the store draws the port and passes it to the others
-        node = place.last.arg_node(1, "init_method" if place.last.name == INIT else "port")
-        if node is not None:
-            yield place, node
-
-
-def _drawn_here(script: Script, place: Place, node: ast.AST) -> str | None:
-    """The function that draws the port in this process; None if it comes from elsewhere."""
-    words = {
-        getattr(part, "attr", getattr(part, "id", ""))
-        for part in parts_of_sources(script.tree, node)
-        if isinstance(part, (ast.Attribute, ast.Name))
-    }
-    if "seed" in script.piece.code and "randint" in words and "getsockname" not in words:
-        return None
-    call = place.last
-    is_spawned = "spawned" in call.contexts
-    if not is_spawned and (spawns(script) or not place.is_made_by_all or not _starts_here(place)):
-        return None
-    for earlier in place.entry.histories[-1].calls[: call.index]:
-        last = earlier.name.rpartition(".")[2].lstrip("?_")
-        if (
-            last in _DRAWS
-            and last in words
-            and ("spawned" in earlier.contexts) == is_spawned
-            and not earlier.guards
-        ):
-            return last
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    is_given = any(is_parameter(call, name) for name in names)
-    return (
-        "getsockname"
-        if not is_spawned and not is_given and {"getsockname", "bind"} & words == {"getsockname"}
-        else None
-    )
+        name = "init_method" if place.last.name == INIT else "port"
+        value, node = place.last.arg(1, name), place.last.arg_node(1, name)
+        if value is not None and node is not None:
+            yield place, value, node
 
 
 def _starts_here(place: Place) -> bool:

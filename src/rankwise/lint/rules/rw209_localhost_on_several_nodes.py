@@ -67,6 +67,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.in_ranks import excludes
 from rankwise.lint.topics.job_view import INIT, once, places, settings
 from rankwise.lint.topics.option_text import options
 
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
@@ -93,9 +95,11 @@ def check(script: Script) -> Iterator[Finding]:
     several = _several(script)
     if several is None:
         return
-    why, is_certain = several
+    why, is_certain, told = several
     for place, value, node in _addresses(script):
         if isinstance(value.const, str) and _HERE.match(value.const) and not _tested(place):
+            if told is not None and excludes(told, place.last):
+                continue  # the cluster's nodes get another address
             yield script.finding(
                 RULE,
                 node,
@@ -116,13 +120,17 @@ def _addresses(script: Script) -> Iterator[tuple[Place, Value, ast.AST]]:
             yield place, value, node
 
 
-def _several(script: Script) -> tuple[str, bool] | None:
-    """How it is known that there may be several nodes, and whether there are."""
+def _several(script: Script) -> tuple[str, bool, Call | None] | None:
+    """How it is known that there may be several nodes, whether there are, and the call that asks."""
     for option in options(script.tree):
         if option.dest in _NODES:
             default = getattr(option.default, "value", None)
             is_more = isinstance(default, int) and default > 1
-            return f"{option.flags[-1]} {'is ' + str(default) if is_more else 'may be more than 1'}", is_more
+            return (
+                f"{option.flags[-1]} {'is ' + str(default) if is_more else 'may be more than 1'}",
+                is_more,
+                None,
+            )
     for node in ast.walk(script.tree):
         if (
             isinstance(node, (ast.Assign, ast.AnnAssign))
@@ -132,14 +140,14 @@ def _several(script: Script) -> tuple[str, bool] | None:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             name = getattr(target, "id", getattr(target, "attr", ""))
             if name in _NODES and node.value.value > 1:
-                return f"{name} is {node.value.value}", True
+                return f"{name} is {node.value.value}", True, None
     for call in script.all_calls:
         if (
             call.name in {"os.environ.__getitem__", "os.environ.get", "os.getenv"}
             and call.args
             and call.args[0].const in _CLUSTER
         ):
-            return f"{call.args[0].const} is read", True
+            return f"{call.args[0].const} is read", True, call
     return None
 
 

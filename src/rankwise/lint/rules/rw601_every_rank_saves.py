@@ -39,15 +39,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import is_distributed, node_in, starts_group, text_of
 from rankwise.lint.topics.saved_files import is_chosen, writes
+from rankwise.lint.topics.tensor_text import is_in
 from rankwise.lint.topics.turns import takes_turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
-    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.script import Script
 
 
 def check(script: Script) -> Iterator[Finding]:
@@ -65,12 +67,11 @@ def check(script: Script) -> Iterator[Finding]:
             continue
         if any("exists" in value.origin for _, value, _ in call.tests):
             continue  # one after the other, each asking whether it is there
-        if {"save_function", "is_main_process"} & call.kwargs.keys() or not _is_in_ranks(
-            use.place.calls[0].contexts, entry
-        ):
+        if {"save_function", "is_main_process"} & call.kwargs.keys() or not is_in_ranks(script, entry, call):
             continue
         is_sure = (
             entry.is_program
+            and all(is_in(script.tree, test) for test, _, _ in call.tests)
             and any(starts_group(one) for one in entry.histories[0].calls)
             and call.name != "builtins.open"
         )
@@ -82,13 +83,6 @@ def check(script: Script) -> Iterator[Finding]:
             "let one rank write it: `if dist.get_rank() == 0:`, or include the rank in the path",
             severity="error" if is_sure else "warning",
         )
-
-
-def _is_in_ranks(contexts: tuple[str, ...], entry: Entry) -> bool:
-    """Whether the call is made in the ranks: the parent of spawned processes is one process."""
-    calls = entry.histories[0].calls
-    is_spawning = any("spawned" in one.contexts for one in calls)
-    return not is_spawning or "spawned" in contexts
 
 
 RULE: Rule[Script] = Rule(

@@ -42,12 +42,12 @@ def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:
     if "spawned" in call.contexts:
         return True
     starters = [one for one in entry.histories[0].calls if starts_group(one)]
-    if starters and all(_excludes(one, call) for one in starters):
+    if starters and all(excludes(one, call) for one in starters):
         return False
     return not entry.is_program or not spawns(script)
 
 
-def _excludes(one: Call, other: Call) -> bool:
+def excludes(one: Call, other: Call) -> bool:
     """Whether two calls stand in two arms of one test."""
     arms = {id(node): arm for node, _value, arm in one.tests}
     return any(arms.get(id(node), arm) != arm for node, _value, arm in other.tests)
