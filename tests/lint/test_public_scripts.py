@@ -219,6 +219,113 @@ torch.save(1, "last.pt")
         else:
             train()
     """),
+    "a helper freezes a part": ("RW405", _INIT + _DDP + """
+def freeze(part):
+    for p in part.parameters():
+        p.requires_grad = False
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+model = DDP(net)
+freeze(model.module[0])
+for step in range(3):
+    model(torch.ones(2)).sum().backward()
+    """, _INIT + _DDP + """
+def freeze(part):
+    for p in part.parameters():
+        p.requires_grad = False
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+freeze(model[0])
+model = DDP(model)
+for step in range(3):
+    model(torch.ones(2)).sum().backward()
+    """),
+    "a DTensor is redistributed by all": ("RW105", _INIT + """
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+t = distribute_tensor(torch.ones(8), None, [Shard(0)])
+if dist.get_rank() == 0:
+    t.redistribute(placements=[Replicate()])
+    """, _INIT + """
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+t = distribute_tensor(torch.ones(8), None, [Shard(0)])
+t = t.redistribute(placements=[Replicate()])
+if dist.get_rank() == 0:
+    print(t)
+    """),
+    "a stream of shards is still one stream for all": ("RW510", _INIT + _DDP + """
+from torch.utils.data import DataLoader, IterableDataset
+class Shards(IterableDataset):
+    def __iter__(self):
+        yield from open("shard.txt")
+model = DDP(torch.nn.Linear(1, 1))
+for x in DataLoader(Shards()):
+    model(x).sum().backward()
+    """, _INIT + _DDP + """
+from torch.utils.data import DataLoader, IterableDataset
+class Lines(IterableDataset):
+    def __iter__(self):
+        yield from list(open("lines.txt"))[dist.get_rank()::dist.get_world_size()]
+model = DDP(torch.nn.Linear(1, 1))
+for x in DataLoader(Lines()):
+    model(x).sum().backward()
+    """),
+    "one constant device is set on all ranks": ("RW202", """
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(0)
+    """, """
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    """),
+    "a torch seed is not NumPy's": ("RW508", _INIT + """
+import numpy
+from torch.utils.data import Subset
+torch.manual_seed(0)
+order = numpy.random.permutation(1000)
+train = Subset(range(1000), order[:800])
+    """, _INIT + """
+import numpy
+from torch.utils.data import Subset
+numpy.random.seed(0)
+order = numpy.random.permutation(1000)
+train = Subset(range(1000), order[:800])
+    """),
+    "a file is read while the first rank writes it": ("RW603", _INIT + """
+import json
+if dist.get_rank() == 0:
+    json.dump({}, open("config.json", "w"))
+config = json.load(open("config.json"))
+    """, _INIT + """
+import json
+if dist.get_rank() == 0:
+    json.dump({}, open("config.json", "w"))
+dist.barrier()
+config = json.load(open("config.json"))
+    """),
+    "shares of a file that may not be divisible": ("RW317", _INIT + """
+mine = torch.load("all.pt")[dist.get_rank()::dist.get_world_size()]
+dist.all_gather([torch.empty_like(mine) for _ in range(dist.get_world_size())], mine)
+    """, _INIT + """
+mine = torch.load("all.pt")[:4]
+dist.all_gather([torch.empty_like(mine) for _ in range(dist.get_world_size())], mine)
+    """),
+    "the model inside, of a class out of sight, is trained": ("RW402", _INIT + _DDP + """
+from vit import ViT
+model = DDP(ViT())
+for step in range(3):
+    model.module(torch.ones(2)).sum().backward()
+    """, _INIT + _DDP + """
+from vit import ViT
+model = DDP(ViT())
+for step in range(3):
+    model(torch.ones(2)).sum().backward()
+    """),
+    "each rank loads a file of its own": ("RW111", _INIT + """
+losses = [float(torch.load(f"loss{dist.get_rank()}.pt")) for _ in range(3)]
+if sum(losses) > 3:
+    dist.barrier()
+    """, _INIT + """
+losses = [float(torch.load("loss.pt")) for _ in range(3)]
+if sum(losses) > 3:
+    dist.barrier()
+    """),
 }  # fmt: skip
 
 
@@ -233,3 +340,11 @@ def test_the_wrong_one_is_told_and_its_neighbour_is_left_alone(name: str) -> Non
     rule_id, wrong, neighbour = _PAIRS[name]
     assert _is_told(rule_id, wrong)
     assert not _is_told(rule_id, neighbour)
+
+
+def test_each_call_of_a_helper_is_a_mistake_of_its_own() -> None:
+    """The first rank calls one helper under two tests: both places are told."""
+    helper = "def sync(x):\n    dist.all_reduce(x)\n"
+    call = "if dist.get_rank() == 0:\n    sync(torch.ones(1))\nprint()\n"
+    piece = Piece(path="train.py", language="python", code=_HEAD + _INIT + helper + call + call)
+    assert [found.span.line for found in check_piece(piece, Project(), (rule("RW101"),))] == [6, 9]

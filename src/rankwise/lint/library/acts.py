@@ -190,7 +190,6 @@ ACTS: dict[str, Act] = {
     **{f"{STRATEGY}.{name}": _op(result="equal") for name in ("reduce", "gather")},
     f"{DDP}.state_dict": Act(result="equal"),
     "torch.distributed.tensor.DTensor.full_tensor": _op("state", result="equal"),
-    "torch.distributed.tensor.DTensor.redistribute": _op(result="same"),
     "torchmetrics.Metric.compute": _op(result="equal"),
     "transformers.Trainer.evaluate": _op("collective", result="equal", is_sure=False),
     "transformers.Trainer.predict": _op("collective", result="equal", is_sure=False),

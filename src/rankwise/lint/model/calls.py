@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rankwise.lint.library.names import FABRIC
 from rankwise.lint.model.values import ANY, Object, Value, mixed
 
 if TYPE_CHECKING:
@@ -113,3 +114,20 @@ class Call:
     def is_guarded(self) -> bool:
         """Whether only some ranks make it."""
         return bool(self.guards)
+
+
+def is_of_one_device(maker: Call) -> bool:
+    """Whether a call makes a Fabric of one device: nothing is wrapped, and there are no other ranks."""
+    devices = maker.arg(2, "devices")
+    return (
+        maker.name == FABRIC
+        and devices is not None
+        and devices.const == 1
+        and "num_nodes" not in maker.kwargs
+    )
+
+
+def is_alone(call: Call) -> bool:
+    """Whether a call is a method of a Fabric that has no other ranks."""
+    maker = getattr(call.receiver.thing, "call", None)
+    return maker is not None and is_of_one_device(maker)

@@ -247,7 +247,13 @@ def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
 
 
 def _part(thing: Any, key: Value) -> Value | None:
-    """A part of a display, where it and the key are known."""
+    """A part of a display, or of a Sequential, where it and the key are known."""
+    if isinstance(thing, Object) and thing.kind == "torch.nn.Sequential" and thing.call is not None:
+        parts = thing.call.args
+        is_there = (
+            isinstance(key.const, int) and not thing.call.has_star and -len(parts) <= key.const < len(parts)
+        )
+        return parts[key.const] if is_there else None
     if not isinstance(thing, Items) or not key.is_known:
         return None
     if thing.keys is not None:

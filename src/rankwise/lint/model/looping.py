@@ -219,6 +219,10 @@ def element_of(value: Value) -> Value:
         return Value(thing=Items([element_of(one) for one in thing.attrs["of"].thing.values], kind="tuple"))
     if thing.kind == LOADER or thing.kind.endswith(("DataLoader", "Loader")):
         return _DATA
+    if thing.kind == "parameters":
+        one = Value(thing=Object("parameter", thing.call))
+        is_named = thing.call is not None and thing.call.name.endswith("named_parameters")
+        return Value(thing=Items([ANY, one], kind="tuple")) if is_named else one
     if thing.kind == "range":
         bounds = mixed(thing.attrs["bounds"].thing.values)
         return Value(spread=bounds.spread, origin=bounds.origin)

@@ -79,6 +79,8 @@ def _loaded(_run: Run, call: Call) -> Value:
     """What a file holds differs as the file does; where its tensors are put (map_location) does not matter."""
     file = call.args[0] if call.args else call.arg(None, "f") or call.arg(None, "filename") or ANY
     inner = mixed((file,))
+    if inner.spread is Spread.RANK:  # each rank has a file of its own
+        return Value(Spread.LOCAL, inner.origin | {"data"})
     return Value(inner.spread, inner.origin)
 
 

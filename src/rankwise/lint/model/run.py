@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rankwise.lint.model.calls import is_alone
 from rankwise.lint.model.history import History, Item, Op
 from rankwise.lint.model.values import (
     ANY,
@@ -183,7 +184,7 @@ class Run:
         """Add a collective to the history."""
         group = call.arg(act.group, "group", "process_group", "pg")
         in_group = in_group or (group is not None and group.const is not None and not _is_world(group))
-        if not self.dry:
+        if not self.dry and not is_alone(call):
             self.num_ops += 1
             self.items.append(
                 Op(

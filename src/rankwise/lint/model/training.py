@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.acts import Act
 from rankwise.lint.library.makers import BUFFERED, WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, LOADER
-from rankwise.lint.model.values import ANY, Function, Instance, Items, Object, Spread, Value, mixed
+from rankwise.lint.model.calls import is_alone
+from rankwise.lint.model.values import ANY, Function, Instance, Items, Method, Object, Spread, Value, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,24 +186,12 @@ def _prepare(run: Run, call: Call, kinds: list[str]) -> Value | None:
         return None
     if call.has_star and not call.args:
         return ANY
-    maker = getattr(call.receiver.thing, "call", None)
-    if maker is not None and is_of_one_device(maker):
+    if is_alone(call):
         return call.args[0] if len(call.args) == 1 else Value(thing=Items(list(call.args), kind="tuple"))
     parts = [_prepared(call, value) for value in call.args]
     if len(parts) == 1 and not call.has_star:
         return parts[0]
     return Value(thing=Items(parts, kind="tuple", is_whole=not call.has_star))
-
-
-def is_of_one_device(maker: Call) -> bool:
-    """Whether a call makes a Fabric of one device: nothing is wrapped, and there are no other ranks."""
-    devices = maker.arg(2, "devices")
-    return (
-        maker.name == FABRIC
-        and devices is not None
-        and devices.const == 1
-        and "num_nodes" not in maker.kwargs
-    )
 
 
 def _prepared(call: Call, value: Value) -> Value:
@@ -265,6 +254,14 @@ def _state_dict(run: Run, call: Call, kinds: list[str]) -> Value | None:
 def _full_tensor(run: Run, call: Call, _kinds: list[str]) -> Value | None:
     run.act(Act(family="state"), call, name="full_tensor")
     return Value()
+
+
+def _redistribute(run: Run, call: Call, _kinds: list[str]) -> Value | None:
+    """Of a DTensor: most changes of its placements take a collective."""
+    if not {"placements", "device_mesh"} & call.kwargs.keys():
+        return None
+    run.act(Act(family="state"), call, name="redistribute")
+    return call.receiver
 
 
 def _compute(run: Run, call: Call, kinds: list[str]) -> Value | None:
@@ -343,7 +340,7 @@ def _parameters(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
     thing = call.receiver.thing
     return (
         Value(thing=Object("parameters", call), path="parameters")
-        if isinstance(thing, (Object, Instance))
+        if isinstance(thing, (Object, Instance, Method))
         else None
     )
 
@@ -390,6 +387,7 @@ METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {
     "unwrap_model": _unwrap,
     "state_dict": _state_dict,
     "full_tensor": _full_tensor,
+    "redistribute": _redistribute,
     "compute": _compute,
     "scale": _scale,
     "on_main_process": _decorator,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.model.functions import has_yield
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.local import local_paths
-from rankwise.lint.paths.partings import partings
+from rankwise.lint.paths.partings import partings, place_of
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import anchor
 
@@ -26,11 +26,10 @@ def all_partings(script: Script) -> list[Parting]:
     """Where ranks part by who they are, each place once."""
     found = script.memo.get("partings")
     if found is None:
-        seen: dict[int, Parting] = {}
+        seen: dict[tuple[int, ...], Parting] = {}
         for entry in script.entries:
             for one in partings(entry.histories):
-                node: ast.AST = one.item.call.node if isinstance(one.item, Op) else one.item.node
-                seen.setdefault(id(node), replace(one, in_program=entry.is_program))
+                seen.setdefault(place_of(one.item), replace(one, in_program=entry.is_program))
         found = script.memo["partings"] = _first_of_each_test(seen.values())
     return list(found)
 

@@ -49,7 +49,7 @@ def partings(histories: Sequence[History]) -> Iterator[Parting]:
         return
     tokens = {history.rank: flatten(history.items) for history in histories}
     outcomes = _outcomes(histories)
-    seen: set[int] = set()
+    seen: set[tuple[int, ...]] = set()
     groups = _alike(tokens)
     if len(groups) < 2:
         return
@@ -94,15 +94,21 @@ def _really_odd(token: Token, tokens: dict[int, list[Token]]) -> list[Token]:
     for own in tokens.values():
         for one in own:
             if one.key == token.key and one.guards:
-                alike.setdefault(_node(one), one)
+                alike.setdefault(place_of(one.item), one)
     return [one for one in alike.values() if _differs(one, tokens)]
 
 
 def _differs(token: Token, tokens: dict[int, list[Token]]) -> bool:
-    node = _node(token)
-    return (
-        len({sum(_node(one) is node and one.key == token.key for one in own) for own in tokens.values()}) > 1
-    )
+    return len(set(_counted(token, tokens).values())) > 1
+
+
+def _counted(token: Token, tokens: dict[int, list[Token]]) -> dict[int, int]:
+    """How often each rank comes to a token's place."""
+    place = place_of(token.item)
+    return {
+        rank: sum(one.key == token.key and place_of(one.item) == place for one in own)
+        for rank, own in tokens.items()
+    }
 
 
 def _alike(tokens: dict[int, list[Token]]) -> list[list[int]]:
@@ -131,15 +137,13 @@ def _parting(
     instead: Token | None,
     tokens: dict[int, list[Token]],
     outcomes: dict[int, dict[object, set[bool]]],
-    seen: set[int],
+    seen: set[tuple[int, ...]],
 ) -> Iterator[Parting]:
     item = token.item
-    node = item.call.node if isinstance(item, Op) else item.node
-    if id(node) in seen or token.key == ("end",):
+    place = place_of(item)
+    if place in seen or token.key == ("end",):
         return
-    counted = {
-        rank: sum(_node(one) is node and one.key == token.key for one in own) for rank, own in tokens.items()
-    }
+    counted = _counted(token, tokens)
     most = max(counted.values())
     doers = tuple(rank for rank, number in counted.items() if number == most)
     others = tuple(rank for rank, number in counted.items() if number < most)
@@ -148,13 +152,16 @@ def _parting(
     guard = _guard_that_parts(token.guards, doers, others, outcomes)
     if guard is None and not (isinstance(item, Loop) and item.turns is not None):
         return
-    seen.add(id(node))
+    seen.add(place)
     other_op = instead.item if instead is not None and isinstance(instead.item, Op) else None
     yield Parting(item, guard, doers, others, other_op)
 
 
-def _node(token: Token) -> object:
-    return token.item.call.node if isinstance(token.item, Op) else token.item.node
+def place_of(item: Op | Loop | Exit) -> tuple[int, ...]:
+    """Where an item stands, and the calls that led there: one helper called twice is two places."""
+    if isinstance(item, Op):
+        return (id(item.call.node), *(id(site.node) for site in item.call.stack))
+    return (id(item.node),)
 
 
 def _guard_that_parts(

@@ -102,7 +102,13 @@ def _nccl_without_device(entry: Entry) -> Call | None:
 
 def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Finding, ast.AST]]:
     history = entry.histories[-1]
-    set_at = min((call.index for call in history.calls if _sets_device(call)), default=None)
+    setters = [call for call in history.calls if _sets_device(call)]
+    fixed = next((place for place in places_of(entry, tuple(_SETS), script.module) if _is_fixed(place)), None)
+    if fixed is not None and all(call.node is fixed.last.node for call in setters):
+        message = f"`{text_of(fixed.last.node)}` gives each rank of a node the same GPU"
+        yield script.finding(RULE, fixed.last.node, message, _FIX), fixed.last.node
+        return
+    set_at = min((call.index for call in setters), default=None)
     has_zero = False
     for place in once(places_of(entry, module=script.module)):
         node, text = _names_one_gpu(place, ignore_current=set_at is not None)
@@ -133,6 +139,17 @@ def _guesses(
             call.node,
         )
         return
+
+
+def _is_fixed(place: Place) -> bool:
+    """Whether all ranks set the device of one number, whatever they are asked for."""
+    values = [call.args[0] for call in place.calls if call.args]
+    return (
+        place.is_made_by_all
+        and not place.last.tests
+        and len(values) == len(place.calls)
+        and all(type(value.const) is int and not value.spread and not value.origin for value in values)
+    )
 
 
 def _sets_device(call: Call) -> bool:

@@ -39,7 +39,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.values import Items, Object, Spread
+from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.collective_calls import collectives, has_group, word_of
 from rankwise.lint.topics.job_view import text_of
@@ -89,7 +89,11 @@ def _selected(script: Script) -> Iterator[Finding]:
     for place in collectives(script, "all_gather", "all_gather_into_tensor"):
         call = place.last
         value, node = call.arg(1, "tensor", "input_tensor"), call.arg_node(1, "tensor", "input_tensor")
-        if value is None or node is None or value.spread is not Spread.LOCAL or has_group(call):
+        if value is None or node is None or not value.spread or has_group(call):
+            continue
+        if "share" in value.origin:
+            message = f"`{text_of(node)}` is every rank's share of something: the shares differ in length if it can't be divided evenly, and {word_of(call)} aborts, hangs or returns garbage"
+            yield script.finding(RULE, node, message, _FIX, severity="warning")
             continue
         made = last_value(script.tree, node, call.node)
         while (
@@ -101,7 +105,7 @@ def _selected(script: Script) -> Iterator[Finding]:
                 RULE,
                 node,
                 f"`{text_of(made)}` selects from each rank's own data, so `{text_of(node)}` has a different length on each rank: {word_of(call)} aborts, hangs or returns garbage",
-                "gather the lengths first, then pad to the longest, gather, and remove the padding",
+                _FIX,
             )
 
 
@@ -133,6 +137,8 @@ def _shape(value: Value | None) -> tuple[int, ...] | None:
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "x".join(str(one) for one in shape or ())
 
+
+_FIX = "gather the lengths first, then pad to the longest, gather, and remove the padding"
 
 RULE: Rule[Script] = Rule(
     id="RW317",

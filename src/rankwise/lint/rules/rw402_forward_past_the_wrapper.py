@@ -139,7 +139,7 @@ def _argument(call: Call) -> str:
 def _is_past(call: Call, wrap: Wrap) -> bool:
     if OFF & set(call.contexts):
         return False
-    if call.name.startswith("torch.nn.") and call.name.endswith(".__call__"):
+    if call.name.endswith(".__call__"):
         return call.receiver.thing is wrap.inner.thing or (
             id(call.receiver.thing) in wrap.parts() and call.receiver.thing is not None
         )

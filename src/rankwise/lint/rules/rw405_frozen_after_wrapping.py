@@ -42,19 +42,22 @@ discriminator), or only for evaluation.
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.lint.finding import span_of
+from rankwise.lint.model.values import Method, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import parents_of, text_of
-from rankwise.lint.topics.tensor_text import bindings, is_behind, is_in, key_of
-from rankwise.lint.topics.wrapping import refers_to, trains_later, wraps
+from rankwise.lint.topics.job_view import node_in, statement_of, text_of
+from rankwise.lint.topics.tensor_text import is_in
+from rankwise.lint.topics.wrapping import trains_later, wraps
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
     from rankwise.lint.topics.wrapping import Wrap
 
@@ -70,7 +73,7 @@ def check(script: Script) -> Iterator[Finding]:
     for wrap in wraps(script):
         if not wrap.kind.endswith("DistributedDataParallel"):
             continue
-        changes = [*_by_method(script, wrap), *_by_assignment(script, wrap)]
+        changes = [change for call in wrap.calls_after() if (change := _change(script, wrap, call))]
         # Off and on in turn is legal; and where all is frozen, as in a teacher, nothing is left to wait for.
         if len({change.value for change in changes}) != 1 or wrap.is_wrapped_again(wrap.call.index + 1):
             continue
@@ -95,111 +98,33 @@ def check(script: Script) -> Iterator[Finding]:
         )
 
 
-def _by_method(script: Script, wrap: Wrap) -> list[_Change]:
-    found: list[_Change] = []
-    for call in wrap.calls_after():
-        if (
-            call.name.rpartition(".")[2] != "requires_grad_"
-            or not is_in(script.tree, call.node)
-            or not isinstance(call.node, ast.Call)
-        ):
-            continue
+def _change(script: Script, wrap: Wrap, call: Call) -> _Change | None:
+    """`part.requires_grad_(...)`, or `p.requires_grad = ...` for a parameter of it."""
+    if call.name.endswith(".requires_grad_"):
         given = call.arg(0, "requires_grad")
-        value = True if given is None else given.const if isinstance(given.const, bool) else None
-        is_its = (
-            wrap.holds(call.receiver)
-            or refers_to(call.node.func, wrap)
-            or (isinstance(call.node.func, ast.Attribute) and _runs_over(script, wrap, call.node.func.value))
-        )
-        is_copy = "copy" in ast.unparse(call.node) or "copy" in _origin(script, call.node)
-        is_whole = value is False and call.receiver.thing in {wrap.wrapper, wrap.inner.thing}
-        if is_its and not is_copy and trains_later(wrap, call):
-            found.append(_Change(call.node, value, is_whole))
-    return found
+        value = True if given is None else given.const
+    elif call.name == "parameter.__setattr__" and call.args[0].const == "requires_grad":
+        value = call.args[1].const
+    else:
+        return None
+    owner, tests = call.receiver, call.tests
+    if isinstance(owner.thing, Object) and owner.thing.kind == "parameter" and owner.thing.call is not None:
+        listed = owner.thing.call
+        owner, tests = listed.receiver, call.tests[len(listed.tests) :]
+    module = _module_of(owner)
+    node = node_in(script, call)
+    if node is None or not wrap.holds(module) or not trains_later(wrap, call):
+        return None
+    is_whole = value is False and not tests and owner.thing in {wrap.wrapper, wrap.inner.thing}
+    node = statement_of(script.tree, node) if call.name == "parameter.__setattr__" else node
+    return None if node is None else _Change(node, value if isinstance(value, bool) else None, is_whole)
 
 
-def _origin(script: Script, node: ast.Call) -> str:
-    owner = node.func.value if isinstance(node.func, ast.Attribute) else node
-    found = bindings(script.tree, key_of(owner), node) if key_of(owner) else []
-    return " ".join(ast.unparse(value) for _, value in found if value is not None)
-
-
-def _by_assignment(script: Script, wrap: Wrap) -> list[_Change]:
-    if not is_in(script.tree, wrap.call.node):
-        return []
-    behind = {id(loop) for call in wrap.calls_after() for loop in call.loops}
-    found: list[_Change] = []
-    for node in ast.walk(script.tree):
-        if not (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Attribute)
-            and isinstance(node.value, ast.Constant)
-        ):
-            continue
-        target = node.targets[0]
-        if target.attr != "requires_grad" or not isinstance(node.value.value, bool):
-            continue
-        if not (refers_to(target.value, wrap) or _runs_over(script, wrap, target.value)):
-            continue
-        if not _learns_after(wrap, node):
-            continue
-        if (
-            is_behind(node, wrap.call.node)
-            or _runs_over(script, wrap, target.value)
-            or any(
-                id(one) in behind
-                for one in ast.walk(script.tree)
-                if isinstance(one, ast.For) and node in ast.walk(one)
-            )
-        ):
-            is_whole = node.value.value is False and _is_whole(script, wrap, node)
-            found.append(_Change(node, node.value.value, is_whole))
-    return found
-
-
-def _is_whole(script: Script, wrap: Wrap, node: ast.AST) -> bool:
-    """Whether all parameters are frozen: then none is reduced, as of a teacher."""
-    loop = parents_of(script.tree)[node]
-    whole = {
-        id(call.node)
-        for call in wrap.calls_after()
-        if call.name.endswith(".parameters") and call.receiver.thing in {wrap.wrapper, wrap.inner.thing}
-    }
-    return isinstance(loop, ast.For) and id(loop.iter) in whole
-
-
-def _learns_after(wrap: Wrap, node: ast.AST) -> bool:
-    """Whether a backward pass may follow: further down, in a loop around this place, or in another function."""
-    backward = [call for call in wrap.calls_after() if call.name.endswith("backward")]
-    return any(
-        is_behind(call.node, node)
-        or any(node in ast.walk(loop) for loop in call.loops)
-        or (call.function is not None and node not in ast.walk(call.function.node))
-        for call in backward
-    )
-
-
-def _runs_over(script: Script, wrap: Wrap, node: ast.AST) -> bool:
-    """Whether a name is a parameter out of `for p in ddp.module.body.parameters()`."""
-    key = key_of(node)
-    asked = {
-        id(call.node): wrap.holds(call.receiver)
-        for call in wrap.calls_after()
-        if call.name.endswith("parameters")
-    }
-    for statement, value in bindings(script.tree, key, node)[-1:] if key else []:
-        if value is None and isinstance(statement, ast.For):
-            return any(
-                isinstance(one, ast.Call)
-                and isinstance(one.func, ast.Attribute)
-                and one.func.attr in {"parameters", "named_parameters"}
-                and id(one) in asked
-                and (
-                    refers_to(one.func.value, wrap) or (asked[id(one)] and "copy" not in _origin(script, one))
-                )
-                for one in ast.walk(statement.iter)
-            )
-    return False
+def _module_of(value: Value) -> Value:
+    """The model that ``model.module.layer4`` is a part of, where its own parts are not known."""
+    while isinstance(value.thing, Method):
+        value = value.thing.receiver
+    return value
 
 
 RULE: Rule[Script] = Rule(

@@ -98,7 +98,7 @@ _CHOICE = re.compile(r"dist|ddp|world|rank|gpu|parallel|launcher|multi|slurm|sam
 def check(script: Script) -> Iterator[Finding]:
     """Loaders of whole data sets that ranks train on together."""
     seen: set[int] = set()
-    if spreads_otherwise(script.all_calls, script.piece.code):
+    if spreads_otherwise(script.all_calls):
         return
     for one in passes(script):
         call = one.loader.call

@@ -111,13 +111,13 @@ def _splits(place: Place) -> bool:
 
 
 def _is_cut(call: Call) -> bool:
-    """Whether an order is cut in two, or into the ranks' shares: `order[:n]` and `order[n:]`."""
+    """Whether a part of an order is taken: `order[:n]`."""
     name = text_of(call.arg_node(0)) if call.name in _IN_PLACE else _target(call)
     if not name:
         return False
     cuts = [node.slice for node in ast.walk(call.module.tree)
             if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and text_of(node.value) == name]  # fmt: skip
-    return len({ast.dump(cut) for cut in cuts}) > 1
+    return bool(cuts)
 
 
 def _target(call: Call) -> str:

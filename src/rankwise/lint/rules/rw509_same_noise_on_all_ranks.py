@@ -74,7 +74,7 @@ _DRAWS = re.compile(
 
 def check(script: Script) -> Iterator[Finding]:
     """Draws in loops that train together, under a seed that all ranks share."""
-    if spreads_otherwise(script.all_calls, script.piece.code):
+    if spreads_otherwise(script.all_calls):
         return
     for entry in script.entries:
         history = entry.histories[-1]

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 def check(script: Script) -> Iterator[Finding]:
     """Streams that all ranks read from the start."""
     seen: set[int] = set()
-    if spreads_otherwise(script.all_calls, script.piece.code):
+    if spreads_otherwise(script.all_calls):
         return
     for one in passes(script):
         call = one.loader.call

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.job_view import is_distributed, is_sequence, line_of, ops, text_of
-from rankwise.lint.topics.saved_files import reads, writes
+from rankwise.lint.topics.saved_files import plain_reads, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def check(script: Script) -> Iterator[Finding]:
     written = [use for use in writes(script) if use.place.ranks == {0}]
     if not written:
         return
-    for read in reads(script):
+    for read in (*reads(script), *plain_reads(script)):
         if (
             not {0} < read.place.ranks | {0}
             or read.place.ranks == {0}

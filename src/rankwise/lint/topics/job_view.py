@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rankwise.lint.library.hints import TORCHRUN
 from rankwise.lint.library.names import STRATEGY
 from rankwise.lint.model.branches import asks_who
+from rankwise.lint.model.calls import is_of_one_device
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
 from rankwise.lint.model.run import PERSONAS
-from rankwise.lint.model.training import is_of_one_device
 from rankwise.lint.model.values import Items, Object, Spread
 
 if TYPE_CHECKING:

@@ -158,6 +158,14 @@ def reads(script: Script) -> Iterator[FileUse]:
         yield from _use(place)
 
 
+def plain_reads(script: Script) -> Iterator[FileUse]:
+    """Calls that open a file to read it."""
+    for place in once(places(script, "builtins.open")):
+        mode = place.last.arg(1, "mode")
+        if mode is None or mode.const in {"r", "rb", "rt"}:
+            yield from _use(place)
+
+
 def _use(place: Place) -> Iterator[FileUse]:
     position, name = position_of(place.last)
     path, node = place.last.arg(position, name), place.last.arg_node(position, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import role_of
@@ -18,24 +18,18 @@ if TYPE_CHECKING:
     from rankwise.lint.model.values import Value
     from rankwise.lint.topics.data_flow import Pass
 
-#: Words in the text of a class that takes a part of the data for this rank.
-_SHARES = re.compile(
-    r"rank|world_?size|replica|shard|num_processes|process_index|split_by|by_node|\bdist\b|partition",
-    re.IGNORECASE,
-)
-_WORKERS = re.compile(r"worker", re.IGNORECASE)
-_RANDOM = re.compile(
-    r"\brand|random|\bseed|normal_|uniform|shuffle|generator|\brng\b|np\.|gym|\benv\b|sample\(|queue|recv|socket",
-    re.IGNORECASE,
-)
+#: Functions of libraries that take one rank's part of the data.
+_SHARING = frozenset({"shard", "split_by_node", "split_dataset_by_node"})
+_WORKERS = frozenset({"get_worker_info", "worker_info", "worker_id", "num_workers"})
+#: What draws from a generator, or takes in what comes from outside: an environment, a queue, a connection.
+_DRAWING = frozenset({"random", "rand", "randn", "randint", "randperm", "shuffle", "choice", "sample", "uniform", "normal", "normal_", "uniform_",
+                      "generator", "Generator", "default_rng", "rng", "gym", "env", "queue", "get", "recv", "socket"})  # fmt: skip
 #: Torch's samplers that draw from the whole data set on each rank.
 _SAMPLERS = frozenset(
     f"torch.utils.data.{name}Sampler" for name in ("Random", "Sequential", "WeightedRandom", "SubsetRandom")
 )
-#: Words of a script that spreads a model in other ways than by copies: there the ranks of a part need equal batches.
-_OTHER_WAYS = re.compile(
-    r"tensor_parallel|parallelize_module|device_mesh|DeviceMesh|pipelin|\btp_|_tp\b|sequence_parallel|context_parallel|mpu\b"
-)
+#: Calls that spread a model in other ways than by copies: there the ranks of a part need equal batches.
+_OTHER_WAYS = ("init_device_mesh", "DeviceMesh", "parallelize_module", "pipelining", "tensor.parallel", "mpu")
 
 
 def is_shared_out(loader: Object) -> bool:
@@ -68,7 +62,7 @@ def _draws_from_all(sampler: Value | None) -> bool:
 
 
 def _class_shares(dataset: Value) -> bool:
-    return any(_SHARES.search(text_of_class(cls)) for cls in classes_in(dataset))
+    return any(splits_by_rank(cls) for cls in classes_in(dataset))
 
 
 def classes_in(value: Value | None, depth: int = 0) -> Iterator[UserClass]:
@@ -88,24 +82,33 @@ def classes_in(value: Value | None, depth: int = 0) -> Iterator[UserClass]:
             yield from classes_in(part, depth + 1)
 
 
-def text_of_class(cls: UserClass) -> str:
-    """A class as text, without its docstrings and comments."""
-    return ast.unparse(ast.Module([part for part in cls.node.body if not isinstance(part, ast.Expr)], []))
+@lru_cache(maxsize=64)
+def _names_in(cls: ast.ClassDef) -> frozenset[str]:
+    return frozenset(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(cls)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    )
+
+
+def _names_of(cls: UserClass) -> frozenset[str]:
+    return frozenset().union(*(_names_in(one.node) for one in cls.ancestry()))
 
 
 def splits_by_worker(cls: UserClass) -> bool:
     """Whether a class asks which of the loader's workers it is in."""
-    return any(_WORKERS.search(text_of_class(one)) for one in cls.ancestry())
+    return not _WORKERS.isdisjoint(_names_of(cls))
 
 
 def splits_by_rank(cls: UserClass) -> bool:
-    """Whether a class asks which rank it is on, or gets a part from outside."""
-    return any(_SHARES.search(text_of_class(one)) for one in cls.ancestry())
+    """Whether a class asks which rank it is on, or calls what takes a rank's part."""
+    names = _names_of(cls)
+    return not _SHARING.isdisjoint(names) or any(role_of(name) for name in names)
 
 
 def draws_at_random(cls: UserClass) -> bool:
     """Whether what a class yields is drawn, or comes from elsewhere: it may be another on each rank."""
-    return any(_RANDOM.search(text_of_class(one)) for one in cls.ancestry())
+    return not _DRAWING.isdisjoint(_names_of(cls))
 
 
 def is_known_data(value: Value | None) -> bool:
@@ -165,8 +168,6 @@ def _names_rank(node: ast.AST, *, world: bool = False) -> bool:
     return False
 
 
-def spreads_otherwise(calls: list[Call], text: str) -> bool:
+def spreads_otherwise(calls: list[Call]) -> bool:
     """Whether a script splits the model too, so that some ranks are meant to see the same data."""
-    return _OTHER_WAYS.search(text) is not None or any(
-        "tensor.parallel" in call.name or "pipelining" in call.name for call in calls
-    )
+    return any(way in call.name for call in calls for way in _OTHER_WAYS)
