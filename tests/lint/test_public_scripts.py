@@ -326,6 +326,89 @@ losses = [float(torch.load("loss.pt")) for _ in range(3)]
 if sum(losses) > 3:
     dist.barrier()
     """),
+    "each mp.spawn starts new processes": ("RW211", """
+        import torch.multiprocessing as mp
+        def work(rank):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=2)
+    """, """
+        import torch.multiprocessing as mp
+        def work(rank):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
+        def run():
+            mp.spawn(work, nprocs=2)
+        if __name__ == "__main__":
+            run()
+            run()
+    """),
+    "what is given as the rank is the rank": ("RW302", _INIT + """
+loss = torch.ones(1)
+dist.reduce(loss, dst=0)
+print(loss)
+    """, """
+        def train(gpu):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=gpu, world_size=2)
+            loss = torch.ones(1)
+            dist.reduce(loss, dst=0)
+            if gpu == 0:
+                print(loss)
+    """),
+    "a name that becomes the rank": ("RW101", """
+        def train(gpu):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=gpu, world_size=2)
+            if gpu == 0:
+                dist.all_reduce(torch.ones(1))
+    """, """
+        def train(gpu):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=int(os.environ["RANK"]), world_size=2)
+            if gpu == 0:
+                dist.all_reduce(torch.ones(1))
+    """),
+    "one entry of a table of settings says nothing of the others": ("RW111", _INIT + """
+import settings
+args = settings.load()
+args["every"] = time.time()
+for epoch in range(9):
+    if epoch % args["every"] == 0:
+        dist.barrier()
+    """, _INIT + """
+import settings
+args = settings.load()
+args["start"] = time.time()
+for epoch in range(9):
+    if epoch % args["every"] == 0:
+        dist.barrier()
+    """),
+    "a bar that one rank shows counts on all": ("RW507", _INIT + """
+from torch.utils.data import DistributedSampler
+sampler = DistributedSampler(range(9))
+for epoch in range(9):
+    sampler.set_epoch(epoch + dist.get_rank())
+    """, _INIT + """
+from torch.utils.data import DistributedSampler
+from tqdm.auto import trange
+sampler = DistributedSampler(range(9))
+for epoch in trange(9, disable=dist.get_rank() != 0):
+    sampler.set_epoch(epoch)
+    """),
+    "what only the first rank does skips nothing of the others'": ("RW114", _INIT + """
+for step in range(9):
+    try:
+        torch.load("x.pt")
+        dist.all_reduce(torch.ones(1))
+    except Exception:
+        print("failed")
+    """, _INIT + """
+for step in range(9):
+    if dist.get_rank() == 0:
+        try:
+            torch.load("x.pt")
+            dist.all_reduce(torch.ones(1))
+        except Exception:
+            print("failed")
+    """),
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ PASS_ON = frozenset(
             "torch.jit.script",
         ),
         *("builtins.iter", "typing.cast", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"),
-        *("tqdm.trange", "rich.progress.track", "itertools.islice", "builtins.list", "builtins.tuple"),
+        *("tqdm.std.tqdm", "rich.progress.track", "itertools.islice", "builtins.list", "builtins.tuple"),
         *("torch.nn.parameter.Parameter", "contextlib.nullcontext", "itertools.chain"),
         *(
             "itertools.cycle",

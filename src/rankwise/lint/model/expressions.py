@@ -239,6 +239,8 @@ def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
     if isinstance(thing, Object) and "parts" in thing.attrs and isinstance(key.const, int):
         parts = thing.attrs["parts"].thing.values
         return parts[key.const] if -len(parts) <= key.const < len(parts) else ANY
+    if isinstance(thing, Items) and thing.keys is not None and isinstance(key.const, str):
+        owner, thing = Value(path=owner.path, via=owner.via), None  # an entry of which nothing is known
     value = mixed((owner, key))
     hinted = guess(run, f"{owner.path}.{key.const}") if isinstance(key.const, str) and thing is None else None
     if hinted is not None and hinted.origin:

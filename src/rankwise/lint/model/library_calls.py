@@ -43,8 +43,17 @@ def call_library(run: Run, call: Call, scope: Scope | None) -> Value:
     if result is None:
         act = ACTS.get(call.name)
         result = do_act(run, call, act, scope) if act is not None else _by_table(run, call)
+    if call.name == "torch.distributed.init_process_group" and scope is not None:
+        _learn_rank(run, call, scope)
     call.result = result
     return result
+
+
+def _learn_rank(run: Run, call: Call, scope: Scope) -> None:
+    """What is given as the rank is this rank, whatever it is called."""
+    value, node = call.arg(4, "rank"), call.arg_node(4, "rank")
+    if isinstance(node, ast.Name) and value is not None and value == Value(path=value.path):
+        run.bind(run, scope, node, run.role("rank"))
 
 
 def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None = None) -> Value:

@@ -186,7 +186,10 @@ def bind(run: Run, scope: Scope, target: ast.AST, value: Value) -> None:
                 and value.spread
                 and not isinstance(owner.thing, (Items, Object, Library))
             ):
-                bind(run, scope, holder, mixed((owner, value)))
+                known_part = Items([value], keys=[key], kind="dict", is_whole=False)
+                is_table = isinstance(key.const, str) and not owner.spread
+                new = Value(thing=known_part, path=owner.path) if is_table else mixed((owner, value))
+                bind(run, scope, holder, new)
         case _:
             pass
 

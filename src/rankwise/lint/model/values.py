@@ -190,6 +190,11 @@ class Items:
     kind: str = "list"
     is_whole: bool = True
 
+    @property
+    def is_partial_table(self) -> bool:
+        """Whether it is a dict of which some entries are known."""
+        return self.keys is not None and not self.is_whole
+
 
 @dataclass(eq=False, slots=True)
 class Deferred:
@@ -225,8 +230,8 @@ def mixed(values: Iterable[Value], _depth: int = 0) -> Value:
             origin |= value.origin
         if value.via:
             via = (*via, *(one for one in value.via if one not in via))
-        # A list may hold itself.
-        if isinstance(value.thing, Items) and value.thing.values and _depth < _DEEPEST:
+        # A list may hold itself. One entry of a table of settings says nothing of the others.
+        if isinstance(value.thing, Items) and not value.thing.is_partial_table and _depth < _DEEPEST:
             inner = mixed(value.thing.values, _depth + 1)
             spread, origin = max(spread, inner.spread), origin | inner.origin
             via = (*via, *(one for one in inner.via if one not in via))

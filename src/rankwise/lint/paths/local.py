@@ -98,7 +98,9 @@ def _loop(loop: Loop, around: _Around) -> Iterator[LocalPath]:
 
 
 def _fork(fork: Fork, around: _Around) -> Iterator[LocalPath]:
-    if fork.kind == "except":
+    if fork.guards and fork.kind != "finally":
+        pass  # only some ranks come here at all
+    elif fork.kind == "except":
         yield from _handlers(fork, around)
     elif fork.kind == "finally":
         ops = ops_of(fork.arms[0].items)

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Exit
+from rankwise.lint.model.history import Exit, Op
 from rankwise.lint.paths.found import all_partings
 from rankwise.lint.paths.words import also, anchor, tested, who, written
 from rankwise.lint.rule import Rule
@@ -62,9 +62,12 @@ _CLASSES = {"break": "D16", "continue": "D15", "return": "C27"}
 
 def check(script: Script) -> Iterator[Finding]:
     """Exits that some of the simulated ranks do not take."""
-    for one in all_partings(script):
+    partings = all_partings(script)
+    # Where the test keeps ranks from a collective in the first place, that is the mistake.
+    told = {id(one.guard.node) for one in partings if isinstance(one.item, Op) and one.guard is not None}
+    for one in partings:
         left = one.item
-        if not isinstance(left, Exit) or one.guard is None:
+        if not isinstance(left, Exit) or one.guard is None or id(one.guard.node) in told:
             continue
         at = anchor(left, one.guard, script)
         if at is None:

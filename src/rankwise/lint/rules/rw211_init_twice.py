@@ -34,7 +34,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import DESTROY, INIT, is_sequence, line_of, node_in
+from rankwise.lint.topics.job_view import DESTROY, INIT, SPAWN, is_sequence, line_of, node_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +63,7 @@ def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
     calls = [
         call for call in entry.histories[0].calls if call.name in {*_MAKES, DESTROY, "?destroy_process_group"}
     ]
+    spawns = {id(call.node) for call in entry.histories[0].calls if call.name == SPAWN}
     held: Call | None = None
     for call in calls:
         if call.name.endswith("destroy_process_group"):
@@ -73,7 +74,7 @@ def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
                 continue
             if (
                 held is not None
-                and ("spawned" in held.contexts) == ("spawned" in call.contexts)
+                and _process_of(held, spawns) == _process_of(call, spawns)
                 and not _other_arm(held, call)
                 and is_sequence(entry, held, call)
             ):
@@ -89,6 +90,12 @@ def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
             held = call
         elif held is None and not call.args:
             held = call
+
+
+def _process_of(call: Call, spawns: set[int]) -> tuple[int, ...]:
+    """The calls that led to the process that makes a call: each mp.spawn starts new ones."""
+    sites = [id(site.node) for site in call.stack]
+    return tuple(sites[: max((sites.index(one) + 1 for one in spawns if one in sites), default=0)])
 
 
 def _asks(call: Call) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import main_of, role_of
@@ -13,6 +14,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@lru_cache(maxsize=16)
+def _given_as_rank(tree: ast.Module) -> frozenset[str]:
+    """Names that the script passes to init_process_group as the rank."""
+    return frozenset(
+        keyword.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and key_of(node.func).endswith("init_process_group")
+        for keyword in node.keywords
+        if keyword.arg == "rank" and isinstance(keyword.value, ast.Name)
+    )
+
+
+def _asks_rank(test: ast.AST, tree: ast.Module) -> bool:
+    """Whether a test has to do with which rank this is."""
+    names = _given_as_rank(tree)
+    return asks_rank(test) or any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(test))
 
 
 def asks_rank(test: ast.AST) -> bool:
@@ -35,11 +54,11 @@ def is_under_rank_test(tree: ast.Module, node: ast.AST) -> bool:
         if (
             isinstance(one, (ast.If, ast.IfExp, ast.While))
             and inner is not one.test
-            and asks_rank(_followed(tree, one.test))
+            and _asks_rank(_followed(tree, one.test), tree)
         ):
             return True
         if isinstance(one, ast.BoolOp) and any(
-            asks_rank(_followed(tree, value)) for value in one.values if value is not inner
+            _asks_rank(_followed(tree, value), tree) for value in one.values if value is not inner
         ):
             return True
         if isinstance(one, _FUNCTIONS):
@@ -48,7 +67,7 @@ def is_under_rank_test(tree: ast.Module, node: ast.AST) -> bool:
     function = function_of(tree, node)
     return any(
         isinstance(one, ast.If)
-        and asks_rank(_followed(tree, one.test))
+        and _asks_rank(_followed(tree, one.test), tree)
         and _leaves(one.body)
         and is_behind(node, one)
         for one in nodes_in(function)
