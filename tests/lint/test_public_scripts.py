@@ -366,6 +366,14 @@ print(loss)
             if gpu == 0:
                 dist.all_reduce(torch.ones(1))
     """),
+    "a folder that pytest gives": ("RW516", _INIT + """
+os.makedirs("out")
+    """, """
+        def test_saving(tmp_path):
+            dist.init_process_group("gloo")
+            (tmp_path / "out").mkdir()
+            dist.barrier()
+    """),
     "one entry of a table of settings says nothing of the others": ("RW111", _INIT + """
 import settings
 args = settings.load()

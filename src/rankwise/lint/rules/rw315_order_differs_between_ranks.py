@@ -55,6 +55,10 @@ _KEEPING = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "map", "
 _DEEPEST = 6
 
 
+#: Orders that certainly differ: a listing of a folder that ranks share does not have to.
+_OF_SETS = ("a set", "a set of keys")
+
+
 def check(script: Script) -> Iterator[Finding]:
     """Loops with collectives that run over a set or a directory listing."""
     told: set[int] = set()
@@ -82,7 +86,7 @@ def check(script: Script) -> Iterator[Finding]:
                     source,
                     f"{order} has a different order in each process, so ranks call `{op.name}` for different items of `{text_of(source)}`",
                     f"loop over `sorted({text_of(source)})`",
-                    severity="error" if order.startswith("a set") else "warning",
+                    severity="error" if order in _OF_SETS else "warning",
                 )
 
 
@@ -145,7 +149,7 @@ def _of_operation(tree: ast.Module, node: ast.BinOp, depth: int) -> str:
         for one in sides
     ):
         return "a set of keys"
-    return next((order for one in sides if (order := _order(tree, one, depth + 1)).startswith("a set")), "")
+    return next((order for one in sides if (order := _order(tree, one, depth + 1)) in _OF_SETS), "")
 
 
 def _of_call(tree: ast.Module, node: ast.Call, depth: int) -> str:

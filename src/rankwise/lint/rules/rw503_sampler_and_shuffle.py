@@ -39,7 +39,7 @@ dist.destroy_process_group()
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.lint.finding import Edit, span_of
 from rankwise.lint.library.names import LOADER
@@ -61,12 +61,19 @@ def check(script: Script) -> Iterator[Finding]:
     """Loaders with two orders."""
     for place in once(places(script, LOADER)):
         call = place.last
-        message, fix = _clash(call)
-        if message and not _may_be_apart(call):
-            yield script.finding(RULE, call.node, message, fix, edits=_edits(script, call, fix))
+        clash = _clash(call)
+        if clash is not None and not _may_be_apart(call):
+            edits = _edits(script, call) if clash.is_of_shuffle else []
+            yield script.finding(RULE, call.node, clash.message, clash.fix, edits=edits)
 
 
-def _clash(call: Call) -> tuple[str, str]:
+class _Clash(NamedTuple):
+    message: str
+    fix: str
+    is_of_shuffle: bool = False  # without shuffle=True, the call is right
+
+
+def _clash(call: Call) -> _Clash | None:
     sampler, batches = given(call, "sampler"), given(call, "batch_sampler")
     shuffles = _is_true(call, "shuffle")
     name = text_of(call.arg_node(AT["sampler"], "sampler")) or "the sampler"
@@ -76,14 +83,15 @@ def _clash(call: Call) -> tuple[str, str]:
         others += ["batch_size"] if size is not None and size.const != 1 else []
         others += ["sampler"] if sampler is not None and _is_there(sampler) else []
         if others:
-            return (
+            return _Clash(
                 f"ValueError: a batch_sampler excludes {', '.join(others)}",
                 f"remove {', '.join(others)}: the batch sampler decides",
             )
     if sampler is not None and _is_there(sampler) and shuffles:
-        return (
+        return _Clash(
             f"ValueError: `{name}` decides the order, so shuffle=True is not allowed",
             f"remove shuffle: `{name}` does the shuffling",
+            is_of_shuffle=True,
         )
     dataset = given(call, "dataset")
     if (
@@ -92,16 +100,16 @@ def _clash(call: Call) -> tuple[str, str]:
         and ITERABLE in dataset.thing.cls.library_bases()
     ):
         if shuffles:
-            return (
+            return _Clash(
                 "ValueError: a loader cannot shuffle an IterableDataset",
                 "remove shuffle, and shuffle in the data set's __iter__",
             )
         if sampler is not None and _is_there(sampler) and not _is_one_of_several(call):
-            return (
+            return _Clash(
                 "ValueError: an IterableDataset has no indices, so a sampler cannot draw from it",
                 "remove the sampler, and select this rank's share in the data set's __iter__",
             )
-    return "", ""
+    return None
 
 
 def _is_one_of_several(call: Call) -> bool:
@@ -154,10 +162,10 @@ def _is_there(value: Value) -> bool:
     return isinstance(value.thing, (Object, Instance))
 
 
-def _edits(script: Script, call: Call, fix: str) -> list[Edit]:
+def _edits(script: Script, call: Call) -> list[Edit]:
     """`shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form."""
     node = call.node
-    if not fix.startswith("remove shuffle: `") or not isinstance(node, ast.Call):
+    if not isinstance(node, ast.Call):
         return []
     keyword = next(
         (one for one in node.keywords if one.arg == "shuffle" and isinstance(one.value, ast.Constant)), None

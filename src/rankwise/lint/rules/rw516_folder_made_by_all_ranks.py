@@ -68,7 +68,7 @@ def check(script: Script) -> Iterator[Finding]:
             not is_in_ranks(script, place.entry, call)
             or differs_deeply(what)
             or what.origin & _OWN
-            or _is_temporary(call)
+            or not (place.entry.is_program or what.is_known)  # whoever calls it may give each rank its own
         ):
             continue
         if any(one.name.startswith("tempfile.") for one in place.entry.histories[0].calls):
@@ -92,12 +92,6 @@ def _what(call: Call) -> Value | None:
         ignores = call.arg(1, "ignore_errors")
         return call.arg(0, "path") if ignores is None or ignores.const is False else None
     return None
-
-
-def _is_temporary(call: Call) -> bool:
-    return any(
-        word in text_of(call.node).lower() for word in ("tmpdir", "tempfile", "temp_dir", "tmp_dir", "rank")
-    )
 
 
 def _finding(script: Script, call: Call, node: ast.AST) -> Finding:

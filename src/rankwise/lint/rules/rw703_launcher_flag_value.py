@@ -95,9 +95,12 @@ def _flag(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
         message = f"{flag.spelled} uses {text} as its value, so no script is left"
         yield shell.finding(RULE, flag.word.span, message, f"give {flag.spelled} a value")
     elif wrong := _wrong(flag.name, text):
-        severity: Severity | None = "warning" if wrong.startswith("below") else None
+        severity: Severity | None = "warning" if wrong is _PRIVILEGED else None
         message = f"{flag.spelled} {text!r}: {wrong}"
         yield shell.finding(RULE, flag.value.span, message, _meant(flag.name), severity=severity)
+
+
+_PRIVILEGED = "below 1024, which only root may open"
 
 
 def _wrong(name: str, text: str) -> str:
@@ -136,7 +139,7 @@ def _port(text: str) -> str:
         return ""
     if not text.isdecimal() or int(text) > 65535:
         return "not a port"
-    return "below 1024, which only root may open" if 0 < int(text) < 1024 else ""
+    return _PRIVILEGED if 0 < int(text) < 1024 else ""
 
 
 _TESTS = {"nproc_per_node": _nproc, "nnodes": _nnodes, "master_port": _port, "rdzv_endpoint": _endpoint}

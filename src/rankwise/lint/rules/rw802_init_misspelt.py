@@ -96,24 +96,25 @@ def check(script: Script) -> Iterator[Finding]:
 
 
 def _judge(script: Script, scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> Iterator[Finding]:
-    why = _why(scopes, cls, method)
-    if not why:
+    proof, hint = _proof(scopes, cls, method), ""
+    if not proof:
+        hint = _hint(scopes, cls, method)
+    if not (proof or hint):
         return
     span = _name_span(script, method)
-    certain = not why.startswith("nothing here")
-    told = f"it is never called, {why}" if certain else why
+    told = f"it is never called, {proof}" if proof else hint
     yield script.finding(
         RULE,
         span,
         f"class {cls.name} has `{method.name}` where `__init__` is meant: {told}",
         "write `def __init__(self, ...)`, two underscores on both sides",
-        severity="error" if certain else "warning",
-        edits=[Edit(span=span, text="__init__")] if certain else (),
+        severity="error" if proof else "warning",
+        edits=[Edit(span=span, text="__init__")] if proof else (),
     )
 
 
-def _why(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
-    """How it shows that ``__init__`` was meant; empty where it does not, "nothing here ..." where it is not certain."""
+def _proof(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
+    """How it shows that ``__init__`` was meant; empty where it does not for certain."""
     bases = roots(scopes, cls)
     is_known = bases <= {*_TAKES_NOTHING, *LIGHTNING}
     if _is_called(scopes, method.name):
@@ -125,13 +126,17 @@ def _why(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
     is_plain = not cls.keywords and not cls.decorator_list
     if is_plain and bases <= _TAKES_NOTHING and (line := _constructed(scopes, cls)):
         return f"and line {line} passes arguments to {cls.name}, which takes none: TypeError"
-    return _why_attributes(scopes, cls, method, is_known=is_known and is_plain)
+    is_slip = method.name != "init"
+    return "so the attributes it sets are missing" if is_slip and _sets_attributes(method) else ""
 
 
-def _why_attributes(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode, *, is_known: bool) -> str:
-    if method.name != "init":
-        return "so the attributes it sets are missing" if _sets_attributes(method) else ""
-    name = _missing(scopes, cls, method) if is_known else ""
+def _hint(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
+    """What speaks for it without a proof: nothing calls ``init``, and others read what it sets."""
+    is_plain = not cls.keywords and not cls.decorator_list
+    is_known = roots(scopes, cls) <= {*_TAKES_NOTHING, *LIGHTNING}
+    if method.name != "init" or not (is_plain and is_known) or _is_called(scopes, method.name):
+        return ""
+    name = _missing(scopes, cls, method)
     return f"nothing here calls it, and `self.{name}` is set only there" if name else ""
 
 
