@@ -7,6 +7,8 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "I28": ("the rendezvous is closed", "The code does not show when the other nodes have ended."),
     "L6": ("`--nproc-per-node gpu` without CUDA", "The GPUs of the host are known only there; `rankwise run` refuses it."),
     "L16": ("a left-over configuration", "Files of other programs in the user's home are not part of the code."),
+    "L15": ("one process for many GPUs", "`DataParallel` is slow, but correct."),
+    "C23": ("a tensor that is not contiguous", "The layout depends on the shapes at run time, and torch's own error names it."),
     "D5": ("`find_unused_parameters` needlessly on", "Only a run shows that every parameter was used in every step."),
     "D19": ("uneven evaluation with gradients on", "The number of batches on each rank depends on the data."),
     "D24": ("means of unequal numbers of samples", "The number of samples or tokens on each rank depends on the data."),

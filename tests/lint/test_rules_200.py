@@ -1,4 +1,4 @@
-"""Process group, ranks, devices, environment (RW201 to RW218): each mistake is found in other spellings too, legal code is left alone."""
+"""Process group, ranks, devices, environment (RW201 to RW217): each mistake is found in other spellings too, legal code is left alone."""
 
 from __future__ import annotations
 
@@ -162,7 +162,6 @@ BAD = {
             dist.init_process_group("nccl")
     """,
     ("RW217", "argv"): 'import sys\nmine = [a for a in sys.argv if a.startswith("--local_rank=")]\ndist.init_process_group("gloo")',
-    ("RW218", "imported by name"): "from torch.nn import DataParallel\nnet = DataParallel(torch.nn.Linear(1, 1))",
     ("RW207", "a number"): 'os.environ["RANK"] = 0\ndist.init_process_group("gloo")',
     ("RW207", "fixed port, ranks by arguments"): """
         import sys
@@ -282,7 +281,6 @@ LEGAL = {
         torch.cuda.set_device(a.local_rank)
         dist.init_process_group("nccl")
     """,
-    ("RW218", "asked for"): "def bare(net):\n    return net.module if isinstance(net, torch.nn.DataParallel) else net",
     ("RW207", "number as text"): 'rank = 3\nos.environ["RANK"] = str(rank)\ndist.init_process_group("gloo")',
     ("RW207", "address by arguments"): """
         import sys

@@ -174,7 +174,6 @@ BAD_NCCL = {
         "RW307",
         "gathered",
     ): "x = torch.rand(2, device='cuda').sum().cpu()\nparts = [torch.zeros_like(x) for _ in range(world)]\ndist.all_gather(parts, x)",
-    ("RW318", "property"): "x = torch.rand(2, 3, device='cuda').T\ndist.all_reduce(x)",
 }
 LEGAL_NCCL = {
     ("RW307", "moved"): "x = torch.tensor(1.0)\nx = x.cuda()\ndist.all_reduce(x)",
@@ -182,7 +181,6 @@ LEGAL_NCCL = {
         "RW307",
         "group of its own",
     ): "g = dist.new_group(backend='gloo')\nx = torch.tensor(1.0)\ndist.all_reduce(x, group=g)",
-    ("RW318", "contiguous"): "x = torch.rand(2, 3, device='cuda').T.contiguous()\ndist.all_reduce(x)",
 }
 
 

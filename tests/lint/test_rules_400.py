@@ -106,21 +106,6 @@ BAD = {
     """,
     ("RW415", "frozen in one line"): "net = DDP(nn.Linear(4, 1).requires_grad_(False))",
     ("RW416", "batch norm"): "net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\nnet(torch.rand(2, 4)).sum().backward()",
-    ("RW417", "accelerate"): """
-        from accelerate import Accelerator
-        acc = Accelerator()
-        net, opt = acc.prepare(nn.Linear(4, 1), torch.optim.SGD([torch.zeros(1)]))
-        for x in [torch.rand(2, 4)]:
-            loss = net(x).mean()
-            loss.backward()
-    """,
-    ("RW417", "fabric"): """
-        from lightning.fabric import Fabric
-        fabric = Fabric()
-        net = nn.Linear(4, 1)
-        net, opt = fabric.setup(net, torch.optim.SGD(net.parameters()))
-        net(torch.rand(2, 4)).sum().backward()
-    """,
     ("RW418", "a layer's weight"): "net = DDP(nn.Linear(4, 1))\nprint(net.weight.norm())",
     ("RW418", "the user's layer, in a function"): """
         class Net(nn.Module):
@@ -153,19 +138,6 @@ BAD = {
     """,
 }  # fmt: skip
 LEGAL = {
-    ("RW417", "through the framework"): """
-        from accelerate import Accelerator
-        acc = Accelerator()
-        net = acc.prepare(nn.Linear(4, 1))
-        acc.backward(net(torch.rand(2, 4)).mean())
-    """,
-    ("RW417", "a model that was not prepared"): """
-        from accelerate import Accelerator
-        acc = Accelerator()
-        net = acc.prepare(nn.Linear(4, 1))
-        head = nn.Linear(4, 1)
-        head(torch.rand(2, 4)).mean().backward()
-    """,
     ("RW418", "DDP's own"): "net = DDP(nn.Linear(4, 1))\nprint(net.module.weight, net.device, net.parameters, net.no_sync, net.training)",
     ("RW418", "before"): "net = nn.Linear(4, 1)\nprint(net.weight)\nnet = DDP(net)",
     ("RW418", "unwrapped again"): "net = DDP(nn.Linear(4, 1))\nnet = net.module\nprint(net.weight)",

@@ -236,9 +236,6 @@ BAD = {
     "port-equals": ("MASTER_PORT = 29617", "RW721:e"),
     "devices-blank-export": ("export CUDA_VISIBLE_DEVICES=0, 1, 2\npython train.py", "RW721:e"),
     "detail": (f"TORCH_DISTRIBUTED_DEBUG=DETAIL {T} train.py", "RW722:w"),
-    "p2p": ("export NCCL_P2P_DISABLE=1", "RW723:h"),
-    "ib": (f"NCCL_IB_DISABLE=1 {T} train.py", "RW723:h"),
-    "old-name": ("export NCCL_BLOCKING_WAIT=1", "RW724:h"),
     "world-size": (f"WORLD_SIZE=4 {T} train.py", "RW725:w"),
     "rank-export": (f"export RANK=0\n{T} train.py", "RW725:w"),
     # ranks by hand

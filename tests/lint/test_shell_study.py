@@ -275,7 +275,6 @@ def test_places_are_those_of_the_text() -> None:
         ("CUDA_VISIBLE_DEVICES=0, 1, 2 python t.py", "CUDA_VISIBLE_DEVICES=0,1,2 python t.py"),
         ("export CUDA_VISIBLE_DEVICES=0 ,1", "export CUDA_VISIBLE_DEVICES=0,1"),
         ("PORT=1234\ntorchrun --master_port=PORT t.py", "PORT=1234\ntorchrun --master_port=$PORT t.py"),
-        ("export NCCL_BLOCKING_WAIT=1", "export TORCH_NCCL_BLOCKING_WAIT=1"),
         ("torchrun --nnodes=1 \\  \n  t.py", "torchrun --nnodes=1 \\\n  t.py"),
         (
             'ARGS=(--proc_per_node=2)\ntorchrun "${ARGS[@]}" t.py',

@@ -19,7 +19,6 @@ CONTEXT = "rankwise.RankContext"
 STRATEGY = "rankwise.tf.Strategy"
 RESOLVER = "rankwise.tf.ClusterResolver"
 GROUP = "torch.distributed.ProcessGroup"
-WORK = "torch.distributed.Work"
 
 #: Longest prefix wins.
 _PREFIXES = {

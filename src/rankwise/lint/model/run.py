@@ -23,7 +23,7 @@ from rankwise.lint.model.values import (
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rankwise.lint.library.acts import Act
     from rankwise.lint.model.calls import Call, Guard, Site
@@ -269,12 +269,6 @@ def _is_world(group: Value) -> bool:
     if isinstance(group.thing, Object):
         return group.thing.kind == "world"
     return getattr(group.thing, "name", "").endswith((".WORLD", ".world"))
-
-
-def attributes_of(value: Value) -> Mapping[str, Value]:
-    """Known attributes of an object, whatever it is."""
-    attrs: Mapping[str, Value] = getattr(value.thing, "attrs", {})
-    return attrs
 
 
 def unknown(path: str) -> Value:

@@ -11,7 +11,7 @@ from rankwise.lint.model.calls import Call
 from rankwise.lint.model.defining import define_class, define_function, import_from, import_names
 from rankwise.lint.model.history import Exit
 from rankwise.lint.model.looping import run_for, run_while
-from rankwise.lint.model.values import NONE, Function, Items, Library, Object, Value, known, mixed
+from rankwise.lint.model.values import NONE, Items, Library, Object, Value, known, mixed
 from rankwise.lint.model.withs import run_with
 
 if TYPE_CHECKING:
@@ -237,9 +237,3 @@ def _record_setting(run: Run, scope: Scope, node: ast.AST, owner: Value, key: Va
     run.record(
         Call(name=f"{name}.{ending}", node=node, module=scope.module, args=(key, value), receiver=owner)
     )
-
-
-def parameter_names(function: Function) -> list[str]:
-    """Positional parameters of a function, in order."""
-    args = function.node.args
-    return [one.arg for one in (*args.posonlyargs, *args.args)]

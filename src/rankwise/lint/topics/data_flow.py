@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 
-BATCH_SAMPLER = "torch.utils.data.BatchSampler"
 ITERABLE = "torch.utils.data.IterableDataset"
 #: Where a DataLoader takes what.
 AT = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "collate_fn": 6,

@@ -152,11 +152,6 @@ def ops(items: Iterable[Item]) -> list[Op]:
     return found
 
 
-def init_places(script: Script) -> list[Place]:
-    """Where the process group is made by torch's own function."""
-    return list(places(script, INIT))
-
-
 def backend_of(call: Call) -> str | None:
     """The backend of a call of init_process_group in lower case; empty if it was not given, None if not known."""
     backend = call.arg(0, "backend")
