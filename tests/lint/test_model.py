@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
 from rankwise.lint.model.values import Spread
-from rankwise.lint.paths.partings import partings
+from rankwise.lint.paths.divergences import divergences
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
 from rankwise.lint.study import study
@@ -84,7 +84,7 @@ def test_what_only_rank_0_does_is_seen_in_any_form(code: str) -> None:
     found = by_rank(script)
     assert "barrier" in found[0]
     assert "barrier" not in found[1]
-    assert list(partings(script.entries[0].histories))
+    assert list(divergences(script.entries[0].histories))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_only_rank_0_does_is_seen_in_any_form(code: str) -> None:
 def test_balanced_forms_do_not_part_the_ranks(code: str) -> None:
     """What all ranks do in other words is the same."""
     script = studied("rank = dist.get_rank()\n" + code)
-    assert not list(partings(script.entries[0].histories))
+    assert not list(divergences(script.entries[0].histories))
 
 
 def test_a_generator_runs_where_it_is_consumed() -> None:
@@ -157,7 +157,7 @@ def test_endless_recursion_and_size_are_bounded() -> None:
         + "if dist.get_rank() == 0:\n    f14()\n    dist.barrier()\n"
     )
     assert script.entries[0].histories[0].is_cut
-    assert not list(partings(script.entries[0].histories))
+    assert not list(divergences(script.entries[0].histories))
 
 
 def test_a_function_nobody_calls_is_an_entry_of_its_own() -> None:

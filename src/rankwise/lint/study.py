@@ -13,7 +13,7 @@ from rankwise.lint.model.defining import module_scope
 from rankwise.lint.model.expressions import evaluate
 from rankwise.lint.model.functions import call_function
 from rankwise.lint.model.history import History
-from rankwise.lint.model.run import BUDGET, PERSONAS, Persona, Run, Scope
+from rankwise.lint.model.run import BUDGET, VIRTUAL_RANKS, Run, Scope, VirtualRank
 from rankwise.lint.model.statements import bind, execute
 from rankwise.lint.model.values import Bound, Function, Instance, Object, UserClass, Value, known
 from rankwise.lint.program import Module, Project, matters, parse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Steps for all functions of a module together: a file of a hundred thousand lines is seen in part.
 MOST_STEPS = 8 * BUDGET
 #: Who runs a function of a library: the first, the second, and the first of the next node.
-_ENTRY_PERSONAS = (PERSONAS[0], PERSONAS[1], PERSONAS[3])
+_ENTRY_RANKS = (VIRTUAL_RANKS[0], VIRTUAL_RANKS[1], VIRTUAL_RANKS[3])
 _METHODS_FIRST = ("setup", "configure_model", "prepare", "build")
 
 
@@ -43,43 +43,43 @@ def study(piece: Piece, project: Project) -> Script:
     )
     script = Script(piece=piece, tree=tree, module=module)
     if matters(piece.code):
-        _Theatre(module, project, script).play()
+        _Runs(module, project, script).run_all()
     return script
 
 
 @dataclass(eq=False, slots=True)
-class _Theatre:
+class _Runs:
     """The runs of one module: one for each rank, made when it is needed."""
 
     module: Module
     project: Project
     script: Script
-    runs: dict[Persona, Run] = field(default_factory=dict)
+    runs: dict[VirtualRank, Run] = field(default_factory=dict)
     left: int = MOST_STEPS
 
-    def play(self) -> None:
+    def run_all(self) -> None:
         if not self.module.is_program and not self.module.relevant:
             return
-        first = self._run(PERSONAS[0])
+        first = self._run(VIRTUAL_RANKS[0])
         if first.has_seen_rank:
-            for persona in PERSONAS[1:]:
-                self._run(persona)
+            for virtual_rank in VIRTUAL_RANKS[1:]:
+                self._run(virtual_rank)
         self.script.entries.append(
-            self._entry("the program", {run.persona: run.history for run in self.runs.values()})
+            self._entry("the program", {run.virtual_rank: run.history for run in self.runs.values()})
         )
         for name, doing in _functions_left(self.module, first):
             if self.left > 0:
-                self._play_entry(name, doing)
+                self._run_entry(name, doing)
         self.script.notes.extend(note for run in self.runs.values() for note in run.notes)
         self.script.has_init = any(run.initialized for run in self.runs.values())
 
-    def _entry(self, name: str, histories: dict[Persona, History]) -> Entry:
-        return Entry(name=name, histories=tuple(histories[one] for one in PERSONAS if one in histories))
+    def _entry(self, name: str, histories: dict[VirtualRank, History]) -> Entry:
+        return Entry(name=name, histories=tuple(histories[one] for one in VIRTUAL_RANKS if one in histories))
 
-    def _run(self, persona: Persona) -> Run:
-        run = self.runs.get(persona)
+    def _run(self, virtual_rank: VirtualRank) -> Run:
+        run = self.runs.get(virtual_rank)
         if run is None:
-            run = self.runs[persona] = _new_run(persona, self.project, "the program")
+            run = self.runs[virtual_rank] = _new_run(virtual_rank, self.project, "the program")
             scope = Scope(module=self.module) if self.module.is_program else module_scope(run, self.module)
             scope.names["__name__"] = known("__main__")
             scope.names["__file__"] = Value()
@@ -91,28 +91,28 @@ class _Theatre:
                 run.is_program = False
         return run
 
-    def _play_entry(self, name: str, doing: Callable[[Run], None]) -> None:
-        histories: dict[Persona, History] = {}
+    def _run_entry(self, name: str, doing: Callable[[Run], None]) -> None:
+        histories: dict[VirtualRank, History] = {}
         has_ops = False
-        for number, persona in enumerate(_ENTRY_PERSONAS):
-            run = self._run(persona)
+        for number, virtual_rank in enumerate(_ENTRY_RANKS):
+            run = self._run(virtual_rank)
             _restart(run, name)
             doing(run)
             self.left -= BUDGET // 2 - run.budget
-            histories[persona] = run.history
+            histories[virtual_rank] = run.history
             has_ops = has_ops or run.num_ops > 0
             if not run.has_seen_rank or (number == 1 and not has_ops):
                 break
         self.script.entries.append(self._entry(name, histories))
 
 
-def _new_run(persona: Persona, project: Project, name: str) -> Run:
-    history = History(persona.rank, name)
-    return Run(persona, project, history, execute=execute, evaluate=evaluate, call=call, bind=bind)
+def _new_run(virtual_rank: VirtualRank, project: Project, name: str) -> Run:
+    history = History(virtual_rank.rank, name)
+    return Run(virtual_rank, project, history, execute=execute, evaluate=evaluate, call=call, bind=bind)
 
 
 def _restart(run: Run, name: str) -> None:
-    run.history = History(run.persona.rank, name)
+    run.history = History(run.virtual_rank.rank, name)
     run.items = run.history.items
     run.guards = run.tests = run.loops = run.stack = run.contexts = run.functions = run.selves = ()
     run.barren = {}
@@ -141,7 +141,7 @@ def _functions_left(module: Module, run: Run) -> Iterator[tuple[str, Callable[[R
 
 
 def _function_entry(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Callable[[Run], None]:
-    def play(run: Run) -> None:
+    def enter(run: Run) -> None:
         if node in run.executed:
             return
         value = run.scopes[module].find(node.name)
@@ -149,7 +149,7 @@ def _function_entry(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef
             result = call_function(run, value.thing, (), {}, node, module)
             _exhaust(result)
 
-    return play
+    return enter
 
 
 def _exhaust(result: Value) -> None:
@@ -159,7 +159,7 @@ def _exhaust(result: Value) -> None:
 
 
 def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callable[[Run], None]:
-    def play(run: Run) -> None:
+    def enter(run: Run) -> None:
         value = run.scopes[module].find(node.name)
         if value is None or not isinstance(value.thing, UserClass):
             return
@@ -180,7 +180,7 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
             given = _framework_arguments(value.thing, method)
             _exhaust(call(run, Value(thing=bound), (), given, method, scope=run.scopes[module]))
 
-    return play
+    return enter
 
 
 def _set_later(node: ast.ClassDef) -> set[str]:

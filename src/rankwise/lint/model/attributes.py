@@ -174,7 +174,7 @@ def _part_of(owner: Value, thing: Object, name: str) -> Value | None:
 
 def _is_main(run: Run, role: str) -> Value:
     if role == "last":
-        return run.is_rank(run.persona.world_size - 1)
+        return run.is_rank(run.virtual_rank.world_size - 1)
     return run.is_rank(0, role)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Persona:
+class VirtualRank:
     """One of eight ranks on two nodes of four."""
 
     rank: int
@@ -56,7 +56,7 @@ class Persona:
 
 
 #: The first, its neighbours, the first of the second node, the last: each kind of test on the rank parts some of them.
-PERSONAS = tuple(Persona(rank) for rank in (0, 1, 2, 4, 7))
+VIRTUAL_RANKS = tuple(VirtualRank(rank) for rank in (0, 1, 2, 4, 7))
 #: Statements and expressions of one entry on one rank; a program that needs more is seen in part.
 BUDGET = 60_000
 DEEPEST = 16
@@ -119,7 +119,7 @@ class Run:
     The four functions are the machine's parts; they stand here so that its files need not import each other.
     """
 
-    persona: Persona
+    virtual_rank: VirtualRank
     project: Project
     history: History
     execute: Callable[[Run, Scope, Sequence[ast.stmt]], Exit | None]
@@ -152,8 +152,8 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def role(self, role: str, *, as_text: bool = False) -> Value:
-        """The persona's rank, local_rank, world_size, ... as a value."""
-        number = self.persona.of(role)
+        """The number of this rank: its rank, local_rank, world_size, ... as a value."""
+        number = self.virtual_rank.of(role)
         differs = role in {"rank", "local_rank", "node_rank"}
         if differs:
             self.has_seen_rank = True
@@ -165,7 +165,7 @@ class Run:
         )
 
     def is_rank(self, number: int, role: str = "rank") -> Value:
-        """Whether the persona is the one of that number."""
+        """Whether this rank is the one of that number."""
         value = self.role(role)
         return Value(spread=Spread.RANK, origin=value.origin, const=value.const == number)
 
@@ -174,7 +174,7 @@ class Run:
         call.guards, call.tests, call.loops = self.guards, self.tests, self.loops
         call.stack, call.contexts = self.stack, self.contexts
         call.function = self.functions[-1] if self.functions else None
-        call.rank = self.persona.rank
+        call.rank = self.virtual_rank.rank
         call.index = len(self.history.calls)
         if not self.dry:
             self.history.calls.append(call)

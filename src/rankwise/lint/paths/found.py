@@ -1,4 +1,4 @@
-"""All partings and local branches of a script, each once: what the rules about paths share out among them."""
+"""All divergences and local branches of a script, each once: what the rules about paths share out among them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.functions import has_yield
 from rankwise.lint.model.history import Op
+from rankwise.lint.paths.divergences import divergences, place_of
 from rankwise.lint.paths.local import local_paths
-from rankwise.lint.paths.partings import partings, place_of
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import anchor
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rankwise.lint.model.calls import Guard
+    from rankwise.lint.paths.divergences import Divergence
     from rankwise.lint.paths.local import LocalPath
-    from rankwise.lint.paths.partings import Parting
     from rankwise.lint.script import Script
 
 
-def all_partings(script: Script) -> list[Parting]:
+def all_divergences(script: Script) -> list[Divergence]:
     """Where ranks part by who they are, each place once."""
-    found = script.memo.get("partings")
+    found = script.memo.get("divergences")
     if found is None:
-        seen: dict[tuple[int, ...], Parting] = {}
+        seen: dict[tuple[int, ...], Divergence] = {}
         for entry in script.entries:
-            for one in partings(entry.histories):
+            for one in divergences(entry.histories):
                 seen.setdefault(place_of(one.item), replace(one, in_program=entry.is_program))
-        found = script.memo["partings"] = _first_of_each_test(seen.values())
+        found = script.memo["divergences"] = _first_of_each_test(seen.values())
     return list(found)
 
 
@@ -58,7 +58,7 @@ class Missed:
 
 def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
     """Ops of these families that some ranks never come to, where a finding has a place in this text."""
-    for one in all_partings(script):
+    for one in all_divergences(script):
         op, guard = one.item, one.guard
         if isinstance(op, Op) and op.family in families and one.instead is None and guard is not None:
             at = anchor(op, guard, script)
@@ -75,7 +75,7 @@ def _yields_by_test(guard: Guard) -> bool:
     )
 
 
-def _first_of_each_test(found: Iterable[Parting]) -> list[Parting]:
+def _first_of_each_test(found: Iterable[Divergence]) -> list[Divergence]:
     """A block under one test is one mistake, however many collectives of a kind stand in it."""
     seen, result = set(), []
     for one in found:

@@ -40,7 +40,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Op
-from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.found import all_divergences
 from rankwise.lint.paths.words import also, anchor, called, tested, who, written
 from rankwise.lint.rule import Rule
 
@@ -59,7 +59,7 @@ _ON_TENSORS = frozenset(f"torch.distributed.{word}" for word in ("all_reduce", "
 def check(script: Script) -> Iterator[Finding]:
     """Ops of one branch that would be paired with different ops of the other."""
     told: set[frozenset[int]] = set()
-    for one in all_partings(script):
+    for one in all_divergences(script):
         op, instead = one.item, one.instead
         if not isinstance(op, Op) or instead is None or one.guard is None:
             continue

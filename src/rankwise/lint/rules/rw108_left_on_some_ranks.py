@@ -45,7 +45,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Exit, Op
-from rankwise.lint.paths.found import all_partings
+from rankwise.lint.paths.found import all_divergences
 from rankwise.lint.paths.words import also, anchor, tested, who, written
 from rankwise.lint.rule import Rule
 
@@ -62,10 +62,10 @@ _CLASSES = {"break": "D16", "continue": "D15", "return": "C27"}
 
 def check(script: Script) -> Iterator[Finding]:
     """Exits that some of the simulated ranks do not take."""
-    partings = all_partings(script)
+    divergences = all_divergences(script)
     # Where the test keeps ranks from a collective in the first place, that is the mistake.
-    told = {id(one.guard.node) for one in partings if isinstance(one.item, Op) and one.guard is not None}
-    for one in partings:
+    told = {id(one.guard.node) for one in divergences if isinstance(one.item, Op) and one.guard is not None}
+    for one in divergences:
         left = one.item
         if not isinstance(left, Exit) or one.guard is None or id(one.guard.node) in told:
             continue

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.model.history import Loop
 from rankwise.lint.model.values import Spread
-from rankwise.lint.paths.found import all_local_paths, all_partings
+from rankwise.lint.paths.found import all_divergences, all_local_paths
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import called, place, written
 from rankwise.lint.rule import Rule
@@ -58,7 +58,7 @@ _FIX = "give every rank the same number of iterations: cut to the shortest, pad,
 def check(script: Script) -> Iterator[Finding]:
     """Loops whose number of iterations is known to differ, or is a share cut by hand."""
     told: set[int] = set()
-    for one in all_partings(script):
+    for one in all_divergences(script):
         loop = one.item
         if not isinstance(loop, Loop) or loop.value.spread is Spread.EQUAL:
             continue  # as many turns, and on some ranks without what the others do in them: that is told where it is

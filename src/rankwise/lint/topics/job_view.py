@@ -12,7 +12,7 @@ from rankwise.lint.library.names import STRATEGY
 from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import is_of_one_device
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
-from rankwise.lint.model.run import PERSONAS
+from rankwise.lint.model.run import VIRTUAL_RANKS
 from rankwise.lint.model.values import Items, Object, Spread
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ SPAWN = "torch.multiprocessing.spawn"
 #: Calls that make the default group.
 STARTS = frozenset({INIT, "torch.distributed.init_distributed", "deepspeed.init_distributed", "deepspeed.initialize",
                     "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init", STRATEGY})  # fmt: skip
-ALL_RANKS = frozenset(one.rank for one in PERSONAS)
-FIRST_OF_NODES = frozenset(one.rank for one in PERSONAS if one.local_rank == 0)
+ALL_RANKS = frozenset(one.rank for one in VIRTUAL_RANKS)
+FIRST_OF_NODES = frozenset(one.rank for one in VIRTUAL_RANKS if one.local_rank == 0)
 #: Packages whose functions do no more with a loader or a seed than tables tell.
 _OPEN = frozenset(
     """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime

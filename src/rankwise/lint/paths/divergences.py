@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """Ranks that do one thing more than others.
 
     Attributes:
@@ -39,7 +39,7 @@ class Parting:
     in_program: bool = True
 
 
-def partings(histories: Sequence[History]) -> Iterator[Parting]:
+def divergences(histories: Sequence[History]) -> Iterator[Divergence]:
     """All places where one rank's history has what another's has not, each once.
 
     A rank that fails on purpose, as by ``sys.exit("no data")``, ends the job by it: no other waits for that one.
@@ -57,7 +57,7 @@ def partings(histories: Sequence[History]) -> Iterator[Parting]:
     for others in groups[1:]:
         for token, instead in _unmatched(tokens[lead], tokens[others[0]]):
             for one in _really_odd(token, tokens):
-                yield from _parting(one, instead, tokens, outcomes, seen)
+                yield from _divergence(one, instead, tokens, outcomes, seen)
 
 
 def _fails(items: Sequence[Item]) -> bool:
@@ -132,13 +132,13 @@ def _unmatched(one: list[Token], other: list[Token]) -> Iterator[tuple[Token, To
             yield token, mine[0] if mine else None
 
 
-def _parting(
+def _divergence(
     token: Token,
     instead: Token | None,
     tokens: dict[int, list[Token]],
     outcomes: dict[int, dict[object, set[bool]]],
     seen: set[tuple[int, ...]],
-) -> Iterator[Parting]:
+) -> Iterator[Divergence]:
     item = token.item
     place = place_of(item)
     if place in seen or token.key == ("end",):
@@ -149,12 +149,12 @@ def _parting(
     others = tuple(rank for rank, number in counted.items() if number < most)
     if not others:
         return
-    guard = _guard_that_parts(token.guards, doers, others, outcomes)
+    guard = _guard_that_divides(token.guards, doers, others, outcomes)
     if guard is None and not (isinstance(item, Loop) and item.turns is not None):
         return
     seen.add(place)
     other_op = instead.item if instead is not None and isinstance(instead.item, Op) else None
-    yield Parting(item, guard, doers, others, other_op)
+    yield Divergence(item, guard, doers, others, other_op)
 
 
 def place_of(item: Op | Loop | Exit) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ def place_of(item: Op | Loop | Exit) -> tuple[int, ...]:
     return (id(item.node),)
 
 
-def _guard_that_parts(
+def _guard_that_divides(
     guards: Sequence[Guard],
     doers: Sequence[int],
     others: Sequence[int],
