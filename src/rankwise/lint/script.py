@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankwise.lint.rule import Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
     """One way into the text: the program itself, or a function that it does not call.
 

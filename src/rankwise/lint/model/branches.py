@@ -127,6 +127,8 @@ _Written = dict[tuple[int, str], tuple[dict[str, Value], Value]]
 
 def _write_joined(run: Run, ends: Sequence[tuple[_Written, Exit | None]], test: Value) -> None:
     """Attributes hold what one arm or another has left in them."""
+    if not any(written for written, _ in ends):
+        return
     staying = [written for written, left in ends if left is None] or [ends[-1][0]]
     for (number, name), (table, _) in {
         key: one for written in staying for key, one in written.items()

@@ -99,31 +99,26 @@ def check(script: Script) -> Iterator[Finding]:
 
 def _set_by_call(script: Script, wrap: Wrap) -> Iterator[ast.AST]:
     for call in wrap.calls_after():
-        if call.module is not script.module or wrap.is_wrapped_again(call.index):
-            continue
-        word = call.name.rpartition(".")[2]
-        if (
-            call.name == "builtins.setattr"
-            and len(call.args) > 2
-            and wrap.holds(call.args[0])
-            and _is_heavy(call.args[2], script, call.arg_node(2))
-        ):
+        is_new = call.module is script.module and _adds(script, wrap, call)
+        if is_new and not wrap.is_wrapped_again(call.index):
             yield call.node
-        elif (
-            call.name.endswith(".__setattr__")
-            and isinstance(call.node, ast.Attribute)
-            and wrap.holds(call.receiver)
-        ):
-            if _is_heavy(call.args[1], script, None):
-                yield call.node
-        elif (
-            word in _ADDERS
-            and isinstance(call.node, ast.Call)
-            and _is_on_model(call, wrap)
-            and call.args
-            and _is_heavy(call.args[-1], script, None)
-        ):
-            yield call.node
+
+
+def _adds(script: Script, wrap: Wrap, call: Call) -> bool:
+    """Whether a call gives the wrapped model a new part."""
+    if call.name == "builtins.setattr":
+        is_there = len(call.args) > 2 and wrap.holds(call.args[0])
+        return is_there and _is_heavy(call.args[2], script, call.arg_node(2))
+    if call.name.endswith(".__setattr__"):
+        is_there = isinstance(call.node, ast.Attribute) and wrap.holds(call.receiver)
+        return is_there and _is_heavy(call.args[1], script, None)
+    return (
+        call.name.rpartition(".")[2] in _ADDERS
+        and isinstance(call.node, ast.Call)
+        and bool(call.args)
+        and _is_on_model(call, wrap)
+        and _is_heavy(call.args[-1], script, None)
+    )
 
 
 def _is_on_model(call: Call, wrap: Wrap) -> bool:

@@ -72,17 +72,23 @@ class Place:
         return self.ranks == ALL_RANKS and not any(self._may_ask_who(*one) for one in self.last.tests)
 
     def _may_ask_who(self, test: ast.AST, value: Value, _arm: object) -> bool:
-        if asks_who(value):
-            return True
-        asked = {id(node) for node in ast.walk(test) if isinstance(node, ast.Call)}
-        return bool(asked) and any(
-            id(call.node) in asked and is_hidden(call) for call in self.entry.histories[-1].calls
-        )
+        return asks_who(value) or not _calls_in(test).isdisjoint(_hidden_in(self.entry))
 
     @property
     def is_once_a_node(self) -> bool:
         """Whether one rank of each node makes it."""
         return self.ranks == FIRST_OF_NODES
+
+
+@lru_cache(maxsize=1024)
+def _calls_in(test: ast.AST) -> frozenset[ast.AST]:
+    return frozenset(node for node in ast.walk(test) if isinstance(node, ast.Call))
+
+
+@lru_cache(maxsize=256)
+def _hidden_in(entry: Entry) -> frozenset[ast.AST]:
+    """Calls of functions whose text is not at hand."""
+    return frozenset(call.node for call in entry.histories[-1].calls if is_hidden(call))
 
 
 def places(script: Script, *names: str, anywhere: bool = False) -> Iterator[Place]:

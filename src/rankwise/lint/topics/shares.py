@@ -91,6 +91,12 @@ def _names_in(cls: ast.ClassDef) -> frozenset[str]:
     )
 
 
+@lru_cache(maxsize=64)
+def _asks_rank(cls: ast.ClassDef) -> bool:
+    names = _names_in(cls)
+    return not _SHARING.isdisjoint(names) or any(role_of(name) for name in names)
+
+
 def _names_of(cls: UserClass) -> frozenset[str]:
     return frozenset().union(*(_names_in(one.node) for one in cls.ancestry()))
 
@@ -102,8 +108,7 @@ def splits_by_worker(cls: UserClass) -> bool:
 
 def splits_by_rank(cls: UserClass) -> bool:
     """Whether a class asks which rank it is on, or calls what takes a rank's part."""
-    names = _names_of(cls)
-    return not _SHARING.isdisjoint(names) or any(role_of(name) for name in names)
+    return any(_asks_rank(one.node) for one in cls.ancestry())
 
 
 def draws_at_random(cls: UserClass) -> bool:
