@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import namedtuple
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,7 @@ from rankwise.doctor.network.interfaces import (
     find_gloo_address,
     find_kind,
     list_interfaces,
+    read_interfaces,
     resolve,
 )
 from rankwise.doctor.network.nccl import choose_nccl_interfaces, find_nccl_address, match_names, read_settings
@@ -255,3 +258,32 @@ def test_real_kinds() -> None:
     told = set(enter_network(f'{script}{sys.executable} -c "{ask}"').split())
     assert {"lo=loopback", "wire=virtual", "vethfar=container", "home=bridge"} <= told
     assert not any(one.startswith("office=") and one != "office=vpn" for one in told)
+
+
+Stats = namedtuple("Stats", ["isup", "mtu", "speed", "flags"])
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "is_running", "is_up"),
+    [
+        ({"flags": "0x1003", "carrier": "1"}, "up,broadcast,multicast", False, True),
+        ({"flags": "0x1003", "carrier": "0"}, "up,broadcast,multicast", False, False),
+        ({"flags": "0x1002"}, "broadcast,multicast", False, False),
+        ({"flags": "0x1003", "carrier": "1"}, "up,broadcast,running,multicast", True, True),
+        ({}, "up,broadcast,running", True, True),
+        ({}, "broadcast", False, False),
+    ],
+)
+def test_an_interface_is_up_as_soon_as_it_has_a_carrier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], flags: str, is_running: bool, is_up: bool
+) -> None:  # fmt: skip
+    """The system's "running" comes late after a cable is plugged in: what counts is that it was put up, and the carrier."""
+    import psutil
+
+    stats = Stats(isup=is_running, mtu=1500, speed=0, flags=flags)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth9": stats})
+    address = SimpleNamespace(family=2, address="10.0.0.1", netmask="255.255.255.0")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth9": [address]})
+    host = make_host(tmp_path, files={f"/sys/class/net/eth9/{name}": text for name, text in files.items()})
+    (found,) = read_interfaces(host)
+    assert found.is_up is is_up

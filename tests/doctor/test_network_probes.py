@@ -473,7 +473,7 @@ def test_a_firewall_that_drops(tmp_path: Path) -> None:
     """Rules that drop other ranks' connections are a warning on several hosts, with the command; on one host nothing is wrong."""
     told = find_one(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}))
     assert (told.verdict, told.class_id) == ("warn", "I8")
-    assert told.fix == "sudo iptables -I INPUT -s 10.0.0.0/24 -p tcp -j ACCEPT"
+    assert told.fix == "sudo iptables -I INPUT -p tcp -s 10.0.0.0/24 -j ACCEPT"
     assert not find_bad(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}, job=JobShape()))
     ufw = {"iptables-save": IPTABLES, "ufw status": "Status: active\n"}
     assert (

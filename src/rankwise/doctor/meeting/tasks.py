@@ -21,9 +21,8 @@ from rankwise.doctor.meeting.judging_links import list_networks
 from rankwise.doctor.meeting.measuring import measure_way
 from rankwise.doctor.meeting.proof import mark
 from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
-from rankwise.doctor.network.firewalls import suggest_opening
+from rankwise.doctor.network.firewalls import suggest
 from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
-from rankwise.doctor.network.outgoing import suggest_outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from rankwise.doctor.meeting.plan import Plan
     from rankwise.doctor.meeting.together import Outcome, Plane
     from rankwise.doctor.meeting.wire import Message
+    from rankwise.doctor.network.firewalls import Hook
     from rankwise.doctor.probe import Probe
     from rankwise.doctor.reading import Fact, Reading
 
@@ -47,6 +47,7 @@ _WORD_S, _WORD_S_PLAYED = 10.0, 120.0
 #: Hosts that are all played by one process take turns: hundreds of threads at once would only be in each other's way.
 _TURNS = BoundedSemaphore(6)
 _NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
+_HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
 #: From the best to the worst: of several ports, the worst counts.
 _OUTCOMES: tuple[Outcome, ...] = (
     "ok",
@@ -255,9 +256,9 @@ class Tasks:
     def _suggest(self, _: Message) -> Message:
         """Ask how this host's firewall is opened for what comes from the others, and for what goes there."""
         told: Message = {}
-        for key, suggest in (("opening", suggest_opening), ("opening_out", suggest_outgoing)):
+        for key, hook in _HOOKS.items():
             with suppress(OSError, OverdueError):
-                told[key] = call_within(_SUGGEST_S, partial(suggest, self._host, self._networks))
+                told[key] = call_within(_SUGGEST_S, partial(suggest, self._host, self._networks, hook))
         return told
 
 

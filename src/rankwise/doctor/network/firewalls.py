@@ -1,28 +1,47 @@
-"""Which firewall runs on this host, what it does with connections of other ranks, and the command that lets them in."""
+"""Which firewall runs on this host, its rules that name a port or a network, and the commands that let TCP through.
+
+Rules are not followed: whether connections get through, the hosts try together.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.doctor.network.iptables import read_iptables
-from rankwise.doctor.network.nftables import read_nftables
-from rankwise.doctor.network.rules import Packet, follow
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rankwise.doctor.host import Host, Ran
-    from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.network.nftables import Table
-    from rankwise.doctor.network.rules import Chain
 
 Program = Literal["ufw", "firewalld", "iptables", "nftables", ""]
+Hook = Literal["input", "output"]
 #: The kernel has no rules of this kind.
 _NO_RULES = re.compile(r"not supported", re.IGNORECASE)
 _REFUSED = re.compile(r"permi|root|denied|privilege", re.IGNORECASE)
+_DROPS = re.compile(r"\b(drop|reject|tarpit|queue)\b", re.IGNORECASE)
+_DROPS_ALL = re.compile(r"(-A \S+ -j )?(drop|reject)\b(?!.*\b(saddr|dport|-s|-p)\b)", re.IGNORECASE)
+_ACCEPTS = re.compile(r"\b(accept|jump|goto|-[jg])\b", re.IGNORECASE)
+_CALLS = re.compile(r"(?:\b(?:jump|goto)|-[jg]) (\S+)")
+_FIREWALLD_OUT = (
+    "sudo firewall-cmd --permanent --new-policy=ranks-out",
+    "sudo firewall-cmd --permanent --policy=ranks-out --add-ingress-zone=HOST",
+    "sudo firewall-cmd --permanent --policy=ranks-out --add-egress-zone=ANY",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Chain:
+    """A chain of rules, as its program prints them; ``hook`` is where packets enter it, empty if other chains call it."""
+
+    program: Literal["iptables", "nftables"]
+    family: str
+    table: str
+    name: str
+    hook: str = ""
+    is_closed: bool = False
+    rules: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,116 +49,172 @@ class Firewall:
     """What is known of this host's firewall.
 
     Attributes:
-        program: By which it is ruled; empty if there is none, or none can be seen.
-        tables: nftables' rules; ``chains`` are iptables'.
-        why: Why its rules, or a part of them, can't be read; empty if they were.
+        program: What manages it; empty if there is none, or none can be seen.
+        chains: Its chains.
+        why: Why its rules, or some of them, can't be read; empty if they were.
     """
 
     program: Program = ""
-    tables: tuple[Table, ...] = ()
-    chains: dict[str, Chain] | None = None
+    chains: tuple[Chain, ...] = ()
     why: str = ""
 
-    def drops(self, packet: Packet) -> bool | None:
-        """Tell whether a packet does not come through; None if that depends on what can't be known here."""
-        outcomes = [follow(self.chains, "INPUT", packet)] if self.chains else []
-        # Of the tables that iptables has made, `iptables-save` tells more: only a certainty counts there.
-        for table in self.tables:
-            found = [follow(table.chains, name, packet) for name in table.inputs]
-            outcomes += [one for one in found if one == {"drop"} or not (table.has_iptables and self.chains)]
-        if {"drop"} in outcomes:
+    def is_closed(self) -> bool:
+        """Tell whether what comes in is dropped unless a rule accepts it."""
+        own = [one for one in self.chains if one.hook == "input"]
+        return any(one.is_closed or any(map(_DROPS_ALL.match, one.rules)) for one in own)
+
+    def list_rules(self, port: int | None) -> list[str]:
+        """Return the rules that name a port."""
+        return [rule for one in self.chains for rule in one.rules if port and re.search(rf"\b{port}\b", rule)]
+
+    def accepts(self, networks: Iterable[str]) -> bool:
+        """Tell whether a rule that names no port accepts one of some IPv4 networks, or a part of it."""
+        own = [ipaddress.IPv4Network(one) for one in networks]
+        named = [
+            ipaddress.ip_network(word, strict=False)
+            for one in self.chains for rule in one.rules if _ACCEPTS.search(rule) and not _DROPS.search(rule) and "dport" not in rule
+            for word in re.findall(r"(?:-s|saddr) (\d+(?:\.\d+){3}(?:/\d+)?)", rule)
+        ]  # fmt: skip
+        return any(
+            one.overlaps(other) for one in own for other in named if isinstance(other, ipaddress.IPv4Network)
+        )
+
+    def list_dropping(self, hook: Hook) -> list[Chain]:
+        """Return the chains at a hook that drop something, themselves or by a chain that they call."""
+        return [one for one in self.chains if one.hook == hook and self._may_drop(one, set())]
+
+    def _may_drop(self, chain: Chain, seen: set[str]) -> bool:
+        if chain.is_closed or any(map(_DROPS.search, chain.rules)):
             return True
-        return None if any(one & {"drop", "unknown"} for one in outcomes) else False
+        called = {name for rule in chain.rules for name in _CALLS.findall(rule)} - seen
+        return any(
+            one.name in called and (one.program, one.family, one.table) == (chain.program, chain.family, chain.table)
+            and self._may_drop(one, seen | called)
+            for one in self.chains
+        )  # fmt: skip
 
 
 def find_firewall(host: Host) -> Firewall:
-    """Ask the host's programs for its firewall and its rules; nothing is changed."""
-    saved, listed = host.run("iptables-save"), host.run("nft", "--json", "list", "ruleset")
-    chains = read_iptables(saved.out) if saved.is_good else None
-    tables = tuple(table for table in read_nftables(listed.out) if table.inputs) if listed.is_good else ()
+    """Query the host's programs for its firewall and its rules; nothing is changed."""
+    saved, listed = host.run("iptables-save"), host.run("nft", "list", "ruleset")
+    chains = _read_iptables(saved.out) if saved.is_good else []
+    names = {one.name for one in chains}
+    # What iptables keeps in nftables, iptables-save has printed already.
+    nft = [one for one in (_read_nftables(listed.out) if listed.is_good else []) if (one.family, one.table) != ("ip", "filter") or one.name not in names]  # fmt: skip
     return Firewall(
-        program=_find_program(host, chains, tables), tables=tables, chains=chains, why=_explain_silence(saved, listed)
-    )  # fmt: skip
+        program=_find_program(host, chains, nft), chains=(*chains, *nft), why=_explain_silence(saved, listed)
+    )
+
+
+def suggest(host: Host, networks: Sequence[str], hook: Hook) -> str:
+    """Return the commands that let TCP in from some networks, or out to them, one a line.
+
+    Each chain decides alone, and a drop in one is not undone by another: all that may drop are opened.
+
+    Args:
+        host: The host.
+        networks: As ``10.0.0.0/24``.
+        hook: ``input`` lets TCP in, ``output`` out.
+
+    Returns:
+        The commands; a comment with what to do if nothing here is in the way.
+    """
+    firewall = find_firewall(host)
+    is_in, chains, lines = hook == "input", firewall.list_dropping(hook), list[str]()
+    for network in networks:
+        family = "ip6" if ":" in network else "ip"
+        if firewall.program == "ufw" and (is_in or any(one.program == "iptables" for one in chains)):
+            lines.append(
+                f"sudo ufw allow from {network} proto tcp" if is_in else f"sudo ufw prepend allow out proto tcp to {network}"
+            )  # fmt: skip
+        elif any(one.program == "iptables" for one in chains):
+            command, side = "iptables" if family == "ip" else "ip6tables", "-s" if is_in else "-d"
+            lines.append(f"sudo {command} -I {hook.upper()} -p tcp {side} {network} -j ACCEPT")
+        lines += [
+            f"sudo nft insert rule {one.family} {one.table} {one.name} {family} {'saddr' if is_in else 'daddr'} {network} meta l4proto tcp accept"
+            for one in chains if one.program == "nftables" and one.table != "firewalld" and one.family in {"inet", family}
+        ]  # fmt: skip
+    if any(one.table == "firewalld" for one in chains) or (is_in and firewall.program == "firewalld"):
+        lines += _open_firewalld(networks, is_in=is_in)
+    way = "in from" if is_in else "out to"
+    where = "in the firewall of this host, or of the cloud (security group)"
+    return "\n".join(lines) or f"# let TCP {way} {', '.join(networks)}: {where}"
+
+
+def _open_firewalld(networks: Sequence[str], *, is_in: bool) -> list[str]:
+    if is_in:
+        lines = [f"sudo firewall-cmd --permanent --zone=trusted --add-source={one}" for one in networks]
+    else:
+        rule = "sudo firewall-cmd --permanent --policy=ranks-out --add-rich-rule='rule family={} destination address={} accept'"
+        lines = [*_FIREWALLD_OUT, *(rule.format("ipv6" if ":" in one else "ipv4", one) for one in networks)]
+    return [*lines, "sudo firewall-cmd --reload"]
+
+
+def _read_iptables(text: str) -> list[Chain]:
+    """Read the table ``filter`` of what iptables-save prints."""
+    found: dict[str, Chain] = {}
+    table = ""
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif table == "filter" and line.startswith(":") and len(words) > 1:
+            name, hooks = words[0][1:], {"INPUT": "input", "OUTPUT": "output"}
+            found[name] = Chain(
+                program="iptables", family="ip", table=table, name=name, hook=hooks.get(name, ""), is_closed=words[1] == "DROP"
+            )  # fmt: skip
+        elif table == "filter" and words[:1] == ["-A"] and words[1] in found:
+            found[words[1]].rules.append(line)
+    return list(found.values())
+
+
+def _read_nftables(text: str) -> list[Chain]:
+    """Read what ``nft list ruleset`` prints."""
+    found: list[Chain] = []
+    family = table = ""
+    is_chain = False
+    for line in map(str.strip, text.splitlines()):
+        words = line.split()
+        if words[:1] == ["table"] and len(words) > 2:
+            family, table = words[1:3]
+        elif words[:1] == ["chain"]:
+            found.append(Chain(program="nftables", family=family, table=table, name=words[1]))
+        elif is_chain and words[:2] == ["type", "filter"] and len(words) > 3:
+            found[-1].hook, found[-1].is_closed = words[3], "policy drop" in line
+        elif is_chain and words and words[0] not in {"type", "}"}:
+            found[-1].rules.append(line)
+        if words and words[-1] in {"{", "}"} and words[0] in {"chain", "table", "set", "map", "}"}:
+            is_chain = words[0] == "chain"
+    return found
 
 
 def _explain_silence(saved: Ran, listed: Ran) -> str:
-    """Say why rules may be there that were not told: a program is here, and did not tell those that it keeps."""
+    """Say why there may be rules that were not printed: a program is here, and did not print those that it keeps."""
     asked = {"iptables-save": saved, "nft": listed}
-    if all(_is_missing(told) for told in asked.values()):
+    if all(_is_missing(ran) for ran in asked.values()):
         return "neither nft nor iptables can be queried here"
     failed = {
-        name: told
-        for name, told in asked.items()
-        if not (told.is_good or _is_missing(told) or _NO_RULES.search(told.err))
+        name: ran
+        for name, ran in asked.items()
+        if not (ran.is_good or _is_missing(ran) or _NO_RULES.search(ran.err))
     }
-    if any(told.code is not None and _REFUSED.search(told.err) for told in failed.values()):
+    if any(ran.code is not None and _REFUSED.search(ran.err) for ran in failed.values()):
         return "only root may read the rules"
-    said = [
-        told.why or f"{name} ended with {told.code}: {' '.join(told.err.split())[:200]}"
-        for name, told in failed.items()
-    ]
-    return "; ".join(said)
+    return "; ".join(
+        ran.why or f"{name} ended with {ran.code}: {' '.join(ran.err.split())[:200]}" for name, ran in failed.items()
+    )  # fmt: skip
 
 
-def _is_missing(told: Ran) -> bool:
-    return told.code is None and "No such file" in told.why
+def _is_missing(ran: Ran) -> bool:
+    return ran.code is None and "No such file" in ran.why
 
 
-def _find_program(host: Host, chains: dict[str, Chain] | None, tables: Sequence[Table]) -> Program:
-    if "Status: active" in host.run("ufw", "status").out or re.search(
-        r"^ENABLED=yes", host.read("/etc/ufw/ufw.conf"), re.MULTILINE
-    ):
+def _find_program(host: Host, iptables: Sequence[Chain], nftables: Sequence[Chain]) -> Program:
+    enabled = re.search(r"^ENABLED=yes", host.read("/etc/ufw/ufw.conf"), re.MULTILINE)
+    if "Status: active" in host.run("ufw", "status").out or enabled:
         return "ufw"
     if host.run("firewall-cmd", "--state").out.strip() == "running":
         return "firewalld"
-    own = (chains or {}).get("INPUT")
-    if own and (own.rules or own.policy == "drop"):
+    if any(one.hook == "input" and (one.rules or one.is_closed) for one in iptables):
         return "iptables"
-    return "nftables" if any(not table.has_iptables for table in tables) else ""
-
-
-def suggest_opening(host: Host, networks: Sequence[str]) -> str:
-    """Return the commands that let TCP in from some networks, one a line, for the firewall that runs on this host.
-
-    Args:
-        host: The host that shall be reached.
-        networks: Whence, as ``10.0.0.0/24``.
-
-    Returns:
-        The commands; a comment with what to do if no firewall is found here.
-    """
-    firewall = find_firewall(host)
-    lines = [line for network in networks for line in _open_for(firewall, network)]
-    if not lines:
-        return f"# let TCP in from {', '.join(networks)}: in the firewall of this host, or of the cloud (security group)"
-    return "\n".join([*lines, "sudo firewall-cmd --reload"] if firewall.program == "firewalld" else lines)
-
-
-def _open_for(firewall: Firewall, network: str) -> list[str]:
-    is_ipv4 = ":" not in network
-    match firewall.program:
-        case "ufw":
-            return [f"sudo ufw allow from {network} proto tcp"]
-        case "firewalld":
-            return [f"sudo firewall-cmd --permanent --zone=trusted --add-source={network}"]
-        case "iptables":
-            return [f"sudo {'iptables' if is_ipv4 else 'ip6tables'} -I INPUT -s {network} -p tcp -j ACCEPT"]
-        case "nftables":
-            family = "ip" if is_ipv4 else "ip6"
-            return [
-                f"sudo nft insert rule {table.family} {table.name} {name} {family} saddr {network} meta l4proto tcp accept"
-                for table in firewall.tables for name in table.inputs if table.family in {"inet", family} and not table.has_iptables
-            ]  # fmt: skip
-        case _:
-            return []
-
-
-def make_packet(one: Interface, port: int) -> Packet | None:
-    """Make the first packet of a neighbour's connection; None for an interface without neighbours of IPv4."""
-    for address in one.reachable:
-        network = ipaddress.ip_network(address.network)
-        if address.is_ipv4 and network.num_addresses > 2:
-            own = ipaddress.ip_address(address.ip)
-            neighbour = own - 1 if own - 1 != network.network_address else own + 1
-            return Packet(source=str(neighbour), target=address.ip, interface=one.name, port=port)
-    return None
+    return "nftables" if any(one.hook == "input" for one in nftables) else ""
