@@ -89,7 +89,7 @@ def test_the_parent_imports_neither_torch_nor_numpy() -> None:
 
 _FAKE = """
     import ctypes, importlib, json, os, pathlib, selectors, shutil, signal, socket, subprocess, sys, tempfile
-    import threading, types, uuid
+    import asyncio, threading, types, uuid
     import importlib.util
     system = json.loads(sys.argv[1])
     # pathlib must go on making paths of the real system.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import socket
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.doctor.host import Host
+from rankwise.doctor.meeting.connection import Connection
 from rankwise.doctor.meeting.examining import examine_together
-from rankwise.doctor.meeting.gathering import short_name
+from rankwise.doctor.meeting.peer import short_name
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.rounds import plan_rounds
 from rankwise.doctor.meeting.together import AllReduce, HostCard, Link, Measure, NameLook, Together
 from rankwise.doctor.meeting.together_json import from_json, to_json
-from rankwise.doctor.meeting.wire import GoneError, StrangerError, Wire
+from rankwise.doctor.meeting.wire import GoneError, StrangerError
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
 from support import free_port
@@ -184,22 +186,24 @@ def test_strangers_do_not_disturb_a_meeting() -> None:
 
 def test_a_line_is_bounded_and_must_be_an_object() -> None:
     """What is no JSON object, or has no end, is a stranger's; what was sent before the end of a connection is still read."""
-    for words in (b"SSH-2.0\r\n", b"[1]\n", b"[" * 50_000 + b"\n", b"x" * 70_000):
+
+    async def receive(words: bytes, count: int = 1) -> list[Any]:
         ours, theirs = socket.socketpair()
         with theirs:
-            wire = Wire(ours)
+            connection = Connection(*await asyncio.open_connection(sock=ours))
             theirs.sendall(words)
-            with pytest.raises(StrangerError):
-                wire.receive()
-            wire.close()
-    ours, theirs = socket.socketpair()
-    wire = Wire(ours)
-    theirs.sendall(b'{"a": 1}\n{"b": 2}\n')
-    theirs.close()
-    assert wire.receive() == [{"a": 1}, {"b": 2}]
+            theirs.shutdown(socket.SHUT_WR)
+            try:
+                return [await connection.receive() for _ in range(count)]
+            finally:
+                await connection.wait_closed(1)
+
+    for words in (b"SSH-2.0\r\n", b"[1]\n", b"[" * 50_000 + b"\n", b"x" * 70_000):
+        with pytest.raises(StrangerError):
+            asyncio.run(receive(words))
+    assert asyncio.run(receive(b'{"a": 1}\n{"b": 2}\n', 2)) == [{"a": 1}, {"b": 2}]
     with pytest.raises(GoneError):
-        wire.receive()
-    wire.close()
+        asyncio.run(receive(b'{"a": 1}\n{"b": 2}\n', 3))
 
 
 @pytest.mark.parametrize("count", range(2, 34))

@@ -1,9 +1,9 @@
-"""What comes from other hosts is cleaned and looked at; and what the holder does with those that tell nonsense, or stay."""
+"""What comes from other hosts is cleaned and looked at; and what the coordinator does with hosts that send nonsense, or stay."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import selectors
 import socket
 import subprocess
 import sys
@@ -14,65 +14,62 @@ import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.admitting import Admission
+from rankwise.doctor.meeting.admission import Admission
 from rankwise.doctor.meeting.all_reducing import Reducing, read_reduce
 from rankwise.doctor.meeting.border import BadMessageError, clean_host_name, clean_name, one_line
+from rankwise.doctor.meeting.connection import Connection
+from rankwise.doctor.meeting.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.meeting.gathering import Gathered
 from rankwise.doctor.meeting.not_arriving import explain_failure
+from rankwise.doctor.meeting.peer import Peer
 from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.table import OwnLostError, Seat, Table
 from rankwise.doctor.meeting.together_json import from_json
-from rankwise.doctor.meeting.wire import SilentError, Wire, decode, number, whole
+from rankwise.doctor.meeting.wire import SilentError, decode, number, whole
 from rankwise.engine import ALL_REDUCE_PROCESS
 from support import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.linux
 
 
-class RunningClock:
-    """A clock that goes on by half a second at each look."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        self.now_s += 0.5
-        return self.now_s
-
-    def time(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-@pytest.fixture
-def seats() -> Iterator[list[Seat]]:
-    """Give three hosts at a table; the first one is the holder's."""
-    pairs = [socket.socketpair() for _ in range(3)]
-    yield [
-        Seat(wire=Wire(pair[0]), heard_s=0.0, name=f"host{index}", number=index, address=f"10.0.0.{index + 1}", is_own=index == 0)
-        for index, pair in enumerate(pairs)
+def make_peers() -> list[Peer]:
+    """Return three hosts without a connection; the first one is the coordinator's."""
+    nobody: Any = None
+    return [
+        Peer(connection=nobody, name=f"host{index}", number=index, address=f"10.0.0.{index + 1}", is_own=index == 0)
+        for index in range(3)
     ]  # fmt: skip
-    for pair in pairs:
-        for sock in pair:
-            sock.close()
 
 
 @pytest.fixture
-def table() -> Iterator[tuple[Table, list[Seat]]]:
-    """Give a table, and who was told to be lost there."""
-    lost: list[Seat] = []
-    made = Table(
-        socket.create_server(("127.0.0.1", 0)), token="", own="secret", clock=RunningClock(), silence_s=1e9, admit=lambda _: None,
-        check=lambda: None, on_loss=lost.append,
-    )  # fmt: skip
-    yield made, lost
-    made.close()
+def peers() -> list[Peer]:
+    return make_peers()
+
+
+def coordinate(scene: Callable[[Coordinator, list[Peer], list[socket.socket]], Awaitable[None]]) -> list[str]:
+    """Play a scene with a coordinator and three connected hosts; return the names of the other hosts that were lost."""
+    lost: list[str] = []
+
+    async def play() -> None:
+        made = Coordinator(Host(name="host0", env={}), Plan(endpoint_host="host0", endpoint_port=1))
+        made.on_loss = lambda peer: lost.append(peer.name)
+        pairs = [socket.socketpair() for _ in range(3)]
+        made.peers = make_peers()
+        for peer, (ours, theirs) in zip(made.peers, pairs, strict=True):
+            theirs.setblocking(False)
+            peer.connection = Connection(*await asyncio.open_connection(sock=ours))
+        try:
+            await scene(made, made.peers, [theirs for _, theirs in pairs])
+        finally:
+            for peer, (_, theirs) in zip(made.peers, pairs, strict=True):
+                theirs.close()
+                await peer.connection.wait_closed(1)
+
+    asyncio.run(play())
+    return lost
 
 
 def test_a_message_has_nothing_that_a_terminal_obeys() -> None:
@@ -130,21 +127,21 @@ def test_a_number_without_an_end_is_bounded() -> None:
     ],
 )
 def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
-    seats: list[Seat], take: str, told: dict[str, Any]
+    peers: list[Peer], take: str, told: dict[str, Any]
 ) -> None:
     """Ports, addresses, numbers of hosts and words that do not exist are refused, and leave nothing behind."""
-    gathered = Gathered(seats=seats)
+    gathered = Gathered(peers=peers)
     before = gathered.to_together()
     with pytest.raises(BadMessageError):
-        getattr(gathered, take)(seats[2], told)
+        getattr(gathered, take)(peers[2], told)
     assert gathered.to_together() == before
 
 
-def test_readings_are_of_the_host_that_tells_them(seats: list[Seat]) -> None:
+def test_readings_are_of_the_host_that_tells_them(peers: list[Peer]) -> None:
     """A host can't tell of another one, and its clauses are one line each; a fix keeps its lines."""
-    gathered = Gathered(seats=seats)
+    gathered = Gathered(peers=peers)
     reading = {"probe": "limits", "verdict": "fail", "what": "a\nb", "why": "c\n# on d:", "fix": "e\nf", "class": "no", "facts": {}, "hosts": ["host0"]}  # fmt: skip
-    gathered.take_readings(seats[2], {"readings": [reading]})
+    gathered.take_readings(peers[2], {"readings": [reading]})
     (told,) = gathered.to_together().hosts[2].readings
     assert (told.hosts, told.what, told.why, told.fix, told.class_id) == (
         ("host2",),
@@ -155,105 +152,102 @@ def test_readings_are_of_the_host_that_tells_them(seats: list[Seat]) -> None:
     )
 
 
-def test_the_holders_own_seat_is_never_lost_in_silence(
-    table: tuple[Table, list[Seat]], seats: list[Seat]
-) -> None:
-    """Another host that is lost is told at once; our own is an error, which all others are to hear of."""
-    made, lost = table
-    made.lose(seats[1], "gone")
-    assert lost == [seats[1]]
-    with pytest.raises(OwnLostError, match="gone"):
-        made.lose(seats[0], "gone")
-    assert seats[0].is_here
+def test_the_coordinators_own_host_is_never_lost_in_silence() -> None:
+    """Another host that is lost is reported at once; our own is an error, which all others are to be told."""
+
+    async def scene(made: Coordinator, peers: list[Peer], _: list[socket.socket]) -> None:
+        made.lose(peers[1], "gone")
+        made.lose(peers[0], "gone, too")
+        with pytest.raises(OwnHostLostError, match="gone, too"):
+            await made.wait_change(5)
+
+    assert coordinate(scene) == ["host1"]
 
 
 @pytest.mark.parametrize(
     ("sent", "why"),
     [(b"", "it closed the connection"), (b"no json\n", "its answer makes no sense: it sent b'no json'")],
 )
-def test_why_a_connection_ended_is_said_once(table: tuple[Table, list[Seat]], sent: bytes, why: str) -> None:
-    """A host that leaves has closed the connection; one that talks nonsense is no doctor of this version."""
-    made, lost = table
-    ours, theirs = socket.socketpair()
-    seat = Seat(wire=Wire(ours), heard_s=0.0, name="host1", number=1)
-    made.seats.append(seat)
-    made._selector.register(ours, selectors.EVENT_READ, data=seat)
-    with theirs:
-        theirs.sendall(sent)
-        theirs.shutdown(socket.SHUT_WR)
-        wait_until(lambda: made.pump() or lost, what="the host is lost")
-    assert seat.lost == why
+def test_why_a_connection_ended_is_said_once(sent: bytes, why: str) -> None:
+    """A host that leaves has closed the connection; one that sends nonsense is no doctor of this version."""
+
+    async def scene(made: Coordinator, peers: list[Peer], theirs: list[socket.socket]) -> None:
+        theirs[1].sendall(sent)
+        theirs[1].shutdown(socket.SHUT_WR)
+        await made._listen(peers[1])
+        assert peers[1].lost == why
+
+    assert coordinate(scene) == ["host1"]
 
 
-def test_who_is_waited_for_is_told_in_the_order_of_numbers(
-    table: tuple[Table, list[Seat]], seats: list[Seat]
-) -> None:
-    """Hosts arrive in any order; who is still waited for is told by number."""
-    made, _ = table
-    seats[0].is_own = False
-    told: list[str] = []
-    for seat in seats:
-        made._selector.register(seat.wire.sock, selectors.EVENT_READ, data=seat)
-    made.ask({seats[n]: {"do": "x"} for n in (2, 0, 1)}, timeout_s=6.0, doing="looking", say=told.append)
-    assert told == ["looking: waiting for host0, host1, host2"]
+def test_who_is_waited_for_is_told_in_the_order_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts arrive in any order; those that are still waited for are listed by number, and lost when the time is over."""
+    monkeypatch.setattr("rankwise.doctor.meeting.coordinator._FIRST_SAY_S", 0.05)
+    said: list[str] = []
+
+    async def scene(made: Coordinator, peers: list[Peer], _: list[socket.socket]) -> None:
+        peers[0].is_own = False
+        monkeypatch.setattr(made, "say", said.append)
+        await made.ask({peers[n]: {"do": "x"} for n in (2, 0, 1)}, timeout_s=0.1, doing="looking")
+        assert peers[1].lost == "did not answer within 0 s (looking)"
+
+    assert sorted(coordinate(scene)) == ["host0", "host1", "host2"]
+    assert said == ["looking: waiting for host0, host1, host2"]
 
 
-def test_who_does_not_leave_is_not_waited_for(table: tuple[Table, list[Seat]], seats: list[Seat]) -> None:
-    """One host has all it was told, and stays; another one takes nothing: after some seconds the holder goes, not after a minute."""
-    made, _ = table
-    for seat in seats[1:]:
-        made.seats.append(seat)
-        made._selector.register(seat.wire.sock, selectors.EVENT_READ, data=seat)
-    made.tell(seats[2], {}, bytes(1 << 24))
-    assert seats[2].wire.wants_room
-    clock: Any = made._clock
-    begin_s = clock.now_s
-    made.wait_until_left(3.0, 60.0)
-    assert seats[1].is_here
-    assert seats[2].is_here
-    assert clock.now_s - begin_s < 15
+def test_who_does_not_leave_is_not_waited_for() -> None:
+    """One host has all it was sent, and stays; another one takes nothing: the coordinator waits for the short time, not for the long one."""
+
+    async def scene(made: Coordinator, peers: list[Peer], theirs: list[socket.socket]) -> None:
+        made.tell(peers[2], {}, bytes(1 << 24))
+        assert peers[2].connection.waiting_bytes
+        await asyncio.wait_for(made.wait_until_left(0.2, 60.0), 20)
+        assert [one.is_here for one in peers] == [True] * 3
+        theirs[2].close()
+
+    assert coordinate(scene) == []
 
 
-def make_admission(here: list[Seat], rank: int | None = 0) -> Admission:
+def make_admission(here: list[Peer], rank: int | None = 0) -> Admission:
     plan = Plan(endpoint_host="host0", endpoint_port=29500, num_hosts=3, node_rank=rank)
     return Admission("host0", plan, lambda: here, SYSTEM_CLOCK)
 
 
-def test_who_was_sent_away_is_not_missing(seats: list[Seat]) -> None:
+def test_who_was_rejected_is_not_missing(peers: list[Peer]) -> None:
     """Of three hosts two say node 1: that one was rejected is told, and not that node 2 is missing, too; unless it comes again."""
-    seats[1].node_rank = seats[2].node_rank = 1
-    seats[0].node_rank = 0
-    here = seats[:2]
+    peers[1].node_rank = peers[2].node_rank = 1
+    peers[0].node_rank = 0
+    here = peers[:2]
     admission = make_admission(here)
-    refusal = admission.admit(seats[2])
+    refusal = admission.admit(peers[2])
     assert refusal is not None
     assert refusal["class"] == "I10"
-    admission.admit(seats[2])
+    admission.admit(peers[2])
     assert admission.doubled == [("host1", "host2", 1)]
     assert admission.list_missing(here) == ()
     assert admission.list_missing(here[:1]) == ("1 of 3 hosts",)
-    seats[2].node_rank = 2
-    assert admission.admit(seats[2]) is None
-    assert admission.list_missing([seats[0], seats[2]]) == ("node rank 1",)
+    peers[2].node_rank = 2
+    assert admission.admit(peers[2]) is None
+    assert admission.list_missing([peers[0], peers[2]]) == ("node rank 1",)
 
 
-def test_the_holders_place_is_taken_before_it_sits(seats: list[Seat]) -> None:
+def test_the_coordinators_place_is_taken_before_it_joins(peers: list[Peer]) -> None:
     """Another host that says node 0 is sent away though our own has not arrived yet; our own never is."""
-    seats[2].node_rank = seats[0].node_rank = 0
+    peers[2].node_rank = peers[0].node_rank = 0
     admission = make_admission([])
-    assert admission.admit(seats[2]) is not None
-    assert admission.admit(seats[0]) is None
+    assert admission.admit(peers[2]) is not None
+    assert admission.admit(peers[0]) is None
 
 
-def test_another_holder_is_sent_away_unless_it_is_ourselves(seats: list[Seat]) -> None:
+def test_another_coordinator_is_rejected_unless_it_is_ourselves(peers: list[Peer]) -> None:
     """A second node 0 asks: it is refused as a double. If translated addresses lead us to ourselves, nobody is."""
-    admission = make_admission(seats[:1])
-    seats[2].rival = "another word"
-    refusal = admission.admit(seats[2])
+    admission = make_admission(peers[:1])
+    peers[2].rival = "another word"
+    refusal = admission.admit(peers[2])
     assert refusal is not None
     assert refusal["class"] == "I10"
-    seats[1].rival = admission.secret
-    own = admission.admit(seats[1])
+    peers[1].rival = admission.secret
+    own = admission.admit(peers[1])
     assert own is not None
     assert own["class"] == ""
     assert admission.doubled == [("host0", "host2", 0)]

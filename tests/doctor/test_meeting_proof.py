@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import socket
+import struct
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,18 +19,19 @@ from rankwise.base.clock import SystemClock
 from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
-from rankwise.doctor.meeting.admitting import Admission
+from rankwise.doctor.meeting.admission import Admission
 from rankwise.doctor.meeting.all_reducing import Reducing
-from rankwise.doctor.meeting.answering import Answering
+from rankwise.doctor.meeting.authentication import is_proof, make_nonce, mark, prove
+from rankwise.doctor.meeting.coordinator import Coordinator
 from rankwise.doctor.meeting.examining import examine_together
+from rankwise.doctor.meeting.link_server import LinkServer
 from rankwise.doctor.meeting.over_ssh import RemoteHosts
+from rankwise.doctor.meeting.peer import Peer
 from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.proof import is_proof, make_nonce, mark, prove
-from rankwise.doctor.meeting.table import Seat, Table
-from rankwise.doctor.meeting.wire import Wire, encode
+from rankwise.doctor.meeting.wire import VERSION, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.linux
@@ -35,101 +39,126 @@ pytestmark = pytest.mark.linux
 TOKEN = "a word that is long enough"
 
 
-@pytest.fixture
-def table() -> Iterator[tuple[Table, FakeClock]]:
-    """Give the holder's end of a meeting with a token, and its clock."""
-    clock = FakeClock()
-    made = Table(
-        socket.create_server(("127.0.0.1", 0)), token=TOKEN, own="own", clock=clock, silence_s=1e9, admit=lambda _: None,
-        check=lambda: None, on_loss=lambda _: None,
-    )  # fmt: skip
-    yield made, clock
-    made.close()
-
-
 class Guest:
-    """A host that speaks by hand."""
+    """A host that speaks by hand to a coordinator."""
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._sock = socket.create_connection(table._listener.getsockname())
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._sock.settimeout(10)
         self._file = self._sock.makefile("rb")
         self.nonce = make_nonce()
 
-    def say(self, message: dict[str, Any]) -> None:
-        self._sock.sendall(encode(message))
+    def say(self, *messages: dict[str, Any]) -> None:
+        self._sock.sendall(b"".join(map(encode, messages)))
 
     def hello(self, **changes: Any) -> dict[str, Any]:
-        self.say({"rankwise-doctor": 1, "mark": mark(TOKEN), "nonce": self.nonce, "name": "guest", **changes})
+        self.say(
+            {"rankwise-doctor": VERSION, "mark": mark(TOKEN), "nonce": self.nonce, "name": "guest", **changes}
+        )
         return self.hear()
 
     def hear(self) -> dict[str, Any]:
-        for _ in range(5):
-            self._table.pump(0.05)
-        self._sock.settimeout(5)
         found: dict[str, Any] = json.loads(self._file.readline() or b"{}")
         return found
+
+    def dole_out(self, byte: bytes) -> None:
+        """Send a byte again and again, until the other side has closed the connection."""
+        self._sock.settimeout(0.02)
+        with suppress(ConnectionError):
+            while True:
+                self._sock.sendall(byte)
+                try:
+                    if not self._sock.recv(10):
+                        return
+                except TimeoutError:
+                    continue
 
     def close(self) -> None:
         self._file.close()
         self._sock.close()
 
 
+def visit(scene: Callable[[Guest], None], **changes: Any) -> tuple[list[str], list[str]]:
+    """Let a guest visit a coordinator with a token; return the names of the hosts that it admitted, and of those that it lost."""
+    lost: list[str] = []
+
+    async def play() -> tuple[list[str], list[str]]:
+        plan = Plan(endpoint_host="127.0.0.1", endpoint_port=1, num_hosts=2, token=TOKEN)
+        made = Coordinator(Host(name="host0", env={}), plan, **changes)
+        made.on_loss = lambda peer: lost.append(peer.name)
+        listener = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(made.serve(listener))
+        guest = await asyncio.to_thread(Guest, listener.getsockname()[1])
+        try:
+            await asyncio.to_thread(scene, guest)
+            return [one.name for one in made.peers], list(lost)
+        finally:
+            guest.close()
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    return asyncio.run(play())
+
+
 def test_a_proof_is_of_one_side_and_of_two_nonces() -> None:
     """What one side says can't be said back to it, nor again another time; another token's proof is none."""
     guest, holder = make_nonce(), make_nonce()
-    proof = prove("secret", "holder", guest, holder)
-    assert is_proof(proof, "secret", "holder", guest, holder)
-    assert not is_proof(proof, "secret", "guest", guest, holder)
-    assert not is_proof(proof, "secret", "holder", guest, make_nonce())
-    assert not is_proof(proof, "other", "holder", guest, holder)
-    assert not is_proof("é", "secret", "holder", guest, holder)
+    proof = prove("secret", "coordinator", guest, holder)
+    assert is_proof(proof, "secret", "coordinator", guest, holder)
+    assert not is_proof(proof, "secret", "peer", guest, holder)
+    assert not is_proof(proof, "secret", "coordinator", guest, make_nonce())
+    assert not is_proof(proof, "other", "coordinator", guest, holder)
+    assert not is_proof("é", "secret", "coordinator", guest, holder)
     assert (mark(""), mark("secret") == mark("other")) == ("", False)
 
 
-def test_both_sides_prove_that_they_know_the_token(table: tuple[Table, FakeClock]) -> None:
-    """The holder's answer to hello is a proof that the guest can check; with the guest's own it is welcome. The token is in no message."""
-    guest = Guest(table[0])
-    told = guest.hello()
-    assert is_proof(told["proof"], TOKEN, "holder", guest.nonce, told["challenge"])
-    assert TOKEN not in json.dumps(told)
-    assert table[0].seats == []
-    guest.say({"proof": prove(TOKEN, "guest", guest.nonce, told["challenge"])})
-    assert guest.hear() == {"welcome": 1}
-    assert len(table[0].seats) == 1
-    guest.close()
+def test_both_sides_prove_that_they_know_the_token() -> None:
+    """The coordinator's answer to hello is a proof that the guest can check; with the guest's own it is welcome. The token is in no message."""
+
+    def scene(guest: Guest) -> None:
+        answer = guest.hello()
+        assert is_proof(answer["proof"], TOKEN, "coordinator", guest.nonce, answer["challenge"])
+        assert TOKEN not in json.dumps(answer)
+        guest.say({"proof": prove(TOKEN, "peer", guest.nonce, answer["challenge"])})
+        assert guest.hear() == {"welcome": VERSION}
+
+    assert visit(scene) == (["guest"], [])
 
 
-@pytest.mark.parametrize("way", ["other mark", "no proof", "the holder's own", "another time's"])
-def test_who_does_not_know_the_token_is_sent_away(table: tuple[Table, FakeClock], way: str) -> None:
-    """By another mark at once; else by a proof that is none: nothing, what the holder itself has said, or what was heard before."""
-    guest = Guest(table[0])
-    told = guest.hello(**({"mark": mark("other")} if way == "other mark" else {}))
-    if way != "other mark":
-        proofs = {
-            "no proof": "",
-            "the holder's own": told["proof"],
-            "another time's": prove(TOKEN, "guest", guest.nonce, make_nonce()),
-        }
-        guest.say({"proof": proofs[way]})
-        told = guest.hear()
-    assert told["no"] == "another doctor has its rendezvous at this port"
-    assert table[0].seats == []
-    guest.close()
+@pytest.mark.parametrize("way", ["other mark", "no proof", "the coordinator's own", "another time's"])
+def test_who_does_not_know_the_token_is_rejected(way: str) -> None:
+    """By another mark at once; else by a proof that is none: nothing, what the coordinator itself has sent, or an earlier one.
+
+    What it says in the same breath as a false proof is not taken: no host is lost by it.
+    """
+
+    def scene(guest: Guest) -> None:
+        answer = guest.hello(**({"mark": mark("other")} if way == "other mark" else {}))
+        if way != "other mark":
+            proofs = {
+                "no proof": "",
+                "the coordinator's own": answer["proof"],
+                "another time's": prove(TOKEN, "peer", guest.nonce, make_nonce()),
+            }
+            guest.say({"proof": proofs[way]}, {"leaves": "never was here"})
+            answer = guest.hear()
+        assert answer["no"] == "another doctor has its rendezvous at this port"
+
+    assert visit(scene) == ([], [])
 
 
-def test_a_holder_that_does_not_know_the_token_is_left() -> None:
-    """It bids everybody welcome: a host that has a token says that this is none of its meeting, and obeys no order."""
+def test_a_coordinator_that_does_not_know_the_token_is_left() -> None:
+    """It admits everybody: a host that has a token says that this is not its rendezvous, and obeys no order."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def play_holder() -> None:
+        def play_coordinator() -> None:
             sock, _ = server.accept()
             with sock:
                 sock.recv(4096)
-                sock.sendall(encode({"welcome": 1, "challenge": "1", "proof": "2"}))
+                sock.sendall(encode({"welcome": VERSION, "challenge": "1", "proof": "2"}))
                 sock.recv(4096)
 
-        thread = threading.Thread(target=play_holder, daemon=True)
+        thread = threading.Thread(target=play_coordinator, daemon=True)
         thread.start()
         plan = Plan(
             endpoint_host="127.0.0.1", endpoint_port=server.getsockname()[1], num_hosts=2, node_rank=1, is_holder=False,
@@ -139,19 +168,6 @@ def test_a_holder_that_does_not_know_the_token_is_left() -> None:
             examine_together(Host(name="guest", env={}), (), plan, lambda _: None)
         thread.join(timeout=5)
     assert "does not have the token of this rendezvous" in caught.value.message
-
-
-def test_who_was_sent_away_is_no_host_that_was_lost(table: tuple[Table, FakeClock]) -> None:
-    """What it says in the same breath as a false proof is not taken: no host of the meeting is lost by it."""
-    lost: list[Seat] = []
-    holder = table[0]
-    holder._on_loss = lost.append
-    guest = Guest(holder)
-    guest.hello()
-    guest._sock.sendall(encode({"proof": ""}) + encode({"leaves": "never was here"}))
-    assert guest.hear()["no"] == "another doctor has its rendezvous at this port"
-    assert (holder.seats, lost) == ([], [])
-    guest.close()
 
 
 def test_an_ssh_that_has_ended_takes_no_secret(tmp_path: Path) -> None:
@@ -172,29 +188,28 @@ def test_an_ssh_that_has_ended_takes_no_secret(tmp_path: Path) -> None:
     assert said == ["rankwise: ssh does not reach far: no route to host"] * 3
 
 
-def test_who_leaves_before_the_greeting_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that is tried and left at once (a reset before the first word goes out): its connection is closed here, too."""
-    closed: list[int] = []
+def test_who_leaves_before_the_greeting_leaves_no_descriptor() -> None:
+    """A port that is tried and left at once (a reset before the greeting goes out): its connection is closed here, too."""
 
-    class Gone:
-        def setsockopt(self, *_: object) -> None:
-            raise ConnectionResetError
+    async def scene() -> None:
+        server = LinkServer(mark="", number=0, name="host", clock=FakeClock())
+        port = await server.listen("127.0.0.1")
+        for _ in range(3):
+            sock = socket.create_connection(("127.0.0.1", port))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert json.loads(await reader.readline())["name"] == "host"
+        for _ in range(1000):
+            if len(server._writers) == 1:
+                break
+            await asyncio.sleep(0.01)
+        assert len(server._writers) == 1
+        writer.close()
+        await writer.wait_closed()
+        server.close()
 
-        def send(self, _: bytes) -> None:
-            raise ConnectionResetError
-
-        def close(self) -> None:
-            closed.append(1)
-
-    class Listener:
-        def accept(self) -> tuple[Gone, str]:
-            return Gone(), ""
-
-    answering = Answering(mark="", number=0, name="host", clock=FakeClock())
-    monkeypatch.setattr("rankwise.doctor.meeting.answering.tune", lambda _: None)
-    answering._welcome(Listener())  # type: ignore[arg-type]
-    answering.close()
-    assert closed == [1]
+    asyncio.run(scene())
 
 
 def test_hosts_with_one_token_meet() -> None:
@@ -206,33 +221,22 @@ def test_hosts_with_one_token_meet() -> None:
     assert {one.outcome for one in ends[0].links} == {"ok"}
 
 
-def test_a_word_that_is_doled_out_holds_no_place(table: tuple[Table, FakeClock]) -> None:
-    """A byte every nine seconds: it is dropped ten seconds after it came, as is who says nothing at all."""
-    holder, clock = table
-    slow = socket.create_connection(holder._listener.getsockname())
-    holder.pump(0.05)
-    for _ in range(2):
-        slow.sendall(b"{")
-        clock.sleep(9)
-        holder.pump(0.05)
-    assert slow.recv(10) == b""
-    slow.close()
+def test_a_hello_that_is_doled_out_holds_no_place() -> None:
+    """A byte now and then: the connection is closed some seconds after it was opened, as is one that sends nothing at all."""
+    assert visit(lambda guest: guest.dole_out(b"{"), hello_s=0.2) == ([], [])
 
 
 def test_hosts_without_a_node_rank_are_as_many_as_are_waited_for() -> None:
-    """Two are to come: the third that says no rank is sent away; one with a rank, and the holder's own, have their places."""
-    pairs = [socket.socketpair() for _ in range(4)]
-    seats = [Seat(wire=Wire(pair[0]), heard_s=0.0, name=f"host{number}") for number, pair in enumerate(pairs)]
+    """Two are to come: the third without a rank is rejected; one with a rank, and the coordinator's own, have their places."""
+    nobody: Any = None
+    peers = [Peer(connection=nobody, name=f"host{number}") for number in range(4)]
     plan = Plan(endpoint_host="host0", endpoint_port=29500, num_hosts=2)
-    admission = Admission("host0", plan, lambda: seats[:2], FakeClock())
-    refusal = admission.admit(seats[2])
+    admission = Admission("host0", plan, lambda: peers[:2], FakeClock())
+    refusal = admission.admit(peers[2])
     assert refusal is not None
     assert "2 hosts without a node rank have joined already" in str(refusal["no"])
-    seats[2].node_rank, seats[3].is_own = 1, True
-    assert admission.admit(seats[2]) is admission.admit(seats[3]) is None
-    for pair in pairs:
-        for sock in pair:
-            sock.close()
+    peers[2].node_rank, peers[3].is_own = 1, True
+    assert admission.admit(peers[2]) is admission.admit(peers[3]) is None
 
 
 @pytest.mark.parametrize("count", [-1, 129, 2**53])

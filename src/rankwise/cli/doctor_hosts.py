@@ -14,7 +14,6 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.examining import examine_together
 from rankwise.doctor.meeting.plan import MeetingError
 from rankwise.doctor.meeting.together import HostCard, Together
 from rankwise.doctor.meeting.whereabouts import (
@@ -74,6 +73,8 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
         return look_alone(host, probes), True
     plan = limit(args, replace(plan, expected=args.expect or plan.expected), probes)
     host = Host(env=env, job=read_job(args, plan, env))
+    from rankwise.doctor.meeting.examining import examine_together  # noqa: PLC0415 - asyncio, which one host alone does not need
+
     try:
         together = examine_together(host, probes, plan, say)
     except MeetingError as error:

@@ -17,7 +17,6 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.cli.doctor_hosts import limit, look_alone, read_job, say, tell_unmet
 from rankwise.doctor.host import Host
-from rankwise.doctor.meeting.examining import examine_together
 from rankwise.doctor.meeting.over_ssh import RemoteHosts, find_own
 from rankwise.doctor.meeting.plan import MeetingError, Plan
 from rankwise.doctor.meeting.together_json import from_json
@@ -110,6 +109,8 @@ def _meet(
         return _read_answer(remotes, hosts[0], args.arrival_timeout + _MEETING_S)
     plan = limit(args, plan, probes)
     this = Host(env=env, job=read_job(args, plan, env))
+    from rankwise.doctor.meeting.examining import examine_together  # noqa: PLC0415 - asyncio, which one host alone does not need
+
     try:
         return examine_together(this, probes, plan, say)
     except MeetingError as error:

@@ -2,120 +2,159 @@
 
 from __future__ import annotations
 
-from threading import Thread
+import asyncio
+import sys
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting import together_json
-from rankwise.doctor.meeting.arriving import arrive, bind_endpoint, read_refusal
 from rankwise.doctor.meeting.border import one_line
-from rankwise.doctor.meeting.holding import Holding
+from rankwise.doctor.meeting.coordinator_client import bind_endpoint, find_rival, join, read_refusal
+from rankwise.doctor.meeting.host_tasks import HostTasks
+from rankwise.doctor.meeting.phases import END_S, Phases
 from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.rivals import Rivals
-from rankwise.doctor.meeting.tasks import Tasks
 from rankwise.doctor.meeting.wire import INTERRUPTED, GoneError, text
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.meeting.tether import Tether
+    from rankwise.doctor.meeting.coordinator_client import CoordinatorClient
     from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.meeting.wire import Message
     from rankwise.doctor.probe import Probe
 
-_STEP_S = 0.5
-
 
 def examine_together(host: Host, probes: Sequence[Probe], plan: Plan, say: Callable[[str], None]) -> Together:
-    """Meet the other hosts, look at this one and at the ways to them, and judge what all of them found.
+    """Meet the other hosts, look at this one and at the links to them, and judge what all of them found.
 
-    Every host of the set calls it at about the same time. Its time is bounded: a host that does not come, dies or freezes is
-    named, and the others go on.
+    Every host of the set calls it at about the same time. Its time is bounded: a host that does not arrive, dies or freezes is
+    named, and the others continue.
 
     Args:
         host: This host.
         probes: What to look at on each host; the same on all of them.
         plan: Where to meet, and whom.
-        say: Told in a line what is waited for, where that takes long; called in this thread.
+        say: Called, in this thread, with a line that says what is waited for, where that takes long.
 
     Returns:
-        The same on each host; where there are more than 32, a host that does not hold the meeting gets of the others only what is not well.
+        The same on each host; where there are more than 32, a host other than the coordinator gets of the others only what is wrong.
 
     Raises:
-        MeetingError: The meeting can't be found or reached, sent this host away, or has lost the host that held it.
+        MeetingError: The coordinator can't be found or reached, rejected this host, or was lost.
     """
-    listener = bind_endpoint(plan)
-    holding = Holding(host, probes, plan, listener) if listener is not None else None
-    tasks = Tasks(host, probes, plan)
-    found: Together | None = None
-    rivals = Rivals(host, plan, holding.secret if holding is not None else "")
-    why = ""
+    if sys.platform == "win32":
+        # link_test waits for sockets, which the usual loop there can't.
+        asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
+    return asyncio.run(_examine(host, probes, plan, say, bind_endpoint(plan)))
+
+
+async def _examine(
+    host: Host,
+    probes: Sequence[Probe],
+    plan: Plan,
+    say: Callable[[str], None],
+    listener: socket.socket | None,
+) -> Together:
+    tasks = HostTasks(host, probes, plan)
+    if listener is None:
+        return await _participate(host, tasks, plan, say, "")
+    phases = Phases(host, probes, plan)
+    coordinating = asyncio.create_task(phases.run(listener))
     try:
-        if holding is not None:
-            holding.start()
-            rivals.start()
-        tether = arrive(host, plan, say, own=holding.secret if holding is not None else "")
-        try:
-            found = _take_part(tether, tasks, plan, say, rivals)
-        except (KeyboardInterrupt, MeetingError) as error:
-            # The others would take us for dead.
-            tether.send({"leaves": error.message if isinstance(error, MeetingError) else INTERRUPTED})
-            raise
-        finally:
-            tether.close()
-    except KeyboardInterrupt:
-        why = INTERRUPTED
-        raise
-    except MeetingError as error:
-        why = error.message
+        found = await _participate(host, tasks, plan, say, phases.secret)
+    except BaseException as error:
+        # The others are told why this host is gone.
+        phases.why = error.message if isinstance(error, MeetingError) else INTERRUPTED
+        coordinating.cancel()
         raise
     finally:
-        rivals.close()
-        if holding is not None:
-            holding.close(is_over=found is not None, why=why)
-        tasks.close()
+        await asyncio.wait({coordinating}, timeout=END_S)
     return found
 
 
-def _take_part(
-    tether: Tether, tasks: Tasks, plan: Plan, say: Callable[[str], None], rivals: Rivals
+async def _participate(
+    host: Host, tasks: HostTasks, plan: Plan, say: Callable[[str], None], secret: str
 ) -> Together:
+    work = [asyncio.create_task(_take_part(host, tasks, plan, say, secret))]
+    if secret and plan.is_holder and not plan.listen_address:
+        work.append(asyncio.create_task(_raise_rival(host, plan, secret)))
+    why = INTERRUPTED
+    try:
+        while not work[0].done():
+            await asyncio.wait([one for one in work if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+            if len(work) > 1 and work[1].done() and isinstance(error := work[1].exception(), MeetingError):
+                why = error.message
+                break
+        return (work[0] if work[0].done() else work[1]).result()
+    finally:
+        for one in work:
+            one.cancel(why)
+        await asyncio.wait(work)
+        tasks.close()
+
+
+async def _raise_rival(host: Host, plan: Plan, secret: str) -> Together:
+    if (error := await find_rival(host, plan, secret)) is not None:
+        raise error
+    never: asyncio.Future[Together] = asyncio.get_running_loop().create_future()
+    return await never
+
+
+async def _take_part(
+    host: Host, tasks: HostTasks, plan: Plan, say: Callable[[str], None], secret: str
+) -> Together:
+    client = await join(host, plan, say, secret=secret)
+    try:
+        return await _obey(client, tasks, plan, say)
+    except asyncio.CancelledError as error:
+        # The others would take us for dead.
+        client.send({"leaves": str(*error.args) or INTERRUPTED})
+        raise
+    except MeetingError as error:
+        client.send({"leaves": error.message})
+        raise
+    finally:
+        await client.close()
+
+
+async def _obey(
+    client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Callable[[str], None]
+) -> Together:
+    running: set[asyncio.Task[None]] = set()
     while True:
-        rivals.check()
         try:
-            told = tether.next(_STEP_S)
+            message = await client.receive()
         except GoneError as error:
             raise MeetingError(
                 f"the host of the rendezvous at {plan.endpoint} is gone: {error}",
                 hint=f"look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again",
             ) from error
-        if told is None:
-            continue
-        if "no" in told:
-            raise read_refusal(told)
-        result = told.get("result")
-        if isinstance(result, dict):
+        if "no" in message:
+            raise read_refusal(message)
+        if isinstance(result := message.get("result"), dict):
             return _read_result(result, plan)
-        if "say" in told:
-            say(one_line(text(told, "say")))
-        elif "do" in told:
-            # In a thread of its own: whatever a task waits for, we hear at once if the holder dies.
-            Thread(target=_do, args=(tasks, told, tether), name="rankwise-task", daemon=True).start()
+        if "say" in message:
+            say(one_line(text(message, "say")))
+        elif "do" in message:
+            # Beside us: whatever a task waits for, we notice at once if the coordinator dies.
+            running.add(task := asyncio.create_task(_do(tasks, message, client)))
+            task.add_done_callback(running.discard)
 
 
-def _read_result(told: Message, plan: Plan) -> Together:
+async def _do(tasks: HostTasks, order: Message, client: CoordinatorClient) -> None:
     try:
-        return together_json.from_json(told)
+        answer = await tasks.do(order, client.address)
+    except Exception as error:  # noqa: BLE001 - the coordinator waits for an answer, and reports all of it
+        answer = {"answer": text(order, "do"), "broke": f"{type(error).__name__}: {error}"}
+    client.send(answer)
+
+
+def _read_result(result: Message, plan: Plan) -> Together:
+    try:
+        return together_json.from_json(result)
     except ValueError as error:
         raise MeetingError(
             f"what the host at {plan.endpoint} sent is not a result: {error}",
             hint="use the same version of rankwise on all hosts",
         ) from error
-
-
-def _do(tasks: Tasks, order: Message, tether: Tether) -> None:
-    try:
-        answer = tasks.do(order, tether.address)
-    except Exception as error:  # noqa: BLE001 - the holder waits for an answer, and tells all of it
-        answer = {"answer": text(order, "do"), "broke": f"{type(error).__name__}: {error}"}
-    tether.send(answer)

@@ -8,7 +8,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.meeting.gathering import short_name
+from rankwise.doctor.meeting.peer import short_name
 from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.network.names import is_host_name
 from rankwise.doctor.reading import Reading, ok

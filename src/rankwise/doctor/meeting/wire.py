@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias, cast, final
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rankwise.doctor.meeting.border import clean, is_suspect
 
@@ -18,16 +17,13 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = "dict[str, Fact]"
 #: The first word of each connection, and the version of what follows.
-GREETING, VERSION = "rankwise-doctor", 1
+GREETING, VERSION = "rankwise-doctor", 2
 #: Each side says something this often, and takes the other one for dead after so long a silence.
 BEAT_S, SILENCE_S = 1.0, 6.0
 #: The text of the error where the other side has ended the connection itself.
 CLOSED = "it closed the connection"
 #: Why a host has left that said so itself.
 INTERRUPTED = "its doctor was interrupted there"
-#: So long a line may be: from somebody unknown, and from a host of the meeting.
-_FIRST_BYTES, _MOST_BYTES = 1 << 16, 64 << 20
-_READ_BYTES = 1 << 18
 _MOST_WHOLE = 1 << 53
 #: Bytes in a packet of the meeting: so small that it passes where larger ones are dropped in silence.
 _SEGMENT_BYTES = 1200
@@ -117,97 +113,6 @@ def keep_packets_small(sock: socket.socket) -> None:
     """Let a way that drops large packets carry the meeting all the same; to be called before it connects or listens."""
     with suppress(OSError, AttributeError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
-
-
-@final
-class Wire:
-    """One connection that never blocks.
-
-    Args:
-        sock: The socket; it is ours from here on.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        tune(sock)
-        self.sock = sock
-        self._out: deque[memoryview] = deque()
-        self._in = bytearray()
-        self._seen = 0
-        self.is_known = False
-
-    @property
-    def wants_room(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self._out)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """How much waits to be sent."""
-        return sum(map(len, self._out))
-
-    def send(self, line: bytes) -> None:
-        """Send a line, or as much of it as there is room for.
-
-        Raises:
-            GoneError: The other side is gone.
-        """
-        self._out.append(memoryview(line))
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what waits, as far as there is room.
-
-        Raises:
-            GoneError: The other side is gone.
-        """
-        try:
-            while self._out:
-                sent = self.sock.send(self._out[0])
-                if sent < len(self._out[0]):
-                    self._out[0] = self._out[0][sent:]
-                    return
-                self._out.popleft()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            raise GoneError(explain(error)) from error
-
-    def receive(self) -> list[Message]:
-        """Return the messages that have come; none if nothing is whole yet.
-
-        Raises:
-            GoneError: The other side is gone, and has left no message that was not returned.
-            StrangerError: It is no doctor.
-        """
-        end = self._read()
-        messages = []
-        while (cut := self._in.find(b"\n", self._seen)) >= 0:
-            messages.append(decode(bytes(self._in[:cut])))
-            del self._in[: cut + 1]
-            self._seen = 0
-        self._seen = len(self._in)
-        if self._seen > (_MOST_BYTES if self.is_known else _FIRST_BYTES):
-            raise StrangerError(f"it sends a line without an end, which begins with {bytes(self._in[:40])!r}")
-        if end and not messages:
-            raise (
-                StrangerError(f"it sent {bytes(self._in[:40])!r}") if self._in and not self.is_known else end
-            )
-        return messages
-
-    def close(self) -> None:
-        """Close it."""
-        self.sock.close()
-
-    def _read(self) -> GoneError | None:
-        try:
-            # One read for each look: a host that sends much must not keep the others waiting.
-            data = self.sock.recv(_READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError as error:
-            return GoneError(explain(error))
-        self._in += data
-        return None if data else GoneError(CLOSED)
 
 
 def explain(error: OSError) -> str:

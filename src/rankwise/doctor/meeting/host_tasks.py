@@ -1,31 +1,33 @@
-"""What a host does at the meeting, one order after the other: open ports, try all links, measure one, tell what its probes have read."""
+"""What a host does when the coordinator orders it: opens ports, tries all links, measures one, sends what its probes have read."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import socket
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import BoundedSemaphore, Event, Thread
+from threading import BoundedSemaphore, Thread
 from typing import TYPE_CHECKING, cast, final
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import is_loopback
-from rankwise.doctor.examine import BOUND_S, examine
+from rankwise.doctor.examine import examine
 from rankwise.doctor.meeting.all_reducing import Reducing, describe_torch
-from rankwise.doctor.meeting.answering import Answering
+from rankwise.doctor.meeting.authentication import mark
 from rankwise.doctor.meeting.border import read_port
-from rankwise.doctor.meeting.connecting import Target, Tried, try_all
+from rankwise.doctor.meeting.connection import in_thread
 from rankwise.doctor.meeting.judging_links import list_networks
-from rankwise.doctor.meeting.measuring import measure_way
-from rankwise.doctor.meeting.proof import mark
+from rankwise.doctor.meeting.link_server import LinkServer
+from rankwise.doctor.meeting.link_speed import measure_link
+from rankwise.doctor.meeting.link_test import Target, Tried, try_all
 from rankwise.doctor.meeting.wire import entries, number, parts, text, texts, whole
 from rankwise.doctor.network.firewalls import suggest
 from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from typing import TypeAlias
 
     from rankwise.doctor.host import Host
@@ -34,16 +36,16 @@ if TYPE_CHECKING:
     from rankwise.doctor.meeting.wire import Message
     from rankwise.doctor.network.firewalls import Hook
     from rankwise.doctor.probe import Probe
-    from rankwise.doctor.reading import Fact, Reading
+    from rankwise.doctor.reading import Fact
 
-    Handler: TypeAlias = Callable[[Message], Message]
+    Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 #: Firewalls open ranges of ports: several ports, far from each other, tell more than one. Where there are many hosts, one must do.
 #: So long a way is measured at most, whatever the holder says.
 _MOST_MEASURE_S = 60.0
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
 _AT_ONCE, _AT_ONCE_PLAYED = 128, 12
-_WORD_S, _WORD_S_PLAYED = 10.0, 120.0
+_GREETING_S, _GREETING_S_PLAYED = 10.0, 120.0
 #: Hosts that are all played by one process take turns: hundreds of threads at once would only be in each other's way.
 _TURNS = BoundedSemaphore(6)
 _NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
@@ -62,37 +64,34 @@ _OUTCOMES: tuple[Outcome, ...] = (
 
 
 @final
-class Tasks:
+class HostTasks:
     """What one host can do.
 
     Args:
         host: The host.
         probes: What to look at there; it begins at once.
         plan: The plan.
-        reached_at: Our address, as we came to the holder.
     """
 
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
         self._host, self._probes, self._plan = host, probes, plan
-        self._readings: list[Reading] = []
-        self._is_examined = Event()
-        self._answering: Answering | None = None
+        self._server: LinkServer | None = None
         self._number, self._count = -1, 0
         self._peers: list[Message] = []
         self._networks: list[str] = []
         self._reducing = Reducing(host)
-        self._own: dict[str, Handler] = {
-            "open": self._open, "connect": self._connect, "readings": self._read, "measure": self._measure, "suggest": self._suggest,
-            "all-reduce": self._reducing.run, "stop": self._stop,
+        self._handlers: dict[str, Handler] = {
+            "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
+            "suggest": self._suggest, "all-reduce": self._reduce, "stop": self._stop,
         }  # fmt: skip
-        Thread(target=self._examine, name="rankwise-examine", daemon=True).start()
+        self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
 
-    def do(self, order: Message, reached_at: str) -> Message:
-        """Do what the holder asks for; what it does not know is answered with nothing.
+    async def do(self, order: Message, reached_at: str) -> Message:
+        """Do what the coordinator asks for; what is unknown here is answered with nothing.
 
         Args:
             order: The order.
-            reached_at: Our address, as we came to the holder.
+            reached_at: Our address, by which we reached the coordinator.
 
         Returns:
             The answer.
@@ -100,44 +99,47 @@ class Tasks:
         kind = text(order, "do")
         if kind == "open" and not text(order, "own"):
             order = {**order, "own": reached_at}
-        handler = self._own.get(kind)
-        with _TURNS if self._plan.listen_address and kind in {"connect", "measure"} else nullcontext():
-            told = handler(order) if handler else {}
-        return {**told, "answer": kind}
+        handler = self._handlers.get(kind)
+        takes_turns = self._plan.listen_address and kind in {"connect", "measure"}
+        if takes_turns:
+            await in_thread(_TURNS.acquire)
+        try:
+            return {**(await handler(order) if handler else {}), "answer": kind}
+        finally:
+            if takes_turns:
+                _TURNS.release()
 
     def close(self) -> None:
         """Close all ports, and end what was started."""
+        self._examined.cancel()
         self._reducing.stop()
-        if self._answering is not None:
-            self._answering.close()
+        if self._server is not None:
+            self._server.close()
 
     # ── the orders ──
 
-    def _open(self, order: Message) -> Message:
+    async def _open(self, order: Message) -> Message:
         host, plan = self._host, self._plan
         self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
-        if self._answering is not None:
-            self._answering.close()
-        self._answering = Answering(
+        if self._server is not None:
+            self._server.close()
+        server = self._server = LinkServer(
             mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock
         )
         own = plan.listen_address or text(order, "own")
-        interfaces = () if plan.listen_address else list_interfaces(host)
-        gloo = plan.listen_address or find_gloo_address(host, interfaces)
-        nccl = "" if plan.listen_address else _find_nccl(host, interfaces)
+        interfaces, gloo, nccl = await in_thread(self._find_addresses)
         places: list[tuple[Plane, str]] = [
             ("gloo", own if is_loopback(gloo) and not plan.listen_address else gloo or own)
         ]
         if nccl and nccl != places[0][1]:
             places.append(("nccl", nccl))
-        opened = [(plane, address, self._listen(address)) for plane, address in places]
+        opened = [(plane, address, await self._listen(server, address)) for plane, address in places]
         if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
-            opened[0] = ("gloo", own, self._listen(own))
+            opened[0] = ("gloo", own, await self._listen(server, own))
         planes: list[Fact] = [
             {"plane": plane, "address": address, "ports": ports} for plane, address, ports in opened if ports
         ]
-        planes += self._listen_as_master(is_first=bool(order.get("is_first")))
-        self._answering.start()
+        planes += await self._listen_as_master(server, is_first=bool(order.get("is_first")))
         return {
             "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
             "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
@@ -147,33 +149,40 @@ class Tasks:
             ],
         }  # fmt: skip
 
-    def _listen(self, address: str) -> list[Fact]:
+    def _find_addresses(self) -> tuple[Sequence[Interface], str, str]:
+        """Return the interfaces, and where Gloo and NCCL will listen."""
+        if self._plan.listen_address:
+            return (), self._plan.listen_address, ""
+        interfaces = list_interfaces(self._host)
+        return interfaces, find_gloo_address(self._host, interfaces), _find_nccl(self._host, interfaces)
+
+    async def _listen(self, server: LinkServer, address: str) -> list[Fact]:
         ports: list[Fact] = []
-        with suppress(OSError):  # not ours: the connecting hosts are told of no port there
+        with suppress(OSError):  # not ours: no port there is sent to the others
             for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY):
-                ports += [cast("Answering", self._answering).listen(address)]
+                ports += [await server.listen(address)]
         return ports
 
-    def _listen_as_master(self, *, is_first: bool) -> list[Fact]:
+    async def _listen_as_master(self, server: LinkServer, *, is_first: bool) -> list[Fact]:
         port, job = self._host.job.master_port, self._host.job
         is_master = job.is_master if job.is_master is not None else is_first
         if not is_master or port is None or port == self._plan.endpoint_port or self._plan.listen_address:
             return []
         try:
-            cast("Answering", self._answering).listen("", port)
-        except OSError:  # taken: the probe of the master's port tells by whom
+            await server.listen("", port)
+        except OSError:  # taken: the probe of the master's port says by whom
             return []
         return [{"plane": "master", "address": job.master_addr or self._plan.endpoint_host, "ports": [port]}]
 
-    def _connect(self, order: Message) -> Message:
+    async def _connect(self, order: Message) -> Message:
         self._peers = [one for one in parts(order, "peers") if whole(one, "number") != self._number]
         self._networks = list_networks([text(one, "address") for one in self._peers])
         played = bool(self._plan.listen_address)
-        names = {} if played else self._look_up()
+        names = {} if played else await in_thread(self._look_up)
         targets = list(self._list_targets(names))
-        tried = try_all(
+        tried = await try_all(
             targets, mark=mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
-            at_once=_AT_ONCE_PLAYED if played else _AT_ONCE, word_s=_WORD_S_PLAYED if played else _WORD_S,
+            at_once=_AT_ONCE_PLAYED if played else _AT_ONCE, greeting_s=_GREETING_S_PLAYED if played else _GREETING_S,
         )  # fmt: skip
         told = [*self._tell_names(names), *self._tell_master_name(names)]
         return {"links": [_tell_link(one) for one in _take_worst(tried)], "names": told}
@@ -230,36 +239,37 @@ class Tasks:
             else []
         )
 
-    def _read(self, order: Message) -> Message:
-        longest_s = max((BOUND_S[one.speed] for one in self._probes), default=0.0)
-        self._is_examined.wait(longest_s + 5.0)
-        torch: list[Fact] = [describe_torch(self._host)] if order.get("torch") else []
-        return {"readings": [one.to_json() for one in self._readings], "torch": torch}
+    async def _send_readings(self, order: Message) -> Message:
+        readings = await asyncio.shield(self._examined)
+        torch: list[Fact] = (
+            [await in_thread(partial(describe_torch, self._host))] if order.get("torch") else []
+        )
+        return {"readings": [one.to_json() for one in readings], "torch": torch}
 
-    def _examine(self) -> None:
-        self._readings = examine(self._host, self._probes)
-        self._is_examined.set()
-
-    def _measure(self, order: Message) -> Message:
-        way = measure_way(
+    async def _measure(self, order: Message) -> Message:
+        speed = await measure_link(
             text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=max(0.0, min(number(order, "seconds"), _MOST_MEASURE_S)),
             source_address=self._plan.listen_address, bytes_per_s=number(order, "pace"),
         )  # fmt: skip
         return {
-            "target": whole(order, "target"), "latency": way.latency_s, "speed": way.bytes_per_s, "resent": way.resent, "why": way.why,
+            "target": whole(order, "target"), "latency": speed.latency_s, "speed": speed.bytes_per_s, "resent": speed.resent, "why": speed.why,
         }  # fmt: skip
 
-    def _stop(self, _: Message) -> Message:
+    async def _reduce(self, order: Message) -> Message:
+        return await in_thread(partial(self._reducing.run, order))
+
+    async def _stop(self, _: Message) -> Message:
         self._reducing.stop()
         return {}
 
-    def _suggest(self, _: Message) -> Message:
-        """Ask how this host's firewall is opened for what comes from the others, and for what goes there."""
-        told: Message = {}
+    async def _suggest(self, _: Message) -> Message:
+        """Find how this host's firewall is opened for what comes from the others, and for what goes there."""
+        answer: Message = {}
         for key, hook in _HOOKS.items():
-            with suppress(OSError, OverdueError):
-                told[key] = call_within(_SUGGEST_S, partial(suggest, self._host, self._networks, hook))
-        return told
+            with suppress(OSError, asyncio.TimeoutError):
+                run = in_thread(partial(suggest, self._host, self._networks, hook))
+                answer[key] = await asyncio.wait_for(run, _SUGGEST_S)
+        return answer
 
 
 def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
