@@ -285,10 +285,10 @@ def test_the_doctor_tells_contradictions_and_slips() -> None:
     """The probe tells both, as readings that travel; a slip is a warning only."""
     from rankwise.doctor.host import Host
 
-    env = {"RANK": "4", "WORLD_SIZE": "4", "NCCL_SOCKT_IFNAME": "eth0"}
+    env = {"RANK": "4", "WORLD_SIZE": "4", "GLOO_SOCKT_IFNAME": "eth0"}
     told = list(PROBE.look(Host(env=env, name="host0")))
     assert [one.verdict for one in told] == ["fail", "warn"]
-    assert "NCCL_SOCKET_IFNAME" in told[1].what
+    assert "GLOO_SOCKET_IFNAME" in told[1].what
 
 
 def test_the_doctor_of_a_launch_leaves_ranks_variables_alone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from field_environments import FOLDER, Recording, load
 from rankwise.doctor.probes.launcher_variables import PROBE
 from rankwise.doctor.variables.contradictions import find_contradictions
 from rankwise.doctor.variables.launches import find_launch_contradictions
-from rankwise.doctor.variables.spelling import tell_misspellings
+from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import VALUES, Understood, understand
 
 #: MPICH tells no name of the job: its ranks derive the port from their common parent, which is the test here.
@@ -69,7 +69,7 @@ def test_nothing_is_wrong_with_it(recording: Recording) -> None:
     for env in recording.ranks:
         assert find_contradictions(env) == ()
         assert find_launch_contradictions(env) == ()
-        assert tell_misspellings(env) == []
+        assert report_misspellings(env) == []
         assert [one.verdict for one in PROBE.look(Host(env=env, name="host0"))] == ["ok"]
 
 

@@ -7,11 +7,8 @@ import json
 import pytest
 
 from rankwise.cli.env import main
-from rankwise.doctor.variables.known import KNOWN
-from rankwise.doctor.variables.listing import list_variables
-from rankwise.doctor.variables.masking import mask_text, mask_value
-from rankwise.doctor.variables.real_names import ALSO_REAL
-from rankwise.doctor.variables.spelling import find_misspellings, guess
+from rankwise.doctor.variables.masking import list_variables, mask_text, mask_value
+from rankwise.doctor.variables.table import find, find_misspellings, guess, list_names
 from rankwise.launcher.parser import build_parser
 
 _HIDDEN = "n0tF0rY0urEyes"
@@ -129,8 +126,26 @@ def test_slips_of_the_pen(name: str, meant: str) -> None:
 
 def test_real_names_are_no_slips() -> None:
     """No known name is taken for another one, and a slip beside the right name is left alone."""
-    assert [name for name in (*KNOWN, *ALSO_REAL) if guess(name)] == []
+    assert [name for name in list_names() if guess(name)] == []
     assert list(find_misspellings({"MASTER_ADDRESS": "a", "MASTER_ADDR": "b"})) == []
+
+
+def test_the_table_of_variables_is_read_as_it_is_written() -> None:
+    """Each kind of line: a range, words, an old name, one that is meant, and names of which nothing more is known."""
+    lines = {name: find(name) for name in ("NCCL_IB_TIMEOUT", "NCCL_P2P_LEVEL", "NCCL_BUFFSIZE", "NCCL_RINGS", "NCCL_BLOCKING_WAIT", "NCCL_WIN_STRIDE")}  # fmt: skip
+    kinds = {
+        name: (one.kind, one.words[:1], one.least, one.most) for name, one in lines.items() if one is not None
+    }
+    least, most = -(1 << 63), (1 << 63) - 1
+    assert kinds == {
+        "NCCL_IB_TIMEOUT": ("number", (), 0, 31), "NCCL_P2P_LEVEL": ("word or number", ("LOC",), least, most),
+        "NCCL_BUFFSIZE": ("number", (), -2, most), "NCCL_RINGS": ("replaced by", ("NCCL_GRAPH_FILE",), least, most),
+        "NCCL_BLOCKING_WAIT": ("old name of", ("TORCH_NCCL_BLOCKING_WAIT",), least, most), "NCCL_WIN_STRIDE": ("", (), least, most),
+    }  # fmt: skip
+    assert find("NCCL_NO_SUCH_THING") is None
+    assert {one for name in list_names() if (known := find(name)) for one in (known.kind,)} == {
+        "", "number", "file", "word", "word or number", "exact", "list", "terms", "old name of", "replaced by",
+    }  # fmt: skip
 
 
 def test_every_flag_of_the_launcher_is_known() -> None:
@@ -144,4 +159,4 @@ def test_every_flag_of_the_launcher_is_known() -> None:
     torchruns = {"NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "STANDALONE",
                  "MAX_RESTARTS", "LOCAL_ADDR", "VIRTUAL_LOCAL_RANK", "SIGNALS_TO_HANDLE", "SHUTDOWN_TIMEOUT", "NUMA_BINDING", "TEE", "REDIRECTS", "LOG_DIR"}  # fmt: skip
     assert torchruns <= flags
-    assert {f"PET_{name}" for name in torchruns} <= set(KNOWN)
+    assert {f"PET_{name}" for name in torchruns} <= set(list_names(explained=True))

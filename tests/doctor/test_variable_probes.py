@@ -91,13 +91,13 @@ def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
             {"NCCL_SOCKET_IFNAMES": "eth0"},
             "warn",
             "did you mean NCCL_SOCKET_IFNAME?",
-            "unset NCCL_SOCKET_IFNAMES; export NCCL_SOCKET_IFNAME=eth0",
+            "unset NCCL_SOCKET_IFNAMES  # and set NCCL_SOCKET_IFNAME",
         ),
         (
             {"NCLL_DEBUG": "INFO"},
             "warn",
             "did you mean NCCL_DEBUG?",
-            "unset NCLL_DEBUG; export NCCL_DEBUG=INFO",
+            "unset NCLL_DEBUG  # and set NCCL_DEBUG",
         ),
         (
             {"NCCL_BLOCKING_WAIT": "1"},

@@ -14,9 +14,8 @@ from rankwise.cli.printing import put
 from rankwise.doctor.host import Host
 from rankwise.doctor.variables.contradictions import find_contradictions
 from rankwise.doctor.variables.devices import may_have_gpus
-from rankwise.doctor.variables.listing import list_variables
-from rankwise.doctor.variables.masking import escape
-from rankwise.doctor.variables.spelling import tell_misspellings
+from rankwise.doctor.variables.masking import escape, list_variables
+from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
 from rankwise.lint.reporters.words import paint
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.reading import Reading
-    from rankwise.doctor.variables.listing import Listed
+    from rankwise.doctor.variables.masking import Listed
     from rankwise.doctor.variables.understanding import Understood
 
 _NAMES = {"world_size": "world size", "local_rank": "local rank", "local_world_size": "local world size", "node_rank": "node rank",
@@ -50,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Lines, or a JSON object.")
     args = parser.parse_args(list(argv))
     env = environ()
-    found = [*find_contradictions(env, has_gpus=may_have_gpus(Host(env=env))), *tell_misspellings(env)]
+    found = [*find_contradictions(env, has_gpus=may_have_gpus(Host(env=env))), *report_misspellings(env)]
     result, variables = understand(env), list_variables(env)
     if args.format == "json":
         put(json.dumps(_to_json(result, found, variables), indent=1) + "\n")

@@ -21,7 +21,7 @@ from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.variables.contradictions import find_contradictions
 from rankwise.doctor.variables.devices import may_have_gpus
 from rankwise.doctor.variables.launches import find_launch_contradictions
-from rankwise.doctor.variables.spelling import tell_misspellings
+from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def look(host: Host) -> Iterator[Reading]:
         wrong = find_launch_contradictions(
             host.env, num_nodes=job.num_nodes, num_ranks=job.num_ranks, backend=job.backend, has_gpus=has_gpus
         )
-    found = [*wrong, *tell_misspellings(host.env)]
+    found = [*wrong, *report_misspellings(host.env, but=("NCCL_", "TORCH_"))]
     yield from found
     if found:
         return

@@ -13,7 +13,6 @@ never shown.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from dataclasses import replace
@@ -28,30 +27,31 @@ from rankwise.doctor.network.nccl import (
     read_settings,
     uses_nccl,
 )
-from rankwise.doctor.network.nccl_names import (
-    ALGORITHMS,
-    FOREIGN,
-    FORMS,
-    KNOWN,
-    MAY_DIFFER,
-    PROTOCOLS,
-    RENAMED,
-    STILL_READ,
-)
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
 from rankwise.doctor.variables.masking import mask_fact, mask_value
+from rankwise.doctor.variables.table import find, report_misspellings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.nccl import Setting
-    from rankwise.doctor.network.nccl_names import Form
     from rankwise.doctor.reading import Fact, Facts, Verdict
+    from rankwise.doctor.variables.table import Variable
 
     Settings = Mapping[str, Setting]
 
+#: Not NCCL's own: its plugins', its tests', and where builds look for it.
+_FOREIGN = re.compile(
+    r"NCCL_(OFI|FASTRAK|GPUDIRECTTCPX|UCX|SHARP|TUNER|PROFILER|INSPECTOR|TESTS|GIN|RMA|IB_RESILIENCY|SYM|CE|CFT|TCPX|GVNIC|NCP|MSCCL|LIB|INCLUDE|HOME|ROOT|"
+    r"VERSION|PATH|DIR|BUILD|PLUGIN|CFLAGS|LDFLAGS|SRC|STATIC)"
+)
+#: Of the hosts themselves, or harmless: these may differ from host to host. PSK is a secret, and never reported.
+_MAY_DIFFER = re.compile(
+    r"NCCL_(DEBUG\w*|SOCKET_IFNAME|OOB_NET_IFNAME|IB_HCA|IB_GID_INDEX|TOPO_\w+|GRAPH_\w*FILE\w*|CONF_FILE|HOSTID|PSK|RAS_ADDR|"
+    r"PROXY_CPUSET|VERSION|HOME|ROOT|PATH|SET_THREAD_NAME)"
+)
 _NUMBER = re.compile(r"\s*[+-]?(0[xX][0-9a-fA-F]+|\d+)$")
 #: Below this much of a buffer, NCCL does little but wait.
 _SMALL_BUFFER_BYTES = 64 << 10
@@ -63,12 +63,12 @@ def look(host: Host) -> Iterator[Reading]:
         name: one for name, one in read_settings(host).items() if re.match(r"NC+[CIL]*_(?!PSK)", name)
     }
     values: dict[str, Fact] = {
-        name: mask_fact(name, one.value, is_known=name in KNOWN)
+        name: mask_fact(name, one.value, is_known=find(name) is not None)
         for name, one in settings.items()
-        if not MAY_DIFFER.match(name)
+        if not _MAY_DIFFER.match(name)
     }
     settings = {
-        name: replace(one, value=mask_value(name, one.value, is_known=name in KNOWN))
+        name: replace(one, value=mask_value(name, one.value, is_known=find(name) is not None))
         for name, one in settings.items()
     }
     found = [
@@ -86,25 +86,20 @@ def look(host: Host) -> Iterator[Reading]:
 def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:
     for name, one in settings.items():
         told = f"{name}={one.value}{one.place}"
-        if name in STILL_READ:
-            yield _tell_old(host, name, one)
-        elif name in RENAMED:
-            now = RENAMED[name]
+        known = find(name)
+        if known is not None and known.kind == "old name of":
+            yield _tell_old(host, known, one)
+        elif known is not None and known.kind == "replaced by":
             yield Reading(
                 verdict="warn", what=f"{told} has an old name", why="newer versions of torch and NCCL no longer read it",
-                fix=f"unset {name}  # now: {now}",
+                fix=f"unset {name}  # now: {known.words[0]}",
             )  # fmt: skip
-        elif name not in KNOWN and not FOREIGN.match(name):
-            near = _find_near(name)
-            if near:
-                yield Reading(
-                    verdict="warn", what=f"{told}: NCCL knows no such variable; did you mean {near}?", why="NCCL ignores it silently",
-                    fix=f"unset {name}; export {near}={one.value.strip()}",
-                )  # fmt: skip
+    yield from report_misspellings(name for name in settings if not _FOREIGN.match(name))
 
 
-def _tell_old(host: Host, name: str, one: Setting) -> Reading:
-    now, told = STILL_READ[name], f"{name}={one.value}{one.place}"
+def _tell_old(host: Host, known: Variable, one: Setting) -> Reading:
+    name, now = known.name, known.words[0]
+    told = f"{name}={one.value}{one.place}"
     if one.source:
         return Reading(
             verdict="warn", what=f"{told} is read by torch, which does not know this file", why="what was meant does not happen",
@@ -121,30 +116,16 @@ def _tell_old(host: Host, name: str, one: Setting) -> Reading:
     )  # fmt: skip
 
 
-def _find_near(name: str) -> str:
-    rest = name.strip().partition("_")[2]
-    if f"NCCL_{rest}" in KNOWN:
-        return f"NCCL_{rest}"  # NCLL_DEBUG, or a blank behind the name
-    near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.9)
-    # Names that differ in a whole word may well be ones that this table does not have yet.
-    return near[0] if near and near[0].count("_") == name.count("_") else ""
-
-
 def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
     for name, one in settings.items():
         if not one.value or name in {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}:
             continue
-        form = FORMS.get(name)
+        form = find(name)
         if one.value[0] in "'\"":
             why = "shells take quotes away; env files, YAML and nccl.conf do not"
             fault = "the quotes are part of the value"
-        elif name in {"NCCL_ALGO", "NCCL_PROTO"}:
-            fault, why = (
-                _find_unknown_word(name, one.value),
-                "NCCL refuses to start, or chooses among what is left, by its version",
-            )
         else:
-            fault, why = _find_fault(host, name, one.value, form) if form else ("", "")
+            fault, why = _find_fault(host, one.value, form) if form else ("", "")
         if fault:
             yield Reading(
                 verdict="warn", what=f"{name}={one.value}{one.place}: {fault}", why=why, fix=_correct(name, one)
@@ -152,21 +133,34 @@ def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
     yield from _judge_channels(settings)
 
 
-def _find_fault(host: Host, name: str, value: str, form: Form) -> tuple[str, str]:
+def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:
     """Return what is wrong with a value, and what comes of it; empty for nothing."""
-    if form.kind == "file":
-        is_there = host.has(value)
-        return ("", "") if is_there else (f"there is no file {value}", "NCCL continues without it")
     is_number = _NUMBER.match(value) is not None
-    if form.kind == "number":
-        return _find_wrong_number(name, value, form) if is_number else _tell_no_number(value)
-    if form.or_number and is_number:
-        return "", ""
-    words = [one.lstrip("^") for one in value.split(",")] if form.kind == "list" else [value]
-    known = form.words if form.is_exact else tuple(word.lower() for word in form.words)
-    lost = next((word for word in words if (word if form.is_exact else word.lower()) not in known), None)
-    allowed = ", ".join(form.words)
-    return ("", "") if lost is None else (f"{lost or 'nothing'} is not one of {allowed}", "NCCL ignores it")
+    fault, why = "", "NCCL ignores it"
+    match form.kind:
+        case "file":
+            fault, why = "" if host.has(value) else f"there is no file {value}", "NCCL continues without it"
+        case "number":
+            return _find_wrong_number(value, form) if is_number else _tell_no_number(value)
+        case "terms":
+            # An algorithm or protocol, and the collective that it is for: ``ring,tree``, ``^tree``, ``allreduce:tree;broadcast:ring``.
+            terms = [term.rpartition(":")[2].lstrip("^") for term in value.split(";")]
+            fault = _find_unknown([word.strip() for term in terms for word in term.split(",")], form)
+            why = "NCCL refuses to start, or chooses among what is left, by its version"
+        case "list":
+            fault = _find_unknown([one.lstrip("^") for one in value.split(",")], form)
+        case "word" | "exact":
+            fault = _find_unknown([value], form)
+        case "word or number" if not is_number:
+            fault = _find_unknown([value], form)
+    return fault, why
+
+
+def _find_unknown(words: Sequence[str], form: Variable) -> str:
+    is_exact = form.kind == "exact"
+    known = form.words if is_exact else tuple(word.lower() for word in form.words)
+    lost = next((word for word in words if (word if is_exact else word.lower()) not in known), None)
+    return "" if lost is None else f"{lost or 'nothing'} is not one of {', '.join(form.words)}"
 
 
 def _tell_no_number(value: str) -> tuple[str, str]:
@@ -175,28 +169,17 @@ def _tell_no_number(value: str) -> tuple[str, str]:
     return f"this is not a whole number, and NCCL reads it as {read}", "what was meant does not happen"
 
 
-def _find_wrong_number(name: str, value: str, form: Form) -> tuple[str, str]:
+def _find_wrong_number(value: str, form: Variable) -> tuple[str, str]:
     # As strtoll reads it: 0x10 is 16, and 010 is 8.
     number = int(value, 8 if re.match(r"\s*[+-]?0[0-7]+$", value) else 0 if "x" in value.lower() else 10)
     if not form.least <= number <= form.most:
         return f"it may be {form.least} to {form.most}", "NCCL ignores it, or takes the nearest number"
-    if name == "NCCL_BUFFSIZE" and 0 < number < _SMALL_BUFFER_BYTES:
+    if form.name == "NCCL_BUFFSIZE" and 0 < number < _SMALL_BUFFER_BYTES:
         return (
             f"a buffer of {number} bytes",
             "the number counts bytes (default 4194304): transfers become very slow, or fail",
         )
     return "", ""
-
-
-def _find_unknown_word(name: str, value: str) -> str:
-    """Find what is neither an algorithm (a protocol) nor a collective: ``ring,tree``, ``^tree``, ``allreduce:tree;broadcast:ring``."""
-    known = ALGORITHMS if name == "NCCL_ALGO" else PROTOCOLS
-    for part in value.split(";"):
-        words = part.rpartition(":")[2].lstrip("^").split(",")
-        lost = [word for word in words if word.strip().lower() not in known]
-        if lost:
-            return f"{lost[0] or 'nothing'} is not one of {', '.join(known)}"
-    return ""
 
 
 def _judge_channels(settings: Settings) -> Iterator[Reading]:
@@ -210,7 +193,7 @@ def _judge_channels(settings: Settings) -> Iterator[Reading]:
 
 def _correct(name: str, one: Setting) -> str:
     bare = one.value.strip().strip("'\"").lower()
-    form = FORMS.get(name)
+    form = find(name)
     value = (
         {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}.get(bare, "")
         if form and form.kind == "number"

@@ -11,27 +11,19 @@ are set; with DETAIL, torch 2.13 without CUDA crashes when a model is wrapped in
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.network.nccl import uses_nccl
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.variables.table import report_misspellings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.doctor.host import Host
 
-_NCCL = """ASYNC_ERROR_HANDLING AVOID_RECORD_STREAMS BCAST_UNIQUEID BLOCKING_WAIT COORD_CHECK_MILSEC CUDA_EVENT_CACHE DEBUG_INFO_TEMP_FILE
-    DEBUG_INFO_PIPE_FILE DESYNC_DEBUG DUMP_ON_TIMEOUT ENABLE_MONITORING ENABLE_TIMING EXTRA_DUMP_ON_EXEC HEARTBEAT_TIMEOUT_SEC HIGH_PRIORITY
-    LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN NAN_CHECK NONBLOCKING_TIMEOUT PROPAGATE_ERROR RANKS_PER_ROOT RETHROW_CUDA_ERRORS SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING
-    TRACE_BUFFER_SIZE TRACE_CPP_STACK USE_COMM_NONBLOCKING USE_TENSOR_REGISTER_ALLOCATOR_HOOK WAIT_TIMEOUT_DUMP_MILSEC"""
-_KNOWN = [f"TORCH_NCCL_{name}" for name in _NCCL.split()] + [
-    "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DIST_INIT_BARRIER", "TORCH_GLOO_LAZY_INIT", "TORCH_FR_BUFFER_SIZE",
-    "TORCH_FR_CPP_STACK", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_DISTRIBUTED_USE_TORCHCOMMS",
-]  # fmt: skip
 _OURS = re.compile(r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_")
 _DEBUG = ("OFF", "INFO", "DETAIL")
 _LOG = ("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3")
@@ -47,22 +39,13 @@ def look(host: Host) -> Iterator[Reading]:
     told = (
         ", ".join(f"{name}={host.env[name]}" for name in names) or "no variable of torch.distributed is set"
     )
-    wrong = [*_judge_spelling(host), *_judge_debugging(host), *_judge_waiting(host), *_judge_threads(host)]
+    wrong = [
+        *report_misspellings(host.env, prefixes=("TORCH_",)),
+        *_judge_debugging(host),
+        *_judge_waiting(host),
+        *_judge_threads(host),
+    ]
     yield from wrong or [ok(told)]
-
-
-def _judge_spelling(host: Host) -> Iterator[Reading]:
-    for name in sorted(host.env):
-        near = (
-            difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.9)
-            if _OURS.match(name) and name not in _KNOWN
-            else []
-        )
-        if near and near[0].count("_") == name.count("_"):
-            yield Reading(
-                verdict="warn", what=f"{name}={host.env[name]}: torch knows no such variable; did you mean {near[0]}?",
-                why="torch ignores it silently", fix=f"unset {name}; export {near[0]}={host.env[name]}",
-            )  # fmt: skip
 
 
 def _judge_debugging(host: Host) -> Iterator[Reading]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.variables.known import KNOWN, find_family
+from rankwise.doctor.variables.table import find, find_family, is_explained, rank_family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,7 +53,7 @@ def is_secret_name(name: str) -> bool:
     """Tell whether what stands under a name is to be kept secret: WANDB_API_KEY."""
     return (
         _SECRET_NAME.search(name) is not None
-        and name.upper() not in KNOWN
+        and not is_explained(name.upper())
         and re.match(_OPEN_NAME, name) is None
     )
 
@@ -112,6 +113,28 @@ def mask_fact(name: str, value: str, *, is_known: bool = False) -> str:
     from hashlib import sha256  # noqa: PLC0415 - launchers hardly ever get here
 
     return f"{shown} (checksum {sha256(value.encode(errors='surrogateescape')).hexdigest()[:6]})"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One variable of an environment, as it may be shown: in its family, with what it does, if that is known."""
+
+    family: str
+    name: str
+    value: str
+    does: str = ""
+
+
+def list_variables(env: Mapping[str, str]) -> list[Listed]:
+    """Return the variables of the known families, by family; all others are left out, whatever they hold."""
+    found = []
+    for name, value in env.items():
+        if family := find_family(name):
+            does = one.does if (one := find(name)) else ""
+            shown = mask_value(name, value, is_known=bool(does))
+            found.append(Listed(family=family, name=name, value=shown, does=does))
+    return sorted(found, key=lambda one: (rank_family(one.family), one.name))
 
 
 def make_mask(env: Mapping[str, str]) -> Callable[[str], str]:
