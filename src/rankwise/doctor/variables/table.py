@@ -12,7 +12,8 @@ from rankwise.doctor.reading import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_LONG = 10
+#: Shorter names differ by a letter and are both real: NCCL_IB_TC, NCCL_IB_SL.
+_LONG, _LEAST = 8, 5
 
 
 @final
@@ -151,8 +152,8 @@ def _is_slip(typed: str, known: str) -> bool:
     """Tell whether one is the other with a slip: an underscore too many, letters swapped, one lost, added or wrong."""
     if typed.replace("_", "") == known.replace("_", ""):
         return True
-    # Short names differ by a letter and are both real (NCCL_IB_TC, NCCL_IB_SL).
-    if min(len(typed), len(known)) < _LONG - 2 or abs(len(typed) - len(known)) > 1:
+    least = _LONG if len(typed) == len(known) else _LEAST
+    if min(len(typed), len(known)) < least or abs(len(typed) - len(known)) > 1:
         return False
     pairs = enumerate(zip(typed, known, strict=False))
     start = next((at for at, (a, b) in pairs if a != b), min(len(typed), len(known)))
