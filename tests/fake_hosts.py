@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import mmap
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -67,6 +68,38 @@ def make_host(
         env=env or {}, job=job, root=root, run=run, name=name, clock=clock, torch_facts=lambda _: facts,
         lookup=lambda asked: _look_up(asked, names or {}), interfaces=lambda: tuple(interfaces),
     )  # fmt: skip
+
+
+def add_process(
+    root: Path, pid: int, *, argv: str, parent: int = 1, env: str = "", group: str = "/user.slice/s.scope", name: str = "python",
+    state: str = "S", started_s: float = 100.0, up_s: float = 9000.0, memory_bytes: int = 0,
+) -> None:  # fmt: skip
+    """Put a process into a host's /proc, as psutil reads it.
+
+    Args:
+        root: The host's folder.
+        pid: Its number.
+        argv: Its words, separated by ``|``, or by blanks.
+        parent: Its parent.
+        env: Its environment, separated by blanks.
+        group: Its control group.
+        name: What it calls itself.
+        state: One letter, as in /proc.
+        started_s: So long after the host it was started.
+        up_s: For how long the host is up.
+        memory_bytes: What it takes.
+    """
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    (root / "proc" / "stat").write_text(f"cpu 0 0 0 0\nbtime {SYSTEM_CLOCK.time() - up_s:.0f}\n")
+    (folder / "stat").write_text(
+        f"{pid} ({name}) {state} {parent} 1 1{' 0' * 15} {started_s * 100:.0f}{' 0' * 30}\n"
+    )
+    (folder / "status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+    (folder / "statm").write_text(f"0 {memory_bytes // mmap.PAGESIZE} 0 0 0 0 0\n")
+    (folder / "cmdline").write_text("\0".join(argv.split("|" if "|" in argv else " ")) + "\0")
+    (folder / "environ").write_text(env.replace(" ", "\0") + "\0")
+    (folder / "cgroup").write_text(f"0::{group}\n")
 
 
 def make_interface(

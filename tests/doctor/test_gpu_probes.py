@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpu_texts as texts
-from fake_hosts import look, make_host
+from fake_hosts import add_process, look, make_host
 from rankwise.doctor.examine import collect_facts, compare_hosts
 from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards, read_driver_version
 from rankwise.doctor.gpu.topology import list_gpu_pairs, read_links, read_matrix
@@ -43,31 +43,6 @@ RTX_4090 = {
     texts.OLD_REASONS: "0, 55, 450.00, Not Active, Not Active, Not Active, Not Active\n1, 38, 450.00, Not Active, Not Active, Not Active, Not Active\n",
     texts.APPS: f"{'GPU-11111111-aaaa-bbbb-cccc-dddddddddddd'}, 900, 280\n", "nvidia-smi": texts.HEAD_NEW,
 }  # fmt: skip
-
-
-def add_process(
-    root: Path,
-    pid: int,
-    *,
-    argv: str,
-    parent: int = 1,
-    env: str = "",
-    started_s: float = 100.0,
-    name: str = "python",
-    state: str = "S",
-) -> None:
-    """Put a process into a host's /proc; the host is up for an hour."""
-    folder = root / "proc" / str(pid)
-    folder.mkdir(parents=True)
-    (root / "proc" / "uptime").write_text("3600.00 1000.00\n")
-    rest = " ".join(["0"] * 15)
-    (folder / "stat").write_text(
-        f"{pid} ({name}) {state} {parent} 1 1{' 0' * 15} {int(started_s * 100)} {rest}\n"
-    )
-    (folder / "status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\n")
-    (folder / "cmdline").write_text(argv.replace(" ", "\0") + "\0")
-    (folder / "environ").write_text(env.replace(" ", "\0"))
-    (folder / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n")
 
 
 @pytest.mark.parametrize("probe", ALL, ids=lambda one: one.id)
@@ -273,7 +248,7 @@ def test_a_leftover_rank_on_a_gpu(tmp_path: Path) -> None:
     (told,) = look(gpus_busy.PROBE, make_host(tmp_path, programs=programs))
     assert (told.verdict, told.class_id, told.fix) == ("warn", "R5", "kill 4711")
     assert "GPU 2: 40000 of 81559 MiB" in told.what
-    assert "pid 4711 (python train.py) of root, started 58 min ago" in told.what
+    assert "pid 4711 (python train.py) of root, started 2 h ago" in told.what
     assert "s3cret" not in str(told.to_json())
 
 

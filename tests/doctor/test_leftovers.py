@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fake_hosts import look, make_host
+from fake_hosts import add_process, look, make_host
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.orphans import find_possible_launcher, list_left_over
 from rankwise.doctor.limits.processes import read_process
@@ -18,28 +18,6 @@ from rankwise.doctor.probes import leftovers
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def add_process(
-    root: Path,
-    pid: int,
-    *,
-    argv: str,
-    parent: int = 1,
-    env: str = "",
-    group: str = "/user.slice/s.scope",
-    name: str = "python",
-    started_s: int = 500,
-) -> None:
-    """Put a process into a host's /proc."""
-    folder = root / "proc" / str(pid)
-    folder.mkdir(parents=True)
-    (root / "proc" / "uptime").write_text("9000.00 1000.00\n")
-    (folder / "stat").write_text(f"{pid} ({name}) S {parent} 1 1{' 0' * 15} {started_s * 100}{' 0' * 15}\n")
-    (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
-    (folder / "cmdline").write_text(argv.replace("|", "\0") + "\0")
-    (folder / "environ").write_text(env.replace(" ", "\0"))
-    (folder / "cgroup").write_text(f"0::{group}\n")
 
 
 RANK = "RANK=1 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=none"
@@ -111,7 +89,9 @@ def test_only_what_is_held_is_told(tmp_path: Path) -> None:
     add_process(tmp_path, 20, argv="python|train.py", env=LIVE)
     (told,) = look(leftovers.PROBE, make_host(tmp_path))
     assert told.why.startswith("no GPU, no port and little memory")
-    (tmp_path / "proc" / "20" / "status").write_text("Uid:\t0\t0\t0\t0\nVmRSS:\t 3145728 kB\n")
+    add_process(tmp_path / "b", 1, argv="/sbin/init", parent=0, name="systemd", started_s=0)
+    add_process(tmp_path / "b", 20, argv="python|train.py", env=LIVE, memory_bytes=3 << 30)
+    tmp_path /= "b"
     (tmp_path / "proc" / "20" / "fd").mkdir()
     for fd, target in (("3", "/dev/nvidia0"), ("4", "socket:[777]"), ("5", "socket:[778]")):
         (tmp_path / "proc" / "20" / "fd" / fd).symlink_to(target)
@@ -135,7 +115,7 @@ def test_process_1_that_may_be_the_launcher(tmp_path: Path, first: str) -> None:
     assert told.what.startswith("1 process of jobs may be left over")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are adopted otherwise")
 def test_the_real_daemon_of_a_living_job() -> None:
     """A process that a real rank has sent off is spared as long as what has started the rank runs, and is left over afterwards."""
     daemon = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"

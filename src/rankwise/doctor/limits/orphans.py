@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, final
 
-from rankwise.doctor.limits.processes import list_processes, read_environment, read_process
+from rankwise.doctor.limits.processes import list_processes, read_process, use_psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +35,6 @@ _MAY_LAUNCH = (
 _SMALL_INITS = {"tini", "dumb-init", "docker-init", "catatonit", "pause"}
 _APART_S = 60.0
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd")
-_LISTENS = "0A"
 
 
 @final
@@ -55,7 +55,7 @@ class Holdings:
 
 def list_suspects(host: Host) -> list[Process]:
     """Return the processes that process 1 has started or adopted, and that look like a rank or a worker of a job."""
-    return [one for one in list_processes(host, parent=1) if _is_of_job(host, one)]
+    return [one for one in list_processes(host, parent=1) if _is_of_job(one)]
 
 
 def list_left_over(host: Host, suspects: Iterable[Process]) -> list[Process]:
@@ -65,12 +65,12 @@ def list_left_over(host: Host, suspects: Iterable[Process]) -> list[Process]:
     """
     adopted = [one for one in suspects if _is_adopted(host, one)]
     ages = _list_living_jobs(host) if adopted else {}
-    return [one for one in adopted if not _belongs(host, one, ages)]
+    return [one for one in adopted if not _belongs(one, ages)]
 
 
 def is_left_over(host: Host, process: Process) -> bool:
     """Tell whether a process is a rank or a worker of a job whose launcher is gone."""
-    return _is_of_job(host, process) and bool(list_left_over(host, [process]))
+    return _is_of_job(process) and bool(list_left_over(host, [process]))
 
 
 def find_possible_launcher(host: Host) -> str:
@@ -82,31 +82,21 @@ def find_possible_launcher(host: Host) -> str:
 
 def find_holdings(host: Host, processes: Iterable[Process]) -> Holdings:
     """Return what some processes hold; of other users' processes only the memory can be seen."""
-    has_gpus, memory_bytes = False, 0
-    sockets: set[str] = set()
-    for one in processes:
-        for fd in host.names(f"/proc/{one.pid}/fd"):
-            try:
-                target = str(host.path(f"/proc/{one.pid}/fd/{fd}").readlink())
-            except OSError:
-                continue
-            has_gpus |= target.startswith(_GPU_FILES)
-            if target.startswith("socket:["):
-                sockets.add(target[len("socket:[") : -1])
-        memory_bytes += _read_memory(host, one.pid)
-    return Holdings(has_gpus=has_gpus, memory_bytes=memory_bytes, ports=_list_ports(host, sockets))
+    has_gpus, memory_bytes, ports = False, 0, set[int]()
+    for process in processes:
+        for fd in host.names(f"/proc/{process.pid}/fd"):
+            with suppress(OSError):
+                has_gpus |= str(host.path(f"/proc/{process.pid}/fd/{fd}").readlink()).startswith(_GPU_FILES)
+        with use_psutil(host) as ps:
+            one = ps.Process(process.pid)
+            memory_bytes += one.memory_info().rss
+            ports |= {link.laddr.port for link in one.net_connections("tcp") if link.status == ps.CONN_LISTEN}
+    return Holdings(has_gpus=has_gpus, memory_bytes=memory_bytes, ports=tuple(sorted(ports)))
 
 
-def _is_of_job(host: Host, process: Process) -> bool:
-    if process.parent != 1 or process.state == "Z":
-        return False
-    if process.thread_name.startswith("pt_data_"):
-        return True
-    argv = host.read(f"/proc/{process.pid}/cmdline")
-    return (
-        _find_job(read_environment(host, process.pid)) is not None
-        or "from multiprocessing.spawn import" in argv
-    )
+def _is_of_job(process: Process) -> bool:
+    is_one = process.name.startswith("pt_data_") or process.is_spawned or _find_job(process.env) is not None
+    return is_one and process.parent == 1 and not process.is_dead
 
 
 def _is_adopted(host: Host, process: Process) -> bool:
@@ -128,41 +118,17 @@ def _find_job(env: Mapping[str, str]) -> JobKey | None:
 
 def _list_living_jobs(host: Host) -> dict[JobKey, float]:
     """Return the jobs that have a launcher here, with the seconds for which that has run: it is what has started their ranks."""
-    jobs = {
-        one.pid: _find_job(read_environment(host, one.pid))
-        for one in list_processes(host)
-        if one.state != "Z"
-    }
+    processes = {one.pid: one for one in list_processes(host) if not one.is_dead}
     found: dict[JobKey, float] = {}
-    for pid, job in jobs.items():
-        process = read_process(host, pid) if job is not None else None
+    for process in processes.values():
+        job, launcher = _find_job(process.env), processes.get(process.parent)
         # What was adopted is no sign of life, nor is what that has started.
-        if job is None or process is None or process.parent <= 1 or jobs.get(process.parent) == job:
-            continue
-        launcher = read_process(host, process.parent)
-        if launcher is not None:
+        if job is not None and launcher is not None and launcher.pid > 1 and _find_job(launcher.env) != job:
             found[job] = max(found.get(job, 0.0), launcher.age_s)
     return found
 
 
-def _belongs(host: Host, process: Process, ages: Mapping[JobKey, float]) -> bool:
+def _belongs(process: Process, ages: Mapping[JobKey, float]) -> bool:
     """Tell whether a process belongs to a living job: an older one is of an earlier job, which may have met at the same place."""
-    job = _find_job(read_environment(host, process.pid))
+    job = _find_job(process.env)
     return job is not None and process.age_s <= ages.get(job, -1.0)
-
-
-def _read_memory(host: Host, pid: int) -> int:
-    for line in host.read(f"/proc/{pid}/status").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _list_ports(host: Host, sockets: set[str]) -> tuple[int, ...]:
-    found: set[int] = set()
-    for table in ("tcp", "tcp6") if sockets else ():
-        for line in host.read(f"/proc/net/{table}").splitlines()[1:]:
-            cells = line.split()
-            if len(cells) > 9 and cells[3] == _LISTENS and cells[9] in sockets:
-                found.add(int(cells[1].rpartition(":")[2], 16))
-    return tuple(sorted(found))

@@ -1,19 +1,17 @@
-"""The processes of a host, as /proc tells them; never more of a command line than the program and its script."""
+"""The processes of a host, as psutil lists them; never more of a command line than the program and its script."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from types import ModuleType
 
     from rankwise.doctor.host import Host
-
-#: Linux has counted in hundredths of a second since ever, whatever the kernel's own tick is.
-_TICKS_PER_S = 100
-_DEEP = 64
 
 
 @final
@@ -23,70 +21,74 @@ class Process:
 
     Attributes:
         command: The program and its script: ``python train.py``; arguments may be secret, and are left out.
-        thread_name: What the process calls itself: ``pt_data_worker``.
+        name: What the process calls itself: ``pt_data_worker``.
         user: Whose it is: a name, else a number.
         age_s: How long it has run.
-        state: One letter of /proc: ``R``, ``S``, ``D`` (stuck in the kernel), ``Z`` (dead, not yet fetched).
+        is_stuck: Whether it is stuck in the kernel; ``is_dead``: whether it has ended, and its parent has not yet noticed.
+        is_spawned: Whether multiprocessing has spawned it.
+        env: The environment that it was started with; empty where it is another user's.
     """
 
     pid: int
     parent: int
     command: str
-    thread_name: str = ""
-    uid: int = 0
-    user: str = ""
-    age_s: float = 0.0
-    state: str = "S"
+    name: str
+    user: str
+    age_s: float
+    is_stuck: bool
+    is_dead: bool
+    is_spawned: bool
+    env: Mapping[str, str]
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.command}) of {self.user}, started {say_age(self.age_s)} ago"
 
 
+@contextmanager
+def use_psutil(host: Host) -> Iterator[ModuleType]:
+    """Let psutil look at a host, and end the block quietly where a process has ended, or may not be seen."""
+    import psutil  # noqa: PLC0415 - most runs never ask
+
+    usual, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(host.path("/proc"))  # a test has a folder of its own
+    try:
+        with suppress(psutil.Error, OSError, ValueError):
+            yield psutil
+    finally:
+        psutil.PROCFS_PATH = usual
+
+
 def list_processes(host: Host, *, parent: int | None = None) -> list[Process]:
     """Return all processes that can be seen; of one parent, if it is given."""
-    pids = [int(name) for name in host.names("/proc") if name.isdecimal()]
-    if parent is not None:  # the rest of what is told of a process is read for few then
-        pids = [
-            pid
-            for pid in pids
-            if host.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1:2] == [str(parent)]
-        ]
-    return [one for one in (read_process(host, pid) for pid in sorted(pids)) if one is not None]
+    pids: list[int] = []
+    with use_psutil(host) as ps:
+        pids = sorted(ps.pids())
+    return [one for pid in pids if (one := read_process(host, pid, parent=parent)) is not None]
 
 
-def read_process(host: Host, pid: int) -> Process | None:
-    """Return a process; None if there is none, or it can't be seen."""
-    # The name in parentheses may hold anything: what follows begins behind the last one.
-    name, _, rest = host.read(f"/proc/{pid}/stat").rpartition(")")
-    field = rest.split()
-    if len(field) < 20:
-        return None
-    uid = _find_uid(host, pid)
-    up_s = float((host.read("/proc/uptime").split() or ["0"])[0])
-    thread_name = name.partition("(")[2]
-    return Process(
-        pid=pid, parent=int(field[1]), state=field[0], thread_name=thread_name, uid=uid, user=_name_user(uid),
-        age_s=max(0.0, up_s - int(field[19]) / _TICKS_PER_S),
-        command=name_command(host.read(f"/proc/{pid}/cmdline").split("\0")) or thread_name,
-    )  # fmt: skip
-
-
-def read_environment(host: Host, pid: int) -> Mapping[str, str]:
-    """Return the environment that a process was started with; nothing where it is another user's."""
-    entries = host.read(f"/proc/{pid}/environ").split("\0")
-    return dict(one.split("=", 1) for one in entries if "=" in one)
+def read_process(host: Host, pid: int, *, parent: int | None = None) -> Process | None:
+    """Return a process; None if there is none, it can't be seen, or it has another parent than the given one."""
+    found: Process | None = None
+    with use_psutil(host) as ps:
+        one, env = ps.Process(pid), dict[str, str]()
+        with one.oneshot():
+            if parent is None or one.ppid() == parent:
+                with suppress(ps.Error, OSError):  # another user's
+                    env = one.environ()
+                argv, status = one.cmdline(), one.status()
+                found = Process(
+                    pid=pid, parent=one.ppid(), name=one.name(), user=one.username(), age_s=max(0.0, host.clock.time() - one.create_time()),
+                    command=name_command(argv) or one.name(), env=env, is_spawned=any("from multiprocessing.spawn import" in word for word in argv),
+                    is_stuck=status == ps.STATUS_DISK_SLEEP, is_dead=status == ps.STATUS_ZOMBIE,
+                )  # fmt: skip
+    return found
 
 
 def is_inside(host: Host, pid: int, ancestor: int) -> bool:
     """Tell whether a process is another one, or was started by it, or by one that it started."""
-    for _ in range(_DEEP):
-        if pid == ancestor:
-            return True
-        told = read_process(host, pid)
-        if told is None or told.parent <= 1:
-            return False
-        pid = told.parent
-    return False
+    above = {pid}
+    with use_psutil(host) as ps:
+        above |= {one.pid for one in ps.Process(pid).parents()}
+    return ancestor in above
 
 
 def name_command(argv: list[str]) -> str:
@@ -116,19 +118,3 @@ def say_age(age_s: float) -> str:
         if age_s >= 2 * seconds:
             return f"{age_s / seconds:.0f} {unit}"
     return f"{age_s:.0f} s"
-
-
-def _find_uid(host: Host, pid: int) -> int:
-    for line in host.read(f"/proc/{pid}/status").splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[1])
-    return -1
-
-
-def _name_user(uid: int) -> str:
-    try:
-        import pwd  # noqa: PLC0415 - not on every system
-
-        return pwd.getpwuid(uid).pw_name
-    except (ImportError, KeyError, OverflowError):
-        return f"user {uid}" if uid >= 0 else "another user"

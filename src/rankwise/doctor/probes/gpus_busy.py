@@ -3,7 +3,7 @@
 **Why it matters.** A rank of an earlier job that was not killed, or somebody else's notebook, keeps its memory on the GPU: a new job ends
 with `CUDA out of memory` although it has run here before, or the rank on that GPU is slower than the others and all wait for it.
 
-**How it is checked.** `nvidia-smi` lists the processes with their memory; /proc shows whose they are and since when. A rank or a
+**How it is checked.** `nvidia-smi` lists the processes with their memory; the system shows whose they are and since when. A rank or a
 data-loading worker whose launcher is gone is a leftover. What belongs to the calling job is left out. In a container other containers' processes can't
 be seen; their memory can.
 

@@ -149,7 +149,7 @@ def _tell_late(host: Host, cards: Cards) -> Reading:
 
 def _list_stuck(host: Host) -> list[str]:
     """Name the nvidia-smi that are stuck in the kernel: it was told to end, and one that only waits for a slow driver has done so."""
-    stuck = (one for one in list_processes(host) if one.state == "D" and one.thread_name == "nvidia-smi")
+    stuck = (one for one in list_processes(host) if one.is_stuck and one.name == "nvidia-smi")
     return [f"nvidia-smi (pid {one.pid}) is stuck in the kernel" for one in stuck]
 
 

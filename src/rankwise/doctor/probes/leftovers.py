@@ -77,7 +77,7 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _tell_left(host: Host, left: list[Process]) -> Reading:
-    stuck = sum(one.state == "D" for one in left)
+    stuck = sum(one.is_stuck for one in left)
     note = (
         f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
         if stuck
