@@ -192,7 +192,7 @@ def test_who_is_waited_for_is_told_in_the_order_of_numbers(monkeypatch: pytest.M
         assert peers[1].lost == "did not answer within 0 s (looking)"
 
     assert sorted(coordinate(scene)) == ["host0", "host1", "host2"]
-    assert said == ["looking: waiting for host0, host1, host2"]
+    assert said == ["looking: waiting for host0, host1 and host2"]
 
 
 def test_who_does_not_leave_is_not_waited_for() -> None:

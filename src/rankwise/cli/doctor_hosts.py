@@ -23,7 +23,6 @@ from rankwise.doctor.meeting.whereabouts import (
     is_batch_script,
     read_place,
     read_told,
-    with_limits,
 )
 from rankwise.doctor.variables.masking import make_mask
 
@@ -141,9 +140,9 @@ def limit(args: argparse.Namespace, plan: Plan, probes: Sequence[Probe]) -> Plan
     chosen = {one.id for one in probes}
     measure = not args.no_measure and "speed" in chosen
     all_reduce = not (args.no_all_reduce or args.no_measure) and "all-reduce" in chosen
-    return with_limits(
-        plan, arrival_timeout_s=args.arrival_timeout, measure=measure, all_reduce=all_reduce, token=args.token
-    )
+    return replace(
+        plan, arrival_timeout_s=args.arrival_timeout, measure=measure, all_reduce=all_reduce, token=args.token or plan.token
+    )  # fmt: skip
 
 
 def _is_first(together: Together, plan: Plan) -> bool:

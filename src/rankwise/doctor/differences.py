@@ -4,10 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from rankwise.doctor.reading import Reading
 
-    from rankwise.doctor.reading import Facts
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.doctor.reading import Facts, Verdict
+
+
+def report_difference(
+    facts: Mapping[str, Facts],
+    name: str,
+    what: str,
+    why: str,
+    fix: str,
+    *,
+    verdict: Verdict = "warn",
+    class_id: str = "",
+) -> Iterator[Reading]:
+    """Yield a reading if the hosts differ in one fact.
+
+    Args:
+        facts: By host.
+        name: The fact.
+        what: What differs, as a clause: ``the number of GPUs differs``.
+        why: What comes of it.
+        fix: What to do; ``{most}`` stands for the most common value.
+        verdict: How bad it is.
+        class_id: The failure class that it leads to.
+    """
+    groups = group_hosts(facts, name)
+    if len(groups) > 1:
+        yield Reading(
+            verdict=verdict, what=f"{what}: {say_groups(groups)}", why=why, fix=fix.replace("{most}", next(iter(groups))),
+            class_id=class_id, hosts=find_odd_hosts(groups),
+        )  # fmt: skip
 
 
 def group_hosts(facts: Mapping[str, Facts], name: str) -> dict[str, list[str]]:

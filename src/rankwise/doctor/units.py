@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def format_rate(bytes_per_s: float) -> str:
     """Return a rate in bits, as networks are sold: ``9.4 Gbit/s``."""
@@ -29,3 +34,16 @@ def say_count(number: int, one: str, several: str = "") -> str:
         several: The word for more; without, ``one`` with an s.
     """
     return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def format_size(size_bytes: float) -> str:
+    """Return a size of memory or disk: ``512 MiB``, ``1.5 GiB``."""
+    gib = size_bytes / (1 << 30)
+    return f"{gib:.1f} GiB" if abs(gib) >= 1 else f"{size_bytes / (1 << 20):.0f} MiB"
+
+
+def join_names(names: Sequence[str], most: int = 8) -> str:
+    """Return names with ``and`` before the last one; of many the first ones, and how many more there are."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

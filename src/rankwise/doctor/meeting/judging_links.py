@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting.blaming import find_blames
 from rankwise.doctor.meeting.judging_routes import WHY_OF_OTHERS, judge_routes
-from rankwise.doctor.meeting.together import find_interface, list_hosts
+from rankwise.doctor.meeting.together import find_interface
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -183,13 +184,13 @@ def _give_sample(bad: Sequence[Link]) -> str:
 
 def _tell_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
     ports = _name_ports(plane, bad)
-    reach = "; ".join(f"{list_hosts(group)} reach each other" for group in blame.groups)
+    reach = "; ".join(f"{join_names(group)} reach each other" for group in blame.groups)
     what = f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
     guilty = _find_own_firewalls(blame, cards)
     between = "a switch, a VLAN, a router, or the security groups of a cloud"
     if guilty:
         many = len(guilty) > 1
-        what += f"; {list_hosts(list(guilty))}'s own {'firewalls drop' if many else 'firewall drops'} it: see firewall"
+        what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if many else 'firewall drops'} it: see firewall"
         why = f"check the other hosts' own firewalls as well, and then what is between them: {between}"
     else:
         why = (
@@ -240,7 +241,7 @@ def describe_sides(blame: Blame) -> str:
         return "nothing passes between these groups" if count > _FEWEST else "nothing passes between the two"
     told = []
     for one, other in sorted(sides):
-        first, second = list_hosts(blame.groups[one]), list_hosts(blame.groups[other])
+        first, second = join_names(blame.groups[one]), join_names(blame.groups[other])
         if (other, one) not in sides:
             told.append(f"nothing passes from {first} to {second}")
         elif one < other:

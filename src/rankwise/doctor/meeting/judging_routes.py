@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.meeting.together import find_interface, list_hosts
+from rankwise.doctor.meeting.together import find_interface
 from rankwise.doctor.reading import Reading
+from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ def _tell_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Re
     library, variable = _LISTENERS[plane]
     address = links[0].address
     interface = find_interface(target, address)
-    sources = list_hosts([one.source for one in links])
+    sources = join_names([one.source for one in links])
     where = f"at {address}" + (f" ({interface})" if interface else "")
     return Reading(
         verdict="fail", hosts=(target.name,), class_id=_CLASSES[plane], why=_WHY[plane],
@@ -68,7 +69,7 @@ def _tell_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Re
 
 
 def _tell_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
-    targets = list_hosts([f"{one.target} ({one.address})" for one in links])
+    targets = join_names([f"{one.target} ({one.address})" for one in links])
     lines = _prefer_ipv4(plane, links, cards)
     address = links[0].address
     if not lines and _is_own_only(address):

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.meeting.blaming import find_blames
-from rankwise.doctor.meeting.together import list_hosts
 from rankwise.doctor.reading import Reading, ok
-from rankwise.doctor.units import format_rate, format_seconds
+from rankwise.doctor.units import format_rate, format_seconds, join_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -184,8 +183,8 @@ def _name_way(blame: Blame) -> str:
     if blame.kind == "split":
         return (
             "between "
-            + ", ".join(f"{list_hosts(one)}" for one in blame.groups[:-1])
-            + f" and, on the other side, {list_hosts(blame.groups[-1])}"
+            + ", ".join(f"{join_names(one)}" for one in blame.groups[:-1])
+            + f" and, on the other side, {join_names(blame.groups[-1])}"
         )
     if blame.kind != "link":
         return {"in": "to", "out": "from"}.get(blame.kind, "from and to") + f" {blame.hosts[0]}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.units import join_names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -101,8 +103,6 @@ def find_missing(here: Sequence[Peer], plan: Plan, num_rejected: int = 0) -> tup
     return (f"{absent} of {wanted} hosts",)
 
 
-def list_names(peers: Iterable[Peer], most: int = 8) -> str:
+def list_names(peers: Iterable[Peer]) -> str:
     """Return the names of hosts in one line, by number; the first ones of many."""
-    names = [one.name for one in sorted(peers, key=lambda one: (one.number, one.name))]
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return join_names([one.name for one in sorted(peers, key=lambda one: (one.number, one.name))])

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankwise.doctor.reading import Reading
 
 #: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there; at the master's port.
@@ -20,7 +18,6 @@ Outcome = Literal[
 
 #: So ``HostCard.lost`` begins for a host that told what no doctor of this version tells.
 NO_SENSE = "its answer makes no sense"
-_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +171,3 @@ class Together:
 def find_interface(card: HostCard, address: str) -> str:
     """Return the interface of a host that has an address; empty if none has."""
     return next((name for name, ip in card.interfaces if ip == address), "")
-
-
-def list_hosts(names: Sequence[str]) -> str:
-    """Return names with ``and`` before the last one; of many the first ones, and how many more there are."""
-    if len(names) > _MOST_NAMED:
-        return f"{', '.join(names[: _MOST_NAMED - 1])} and {len(names) - _MOST_NAMED + 1} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
@@ -176,16 +176,3 @@ def _refuse_loopback(host: str, *, is_holder: bool | None) -> None:
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of a job's hosts, as Slurm tells them; none where it does not."""
     return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
-
-
-def with_limits(
-    plan: Plan, *, arrival_timeout_s: float, measure: bool, all_reduce: bool, token: str = ""
-) -> Plan:
-    """Return the plan with what the user says of the time it may take."""
-    return replace(
-        plan,
-        arrival_timeout_s=arrival_timeout_s,
-        measure=measure,
-        all_reduce=all_reduce,
-        token=token or plan.token,
-    )

@@ -24,7 +24,7 @@ from rankwise.doctor.storage.mounts import (
     find_mount,
     read_mounts,
 )
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_size, say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def look(host: Host) -> Iterator[Reading]:
             found.append(bad)
         # Some file systems of networks and programs tell no size at all.
         if usage[0]:
-            told.append(f"{place.folder}: {_say(usage[1])}")
+            told.append(f"{place.folder}: {format_size(usage[1])}")
     yield from found
     if not told and not found:
         yield skipped("free space is unknown", "this system reports it differently")
@@ -118,19 +118,15 @@ def _judge(
         )  # fmt: skip
     if inodes is not None and inodes[1] < _FEW_INODES:
         return Reading(
-            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {say_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {_say(free)} free",
+            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {say_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {format_size(free)} free",
             why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {mount.point if mount else folder}/* | sort -n | tail",
         )  # fmt: skip
     if free < min(place.tight_bytes, size):
         return Reading(
-            verdict="fail" if free < place.full_bytes else "warn", what=f"{where} has {_say(free)} of {_say(size)} free{disk}",
+            verdict="fail" if free < place.full_bytes else "warn", what=f"{where} has {format_size(free)} of {format_size(size)} free{disk}",
             why="a rank ends with `No space left on device`" + (" in the middle of a checkpoint" if "checkpoints" in place.title else ""), fix=fix,
         )  # fmt: skip
     return None
-
-
-def _say(size: float) -> str:
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"
 
 
 PROBE = Probe(id="disk-space", title="disk space", topic="storage", speed="instant", look=look)

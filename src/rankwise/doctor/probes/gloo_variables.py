@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
 from rankwise.doctor.network.gloo import split_names
 from rankwise.doctor.network.master import has_several_hosts, say_interface, suggest_name
 from rankwise.doctor.network.nccl import uses_nccl
@@ -44,20 +44,14 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of hosts whose Gloo speaks another way; interfaces may have other names on each host."""
+    """Report hosts whose Gloo uses another transport; interfaces may have other names on each host."""
     groups = group_hosts(facts, "transport")
-    if len(groups) > 1:
-        odd = find_odd_hosts(groups)
-        common = next(iter(groups))
-        fix = (
-            "unset GLOO_DEVICE_TRANSPORT"
-            if common == "none set"
-            else f"export GLOO_DEVICE_TRANSPORT={common}"
-        )
-        yield Reading(
-            verdict="warn", what=f"GLOO_DEVICE_TRANSPORT differs: {say_groups(groups)}", hosts=odd, fix=f"# on {', '.join(odd)}:\n{fix}",
-            why="hosts with different Gloo transports do not connect: `connectFullMesh failed`, or a hang",
-        )  # fmt: skip
+    common = next(iter(groups), "none set")
+    fix = "unset GLOO_DEVICE_TRANSPORT" if common == "none set" else f"export GLOO_DEVICE_TRANSPORT={common}"
+    yield from report_difference(
+        facts, "transport", "GLOO_DEVICE_TRANSPORT differs", "hosts with different Gloo transports do not connect: `connectFullMesh failed`, or a hang",
+        f"# on {', '.join(find_odd_hosts(groups))}:\n{fix}",
+    )  # fmt: skip
 
 
 def _judge_names(host: Host) -> Iterator[Reading]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import group_hosts, report_difference
 from rankwise.doctor.gpu.nvidia import list_cards, query, to_int
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
@@ -71,13 +71,14 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of hosts whose GPUs may use less power."""
-    groups = group_hosts(facts, "power")
-    models = {tuple(part.rpartition(":")[0] for part in value.split(", ")) for value in groups}
-    if len(groups) > 1 and len(models) == 1:
-        yield Reading(
-            verdict="warn", what=f"the power limits of the GPUs differ: {say_groups(groups)}", why="all ranks wait for the slowest GPU at each step",
-            fix="sudo nvidia-smi -pl …  # the same on all hosts", hosts=find_odd_hosts(groups),
+    """Report hosts whose GPUs may use less power."""
+    models = {
+        tuple(part.rpartition(":")[0] for part in value.split(", ")) for value in group_hosts(facts, "power")
+    }
+    if len(models) == 1:
+        yield from report_difference(
+            facts, "power", "the power limits of the GPUs differ", "all ranks wait for the slowest GPU at each step",
+            "sudo nvidia-smi -pl …  # the same on all hosts",
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import report_difference
 from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query, to_int, to_kernel_bus_id
 from rankwise.doctor.limits.processes import list_processes
 from rankwise.doctor.probe import Probe
@@ -59,21 +59,15 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of hosts with other GPUs."""
-    counts = group_hosts(facts, "count")
-    if len(counts) > 1:
-        yield Reading(
-            verdict="warn", what=f"the number of GPUs differs: {say_groups(counts)}", hosts=find_odd_hosts(counts),
-            why="with as many ranks on each host, those without a GPU end with `CUDA error: invalid device ordinal`",
-            fix="nvidia-smi -L  # there: is a GPU missing, or hidden by CUDA_VISIBLE_DEVICES?",
-        )  # fmt: skip
-    models = group_hosts(facts, "models")
-    if len(models) > 1:
-        yield Reading(
-            verdict="warn", what=f"the GPUs differ: {say_groups(models)}", hosts=find_odd_hosts(models),
-            why="all ranks wait for the slowest GPU at each step, and the smallest memory bounds the batch of all",
-            fix="# use hosts with the same GPUs, or give those with the slower ones smaller batches",
-        )  # fmt: skip
+    """Report hosts with other GPUs."""
+    yield from report_difference(
+        facts, "count", "the number of GPUs differs", "with as many ranks on each host, those without a GPU end with `CUDA error: invalid device ordinal`",
+        "nvidia-smi -L  # there: is a GPU missing, or hidden by CUDA_VISIBLE_DEVICES?",
+    )  # fmt: skip
+    yield from report_difference(
+        facts, "models", "the GPUs differ", "all ranks wait for the slowest GPU at each step, and the smallest memory bounds the batch of all",
+        "# use hosts with the same GPUs, or give those with the slower ones smaller batches",
+    )  # fmt: skip
 
 
 def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import report_difference
 from rankwise.doctor.network.nccl import list_rdma_devices, uses_nccl
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
@@ -117,16 +117,14 @@ def _judge_access(host: Host) -> Iterator[Reading]:
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    for fact, words in (
-        ("active", "active ports of InfiniBand"),
-        ("rate", "the speed of InfiniBand's ports"),
-    ):
-        groups = group_hosts(facts, fact)
-        if len(groups) > 1:
-            yield Reading(
-                verdict="warn", what=f"{words} differ: {say_groups(groups)}", hosts=find_odd_hosts(groups),
-                why="all hosts are as slow as the slowest one", fix="ibstat  # on the hosts that have less",
-            )  # fmt: skip
+    for fact, words in {
+        "active": "active ports of InfiniBand",
+        "rate": "the speed of InfiniBand's ports",
+    }.items():
+        why = "all hosts are as slow as the slowest one"
+        yield from report_difference(
+            facts, fact, f"{words} differ", why, "ibstat  # on the hosts that have less"
+        )
 
 
 PROBE = Probe(

@@ -18,7 +18,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import report_difference
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 
@@ -57,16 +57,15 @@ def _write_fix(host: Host, name: str, python: str) -> str:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of hosts with another Python or torch."""
-    for name, title in (("python", "Python"), ("torch", "torch")):
-        groups = group_hosts(facts, name)
-        if len(groups) < 2:
-            continue
-        most = next(iter(groups))
-        yield Reading(
-            verdict="fail", what=f"{title} differs: {say_groups(groups)}", class_id="R11", hosts=find_odd_hosts(groups),
-            why="ranks of different versions hang at their first collective, or fail much later, at an object that the other can't read",
-            fix=f"python -m pip install torch=={most}  # there" if name == "torch" else f"# use Python {most} on all of these hosts",
+    """Report hosts with another Python or torch."""
+    fixes = {
+        "Python": "# use Python {most} on all of these hosts",
+        "torch": "python -m pip install torch=={most}  # there",
+    }
+    for title, fix in fixes.items():
+        yield from report_difference(
+            facts, title.lower(), f"{title} differs", "ranks of different versions hang at their first collective, or fail much later, at an object that the other can't read",
+            fix, verdict="fail", class_id="R11",
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
 from rankwise.doctor.limits.keepers import say_more_memory
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_size, say_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +48,12 @@ def look(host: Host) -> Iterator[Reading]:
     is_capped = limit < told["MemTotal"]
     # Of a small container on a full host, it is the host's memory that is short.
     whole = size if is_limited else float(told["MemTotal"])
-    where = f" (the limit of this container or session is {_say(limit)})" if is_limited or is_capped else ""
-    what = f"{_say(left)} of {_say(whole)} of memory are free{where}"
+    where = (
+        f" (the limit of this container or session is {format_size(limit)})"
+        if is_limited or is_capped
+        else ""
+    )
+    what = f"{format_size(left)} of {format_size(whole)} of memory are free{where}"
     found = [
         *_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole),
         *_check_kills(host),
@@ -70,7 +74,7 @@ def _check_room(
         # Where all of it would be too little, nobody else has it.
         more = say_more_memory(host) if is_capped else "# fewer ranks, or a host with more memory"
         yield Reading(
-            verdict="fail", what=f"{what}; {say_count(ranks, 'rank')} take{'s' * (ranks == 1)} {_say(need)} for torch alone", class_id="R3",
+            verdict="fail", what=f"{what}; {say_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone", class_id="R3",
             why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix=more if size < need else _WHO_HAS_IT,
         )  # fmt: skip
     elif left < _TIGHT_BYTES and is_tight:
@@ -94,7 +98,7 @@ def _check_swap(told: dict[str, int]) -> Iterator[Reading]:
     used = told.get("SwapTotal", 0) - told.get("SwapFree", 0)
     if used > _GIB and told["MemAvailable"] < 0.1 * told["MemTotal"]:
         yield Reading(
-            verdict="warn", what=f"{_say(used)} have gone to swap, and {_say(told['MemAvailable'])} of memory are free",
+            verdict="warn", what=f"{format_size(used)} have gone to swap, and {format_size(told['MemAvailable'])} of memory are free",
             why="a rank whose memory is on disk is many times slower, and all wait for it", fix=_WHO_HAS_IT,
         )  # fmt: skip
 
@@ -105,13 +109,9 @@ def _check_promises(host: Host, told: dict[str, int]) -> Iterator[Reading]:
     left = told.get("CommitLimit", 0) - told.get("Committed_AS", 0)
     if left < 8 * _GIB * (host.job.num_ranks or 1):
         yield Reading(
-            verdict="warn", what=f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {_say(left)} can still be committed",
+            verdict="warn", what=f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {format_size(left)} can still be committed",
             why="CUDA and workers reserve much more than they use: `Cannot allocate memory` with memory free", fix="sudo sysctl vm.overcommit_memory=0",
         )  # fmt: skip
-
-
-def _say(size: float) -> str:
-    return f"{size / _GIB:.1f} GiB" if abs(size) >= _GIB else f"{size / _MIB:.0f} MiB"
 
 
 PROBE = Probe(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import group_hosts, report_difference
 from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
@@ -63,23 +63,15 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     # Another torch brings another CUDA and NCCL, and is told by the probe of the interpreter.
     is_alike = len(group_hosts(facts, "torch")) < 2
     for name, title in (("cuda", "the CUDA of torch"), ("nccl", "NCCL"), ("plugin", "NCCL's network plugin")):
-        groups = group_hosts(facts, name)
-        if len(groups) > 1 and (is_alike or name == "plugin"):
-            yield Reading(
-                verdict="fail",
-                what=f"{title} differs: {say_groups(groups)}",
-                why=why,
-                fix=fixes[name],
-                class_id="R11",
-                hosts=find_odd_hosts(groups),
+        if is_alike or name == "plugin":
+            yield from report_difference(
+                facts, name, f"{title} differs", why, fixes[name], verdict="fail", class_id="R11"
             )
-    drivers = group_hosts(facts, "driver")
-    if len(drivers) > 1:
-        yield Reading(
-            verdict="warn", what=f"the NVIDIA driver differs: {say_groups(drivers)}", hosts=find_odd_hosts(drivers),
-            why="most jobs work; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",
-            fix="# install the same driver on all hosts",
-        )  # fmt: skip
+    yield from report_difference(
+        facts, "driver", "the NVIDIA driver differs",
+        "most jobs work; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",
+        "# install the same driver on all hosts",
+    )  # fmt: skip
 
 
 def _check_devices(host: Host, told: TorchFacts, cards: Cards) -> Iterator[Reading]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.reading import find_worst
+from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -138,9 +139,7 @@ def name_hosts(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
     """Return hosts by name: ``node1 and node3``; ``all 8 hosts``; of very many some, and the number of the others."""
     if len(all_hosts) > 1 and set(hosts) >= set(all_hosts):
         return "both hosts" if len(all_hosts) == 2 else f"all {len(all_hosts)} hosts"
-    if len(hosts) > _MOST_NAMED:
-        return f"{', '.join(hosts[: _MOST_NAMED - 1])} and {len(hosts) - _MOST_NAMED + 1} more"
-    return " and ".join([", ".join(hosts[:-1]), hosts[-1]] if len(hosts) > 1 else hosts)
+    return join_names(hosts, _MOST_NAMED)
 
 
 def count_verdicts(readings: Iterable[Reading]) -> str:
