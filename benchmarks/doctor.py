@@ -28,11 +28,11 @@ from parts.jobs import describe_host
 
 from rankwise.base.osdoor import raise_file_limit
 from rankwise.doctor.host import Host
-from rankwise.doctor.meeting.examining import examine_together
-from rankwise.doctor.meeting.plan import Plan
+from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
+from rankwise.doctor.rendezvous.plan import Plan
 
 if TYPE_CHECKING:
-    from rankwise.doctor.meeting.together import Together
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 HOSTS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: With these, everything is through within a minute on any machine.
@@ -66,7 +66,7 @@ def find_port() -> int:
 
 def play(
     num_hosts: int, *, measure: bool, absent: int = 0, arrival_s: float = 120.0
-) -> tuple[float, Together]:
+) -> tuple[float, ClusterReport]:
     """Let this machine play some hosts, and return the seconds and what they found.
 
     Args:
@@ -79,18 +79,16 @@ def play(
         RuntimeError: A host did not get through.
     """
     port = find_port()
-    results: dict[int, Together] = {}
+    results: dict[int, ClusterReport] = {}
     failed: list[Exception] = []
 
     def take_part(number: int) -> None:
         plan = Plan(
-            endpoint_host="127.1.0.1", endpoint_port=port, num_hosts=num_hosts, node_rank=number, is_holder=number == 0, measure=measure,
+            endpoint_host="127.1.0.1", endpoint_port=port, num_hosts=num_hosts, node_rank=number, is_coordinator=number == 0, measure=measure,
             listen_address=f"127.1.{number // 250}.{number % 250 + 1}", token="benchmark", arrival_timeout_s=arrival_s,
         )  # fmt: skip
         try:
-            results[number] = examine_together(
-                Host(name=f"host{number}", env={}), (), plan, lambda _line: None
-            )
+            results[number] = examine_hosts(Host(name=f"host{number}", env={}), (), plan, lambda _line: None)
         except Exception as error:  # noqa: BLE001 - told below
             failed.append(error)
 

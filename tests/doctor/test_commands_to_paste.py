@@ -14,12 +14,12 @@ from fake_hosts import look, make_host
 from network_hosts import ask, compare, find_one
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.judging_names import judge_names
-from rankwise.doctor.meeting.not_arriving import explain_failure
-from rankwise.doctor.meeting.plan import Plan
-from rankwise.doctor.meeting.together import NameLook, Together
 from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.probes import ports
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, NameLook
+from rankwise.doctor.rendezvous.join_failure import explain_failure
+from rankwise.doctor.rendezvous.judging_names import judge_names
+from rankwise.doctor.rendezvous.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,9 @@ def test_what_is_no_host_name_comes_into_no_command(name: str, tmp_path: Path) -
     assert failed.class_id == "I3"
     assert failed.message.endswith(" is not a host name")
     assert failed.fix.startswith("export MASTER_ADDR=…  #")
-    found = Together(hosts=(), names=(NameLook(source="h1", name=name, target="", got=(), is_written=False),))
+    found = ClusterReport(
+        hosts=(), names=(NameLook(source="h1", name=name, target="", got=(), is_written=False),)
+    )
     (judged,) = judge_names(found, Plan(endpoint_host=name, endpoint_port=29500))
     assert judged.fix == "# on h1:\nexport MASTER_ADDR=…"
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.doctor.meeting.blaming import find_blames
-from rankwise.doctor.meeting.judging import find_blocked, find_suspects, judge
-from rankwise.doctor.meeting.plan import Plan
-from rankwise.doctor.meeting.together import (
+from rankwise.doctor.rendezvous.blaming import find_blames
+from rankwise.doctor.rendezvous.cluster_report import (
     NO_SENSE,
     AllReduce,
+    ClusterReport,
     HostCard,
     Link,
     Measure,
     NameLook,
     Outcome,
-    Together,
 )
+from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
+from rankwise.doctor.rendezvous.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def make_set(
     latency_s: Callable[[Way], float] = lambda _: 1e-4,
     resent: Callable[[Way], float] = lambda _: 0.0,
     tries: int = 3,
-) -> Together:
+) -> ClusterReport:
     """Make facts: all is well but for what is given."""
     hosts = tuple(
         HostCard(
@@ -74,10 +74,10 @@ def make_set(
         )
         for a, b in ways(count)
     )  # fmt: skip
-    return Together(hosts=hosts, links=links, measures=measures)
+    return ClusterReport(hosts=hosts, links=links, measures=measures)
 
 
-def bad(found: Together, plan: Plan = PLAN) -> list[Reading]:
+def bad(found: ClusterReport, plan: Plan = PLAN) -> list[Reading]:
     return [one for one in judge(found, plan) if one.verdict in {"warn", "fail"}]
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rankwise.doctor.meeting.judging import find_blocked, judge
-from rankwise.doctor.meeting.plan import Plan
-from rankwise.doctor.meeting.together import HostCard, Link, Outcome, Plane, Together
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Outcome, Plane
+from rankwise.doctor.rendezvous.judging import find_blocked, judge
+from rankwise.doctor.rendezvous.plan import Plan
 
 PLAN = Plan(endpoint_host="h0", endpoint_port=29500)
 _WORDS = "Network is unreachable"
@@ -30,15 +30,15 @@ def make_link(source: int, target: HostCard, outcome: Outcome, plane: Plane = "g
     return Link(source=f"h{source}", target=target.name, plane=plane, address=address, port=40000, outcome=outcome, detail=detail)  # fmt: skip
 
 
-def make_set(cards: list[HostCard], lost: set[tuple[int, int]], plane: Plane = "gloo") -> Together:
+def make_set(cards: list[HostCard], lost: set[tuple[int, int]], plane: Plane = "gloo") -> ClusterReport:
     links = [
         make_link(a, cards[b], "no route" if (a, b) in lost else "ok", plane)
         for a in range(len(cards)) for b in range(len(cards)) if a != b
     ]  # fmt: skip
-    return Together(hosts=tuple(cards), links=tuple(links))
+    return ClusterReport(hosts=tuple(cards), links=tuple(links))
 
 
-def bad(found: Together) -> list[Reading]:
+def bad(found: ClusterReport) -> list[Reading]:
     return [one for one in judge(found, PLAN) if one.verdict in {"warn", "fail"}]
 
 

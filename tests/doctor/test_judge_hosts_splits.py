@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from doctor.test_judge_hosts import bad, make_set, ways
-from rankwise.doctor.meeting import together_json
-from rankwise.doctor.meeting.blaming import find_blames
-from rankwise.doctor.meeting.judging import find_blocked
-from rankwise.doctor.meeting.together import NameLook
 from rankwise.doctor.network.hosts_file import forget_name
 from rankwise.doctor.reading import Reading
+from rankwise.doctor.rendezvous import cluster_report_json
+from rankwise.doctor.rendezvous.blaming import find_blames
+from rankwise.doctor.rendezvous.cluster_report import NameLook
+from rankwise.doctor.rendezvous.judging import find_blocked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.reading import Verdict
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 # ── groups of hosts ──
 
@@ -45,7 +45,7 @@ def test_a_split_accuses_no_host(count: int, is_one_way: bool) -> None:
     assert "ip route get 10.0.0." in told.fix
 
 
-def _give_firewall(found: Together, verdict: Verdict, *names: str) -> Together:
+def _give_firewall(found: ClusterReport, verdict: Verdict, *names: str) -> ClusterReport:
     told = Reading(
         verdict=verdict, what="w", why="y", fix="sudo open it" if verdict == "warn" else "", probe="firewall"
     )
@@ -210,7 +210,9 @@ def test_both_commands_pass_through_json() -> None:
     cards = tuple(
         replace(one, opening="in", opening_out="out", private=("172.17.0.1",)) for one in found.hosts
     )
-    assert together_json.from_json(together_json.to_json(replace(found, hosts=cards))).hosts == cards
+    assert (
+        cluster_report_json.from_json(cluster_report_json.to_json(replace(found, hosts=cards))).hosts == cards
+    )
 
 
 # ── addresses that are another place on each host ──
@@ -218,7 +220,7 @@ def test_both_commands_pass_through_json() -> None:
 DOCKER = "172.17.0.1"
 
 
-def _listen_at_docker(found: Together, *targets: str, has_it: bool) -> Together:
+def _listen_at_docker(found: ClusterReport, *targets: str, has_it: bool) -> ClusterReport:
     """All hosts have docker0, or only these; and these listen there."""
     hosts = tuple(
         replace(

@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.doctor.host import Host
-from rankwise.doctor.meeting.connection import Connection
-from rankwise.doctor.meeting.examining import examine_together
-from rankwise.doctor.meeting.peer import short_name
-from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.rounds import plan_rounds
-from rankwise.doctor.meeting.together import AllReduce, HostCard, Link, Measure, NameLook, Together
-from rankwise.doctor.meeting.together_json import from_json, to_json
-from rankwise.doctor.meeting.wire import GoneError, StrangerError
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.rendezvous.cluster_report import (
+    AllReduce,
+    ClusterReport,
+    HostCard,
+    Link,
+    Measure,
+    NameLook,
+)
+from rankwise.doctor.rendezvous.cluster_report_json import from_json, to_json
+from rankwise.doctor.rendezvous.connection import Connection
+from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
+from rankwise.doctor.rendezvous.peer import short_name
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
+from rankwise.doctor.rendezvous.rounds import plan_rounds
+from rankwise.doctor.rendezvous.wire import GoneError, StrangerError
 from support import free_port
 
 if TYPE_CHECKING:
@@ -37,8 +44,8 @@ def play(plans: Sequence[Plan], probes: Sequence[Probe] = (), names: Sequence[st
     def take_part(index: int) -> None:
         host = Host(name=names[index] if names else f"host{index}", env={})
         try:
-            ends[index] = examine_together(host, probes, plans[index], lambda _: None)
-        except MeetingError as error:
+            ends[index] = examine_hosts(host, probes, plans[index], lambda _: None)
+        except JoinError as error:
             ends[index] = error
 
     threads = [threading.Thread(target=take_part, args=(index,)) for index in range(len(plans))]
@@ -54,7 +61,7 @@ def make_plans(count: int, **changes: Any) -> list[Plan]:
     return [
         Plan(
             **{
-                "endpoint_host": "127.0.0.1", "endpoint_port": port, "num_hosts": count, "node_rank": index, "is_holder": index == 0,
+                "endpoint_host": "127.0.0.1", "endpoint_port": port, "num_hosts": count, "node_rank": index, "is_coordinator": index == 0,
                 "listen_address": f"127.0.0.{index + 1}", "measure": False, "arrival_timeout_s": 20.0, **changes,
             }
         )
@@ -72,7 +79,7 @@ def test_all_hosts_get_the_same_result() -> None:
         id="name", title="its name", topic="limits", speed="instant", compare=compare, look=lambda host: [ok("seen", name=host.name)]
     )  # fmt: skip
     ends = play(make_plans(6), [probe])
-    assert all(isinstance(one, Together) for one in ends), ends
+    assert all(isinstance(one, ClusterReport) for one in ends), ends
     assert all(one == ends[0] for one in ends)
     assert {(one.source, one.target) for one in ends[0].links} == set(
         itertools.permutations([f"host{n}" for n in range(6)], 2)
@@ -91,7 +98,7 @@ def test_of_many_hosts_the_holder_has_all_and_the_others_what_is_wrong() -> None
 
     probe = Probe(id="name", title="its name", topic="limits", speed="instant", look=look)
     ends = play(make_plans(34), [probe])
-    assert all(isinstance(one, Together) for one in ends), ends
+    assert all(isinstance(one, ClusterReport) for one in ends), ends
     assert len(ends[0].links) == 34 * 33
     assert {one.source for one in ends[3].links} == {"host3"}
     assert [len(one.readings) for one in ends[3].hosts] == [{3: 1, 7: 1}.get(index, 0) for index in range(34)]
@@ -120,13 +127,13 @@ def test_another_meeting_at_the_same_port_is_not_mixed_in() -> None:
         Plan(
             endpoint_host="127.0.0.1",
             endpoint_port=plans[0].endpoint_port,
-            is_holder=False,
+            is_coordinator=False,
             token="other",
             listen_address="127.0.0.3",
         ),
     ]
     ends = play(own)
-    assert isinstance(ends[2], MeetingError)
+    assert isinstance(ends[2], JoinError)
     assert "another doctor has its rendezvous at this port" in ends[2].message
     assert ends[0].missing == ("node rank 2",)
 
@@ -135,7 +142,7 @@ def test_hosts_that_disagree_on_their_number_are_told() -> None:
     """I12: one waits for two hosts, the others for three: all three are waited for, and the odd one is named."""
     plans = make_plans(3)
     odd = Plan(
-        endpoint_host="127.0.0.1", endpoint_port=plans[0].endpoint_port, num_hosts=2, node_rank=1, is_holder=False,
+        endpoint_host="127.0.0.1", endpoint_port=plans[0].endpoint_port, num_hosts=2, node_rank=1, is_coordinator=False,
         listen_address="127.0.0.2", measure=False,
     )  # fmt: skip
     ends = play([plans[0], odd, plans[2]])
@@ -235,7 +242,7 @@ def test_names_are_compared_without_user_and_domain(name: str, short: str) -> No
 
 def test_a_result_survives_its_journey() -> None:
     """Together as JSON and back is the same, with every field set."""
-    found = Together(
+    found = ClusterReport(
         hosts=(
             HostCard(
                 name="a", address="10.0.0.1", readings=(ok("fine", n=1).of("p", "a"),), clock_ahead_s=0.5, clock_error_s=0.1, lost="gone",

@@ -14,17 +14,17 @@ import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.admission import Admission
-from rankwise.doctor.meeting.all_reducing import Reducing, read_reduce
-from rankwise.doctor.meeting.border import BadMessageError, clean_host_name, clean_name, one_line
-from rankwise.doctor.meeting.connection import Connection
-from rankwise.doctor.meeting.coordinator import Coordinator, OwnHostLostError
-from rankwise.doctor.meeting.gathering import Gathered
-from rankwise.doctor.meeting.not_arriving import explain_failure
-from rankwise.doctor.meeting.peer import Peer
-from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.together_json import from_json
-from rankwise.doctor.meeting.wire import SilentError, decode, number, whole
+from rankwise.doctor.rendezvous.admission import Admission
+from rankwise.doctor.rendezvous.all_reduce import Reducing, read_reduce
+from rankwise.doctor.rendezvous.cluster_report_json import from_json
+from rankwise.doctor.rendezvous.connection import Connection
+from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
+from rankwise.doctor.rendezvous.join_failure import explain_failure
+from rankwise.doctor.rendezvous.peer import Peer
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
+from rankwise.doctor.rendezvous.results import Results
+from rankwise.doctor.rendezvous.sanitize import BadMessageError, clean_host_name, clean_name, one_line
+from rankwise.doctor.rendezvous.wire import SilentError, decode, number, whole
 from rankwise.engine import ALL_REDUCE_PROCESS
 from support import wait_until
 
@@ -130,7 +130,7 @@ def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
     peers: list[Peer], take: str, told: dict[str, Any]
 ) -> None:
     """Ports, addresses, numbers of hosts and words that do not exist are refused, and leave nothing behind."""
-    gathered = Gathered(peers=peers)
+    gathered = Results(peers=peers)
     before = gathered.to_together()
     with pytest.raises(BadMessageError):
         getattr(gathered, take)(peers[2], told)
@@ -139,7 +139,7 @@ def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
 
 def test_readings_are_of_the_host_that_tells_them(peers: list[Peer]) -> None:
     """A host can't tell of another one, and its clauses are one line each; a fix keeps its lines."""
-    gathered = Gathered(peers=peers)
+    gathered = Results(peers=peers)
     reading = {"probe": "limits", "verdict": "fail", "what": "a\nb", "why": "c\n# on d:", "fix": "e\nf", "class": "no", "facts": {}, "hosts": ["host0"]}  # fmt: skip
     gathered.take_readings(peers[2], {"readings": [reading]})
     (told,) = gathered.to_together().hosts[2].readings
@@ -182,7 +182,7 @@ def test_why_a_connection_ended_is_said_once(sent: bytes, why: str) -> None:
 
 def test_who_is_waited_for_is_told_in_the_order_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts arrive in any order; those that are still waited for are listed by number, and lost when the time is over."""
-    monkeypatch.setattr("rankwise.doctor.meeting.coordinator._FIRST_SAY_S", 0.05)
+    monkeypatch.setattr("rankwise.doctor.rendezvous.coordinator._FIRST_SAY_S", 0.05)
     said: list[str] = []
 
     async def scene(made: Coordinator, peers: list[Peer], _: list[socket.socket]) -> None:
@@ -350,7 +350,7 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
 
 def test_a_meeting_that_failed_is_a_reading() -> None:
     """What the user is to see beside this host's own readings: a failure of ``meeting``, with commands, or the hint as a comment."""
-    told = MeetingError("it broke", hint="mend it", class_id="I9").to_reading()
+    told = JoinError("it broke", hint="mend it", class_id="I9").to_reading()
     assert (told.verdict, told.probe, told.what, told.fix, told.class_id) == (
         "fail",
         "meeting",
@@ -358,4 +358,4 @@ def test_a_meeting_that_failed_is_a_reading() -> None:
         "# mend it",
         "I9",
     )
-    assert MeetingError("it broke", hint="mend it", fix="reboot").to_reading().fix == "reboot"
+    assert JoinError("it broke", hint="mend it", fix="reboot").to_reading().fix == "reboot"

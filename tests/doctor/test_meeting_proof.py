@@ -19,16 +19,16 @@ from rankwise.base.clock import SystemClock
 from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
-from rankwise.doctor.meeting.admission import Admission
-from rankwise.doctor.meeting.all_reducing import Reducing
-from rankwise.doctor.meeting.authentication import is_proof, make_nonce, mark, prove
-from rankwise.doctor.meeting.coordinator import Coordinator
-from rankwise.doctor.meeting.examining import examine_together
-from rankwise.doctor.meeting.link_server import LinkServer
-from rankwise.doctor.meeting.over_ssh import RemoteHosts
-from rankwise.doctor.meeting.peer import Peer
-from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.wire import VERSION, encode
+from rankwise.doctor.rendezvous.admission import Admission
+from rankwise.doctor.rendezvous.all_reduce import Reducing
+from rankwise.doctor.rendezvous.authentication import is_proof, make_nonce, mark, prove
+from rankwise.doctor.rendezvous.coordinator import Coordinator
+from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
+from rankwise.doctor.rendezvous.link_server import LinkServer
+from rankwise.doctor.rendezvous.over_ssh import RemoteHosts
+from rankwise.doctor.rendezvous.peer import Peer
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
+from rankwise.doctor.rendezvous.wire import VERSION, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,11 +161,11 @@ def test_a_coordinator_that_does_not_know_the_token_is_left() -> None:
         thread = threading.Thread(target=play_coordinator, daemon=True)
         thread.start()
         plan = Plan(
-            endpoint_host="127.0.0.1", endpoint_port=server.getsockname()[1], num_hosts=2, node_rank=1, is_holder=False,
+            endpoint_host="127.0.0.1", endpoint_port=server.getsockname()[1], num_hosts=2, node_rank=1, is_coordinator=False,
             listen_address="127.0.0.2", measure=False, arrival_timeout_s=5.0, token=TOKEN,
         )  # fmt: skip
-        with pytest.raises(MeetingError) as caught:
-            examine_together(Host(name="guest", env={}), (), plan, lambda _: None)
+        with pytest.raises(JoinError) as caught:
+            examine_hosts(Host(name="guest", env={}), (), plan, lambda _: None)
         thread.join(timeout=5)
     assert "does not have the token of this rendezvous" in caught.value.message
 

@@ -450,8 +450,8 @@ def test_an_endpoint_that_nobody_owns(tmp_path: Path) -> None:
 
 def test_a_master_given_by_its_address_is_no_name() -> None:
     """An address means itself: that is not told as if it had been looked up; of a name it is."""
-    assert master_address._tell_ips("10.77.0.1", ["10.77.0.1"]) == "the master's address is 10.77.0.1"
-    assert master_address._tell_ips("node0", ["10.77.0.1"]) == "node0 is 10.77.0.1"
+    assert master_address._report_ips("10.77.0.1", ["10.77.0.1"]) == "the master's address is 10.77.0.1"
+    assert master_address._report_ips("node0", ["10.77.0.1"]) == "node0 is 10.77.0.1"
 
 
 def test_a_master_that_is_somebody_else_elsewhere(tmp_path: Path) -> None:

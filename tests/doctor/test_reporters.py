@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rankwise.doctor.meeting.together import AllReduce, HostCard, Link, Measure, Together
-from rankwise.doctor.meeting.together_json import from_json, to_json
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport, HostCard, Link, Measure
+from rankwise.doctor.rendezvous.cluster_report_json import from_json, to_json
 from rankwise.doctor.reporters import heat, page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts
 from rankwise.doctor.reporters.record import record
@@ -22,7 +22,7 @@ BLOCKED = Reading(
 )  # fmt: skip
 
 
-def make(num: int = 4, **facts: Any) -> Together:
+def make(num: int = 4, **facts: Any) -> ClusterReport:
     """Make a set of hosts, node2 blocked, node1 slow."""
     names = [f"node{number}" for number in range(num)]
     pairs = [(a, b) for a in names for b in names if a != b]
@@ -38,7 +38,7 @@ def make(num: int = 4, **facts: Any) -> Together:
     measures = tuple(
         Measure(source=a, target=b, latency_s=1e-4, bytes_per_s=1e8 if a == "node1" else 1e9, resent=0.02 if b == "node3" else 0.0) for a, b in pairs
     )  # fmt: skip
-    return Together(
+    return ClusterReport(
         **{
             "hosts": hosts,
             "links": links,
@@ -117,7 +117,7 @@ def test_what_was_skipped_for_one_reason_is_one_line() -> None:
     readings = tuple(
         skipped("no NVIDIA driver here", "no GPU").of(f"gpu{number}", "node0") for number in range(5)
     )
-    told = text.render(Together(hosts=(HostCard(name="node0", readings=readings),)))
+    told = text.render(ClusterReport(hosts=(HostCard(name="node0", readings=readings),)))
     assert told.splitlines()[1:] == [
         "  skip  5 probes  no NVIDIA driver here: gpu0, gpu1, gpu2, gpu3, gpu4 (no GPU)",
         "5 skipped",
@@ -144,7 +144,7 @@ def test_numbers_that_differ_do_not_fill_the_screen() -> None:
             for number in range(num)
         ]
         hosts = tuple(HostCard(name=f"node{number}", readings=(readings[number],)) for number in range(num))
-        return text.render(Together(hosts=hosts)).splitlines()
+        return text.render(ClusterReport(hosts=hosts)).splitlines()
 
     many = tell(64)
     assert sum("holds" in line for line in many) == 1
@@ -221,7 +221,7 @@ def test_a_verdict_is_the_worst_of_what_was_seen() -> None:
     assert judge(make(1, links=(), measures=(), readings=())) == "ok"
     assert judge(make(2, readings=(), missing=("node7",))) == "fail"
     only = HostCard(name="a", readings=(skipped("no driver", "no GPU").of("gpus-seen", "a"),))
-    assert judge(Together(hosts=(only,))) == "skipped"
+    assert judge(ClusterReport(hosts=(only,))) == "skipped"
 
 
 def test_a_terminal_gets_colours_and_whole_commands() -> None:
@@ -261,7 +261,8 @@ def test_a_page_shows_code_as_code_and_what_was_looked_at_where_all_is_well() ->
     )
     host = HostCard(name="node0", readings=(ok("`ulimit -n` is 1024").of("limits", "node0"),))
     bad, well = (
-        page.render(Together(hosts=(host,), readings=readings), made="today") for readings in ((why,), ())
+        page.render(ClusterReport(hosts=(host,), readings=readings), made="today")
+        for readings in ((why,), ())
     )
     assert "<code>a&lt;b</code> is odd" in bad
     assert "ranks fail: <code>no &lt;x&gt;</code>" in bad

@@ -16,9 +16,9 @@ from fake_hosts import look, make_host
 from rankwise.doctor.examine import collect_facts, compare_hosts
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.probes import checkpoint_folder, disk_space
-from rankwise.doctor.storage import trying
+from rankwise.doctor.storage import folder_trial
+from rankwise.doctor.storage.folder_trial import Trial, try_folder
 from rankwise.doctor.storage.mounts import Mount, find_absolute, find_existing, find_mount
-from rankwise.doctor.storage.trying import Trial, try_folder
 
 if TYPE_CHECKING:
     from rankwise.doctor.reading import Fact, Reading
@@ -307,7 +307,7 @@ def test_writing_ends_in_time(tmp_path: Path) -> None:
 
     trial = try_folder(tmp_path, Slow())
     assert 4 * MIB <= trial.size_bytes <= 16 * MIB
-    assert trying._MOST_S == 1.0
+    assert folder_trial._MOST_S == 1.0
 
 
 def make_cluster(tmp_path: Path, kinds: dict[str, str]) -> list[Host]:

@@ -6,8 +6,8 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
-from rankwise.doctor.meeting.over_ssh import find_own
-from rankwise.doctor.meeting.whereabouts import Bystander, Wish, find_plan
+from rankwise.doctor.rendezvous.over_ssh import find_own
+from rankwise.doctor.rendezvous.planning import Bystander, Wish, find_plan
 
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0",
@@ -26,11 +26,11 @@ def test_flags_say_who_holds_the_meeting() -> None:
     plan = find_plan(Wish(num_hosts=3, node_rank=0, master_addr="node0"), {})
     assert plan is not None
     assert not isinstance(plan, Bystander)
-    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_holder) == ("node0:29500", 3, 0, True)
+    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_coordinator) == ("node0:29500", 3, 0, True)
     other = find_plan(Wish(num_hosts=3, endpoint="[fd00::7]:4000"), {})
     assert other is not None
     assert not isinstance(other, Bystander)
-    assert (other.endpoint_host, other.endpoint_port, other.is_holder) == ("fd00::7", 4000, None)
+    assert (other.endpoint_host, other.endpoint_port, other.is_coordinator) == ("fd00::7", 4000, None)
 
 
 def test_an_endpoint_says_where_and_not_how_many() -> None:
@@ -39,12 +39,12 @@ def test_an_endpoint_says_where_and_not_how_many() -> None:
     plan = find_plan(Wish(endpoint="node0:4000"), SLURM)
     assert plan is not None
     assert not isinstance(plan, Bystander)
-    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_holder) == ("node0:4000", 2, 1, None)
+    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_coordinator) == ("node0:4000", 2, 1, None)
     pod = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-0"}
     plan = find_plan(Wish(endpoint="node0:4000"), pod)
     assert plan is not None
     assert not isinstance(plan, Bystander)
-    assert (plan.endpoint, plan.num_hosts, plan.is_holder) == ("node0:4000", 2, None)
+    assert (plan.endpoint, plan.num_hosts, plan.is_coordinator) == ("node0:4000", 2, None)
 
 
 def test_under_srun_no_flag_is_needed() -> None:
@@ -52,7 +52,7 @@ def test_under_srun_no_flag_is_needed() -> None:
     plan = find_plan(Wish(), SLURM)
     assert plan is not None
     assert not isinstance(plan, Bystander)
-    assert (plan.num_hosts, plan.node_rank, plan.is_holder, plan.endpoint_host) == (2, 1, False, "gpu07")
+    assert (plan.num_hosts, plan.node_rank, plan.is_coordinator, plan.endpoint_host) == (2, 1, False, "gpu07")
     assert (plan.expected, plan.token) == (("gpu07", "gpu08"), "77")
     first = find_plan(Wish(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
     assert first is not None
@@ -73,7 +73,12 @@ def test_a_pod_that_kubeflow_has_set_up_needs_no_flag() -> None:
     plan = find_plan(Wish(), env)
     assert plan is not None
     assert not isinstance(plan, Bystander)
-    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_holder) == ("job-0:29400", 2, 1, False)
+    assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_coordinator) == (
+        "job-0:29400",
+        2,
+        1,
+        False,
+    )
 
 
 def test_a_batch_script_is_alone() -> None:
@@ -112,7 +117,7 @@ def test_the_first_host_may_listen_at_all_of_its_addresses(wish: Wish, env: dict
     plan = find_plan(wish, env)
     assert plan is not None
     assert not isinstance(plan, Bystander)
-    assert (plan.endpoint_host, plan.is_holder) == ("0.0.0.0", True)
+    assert (plan.endpoint_host, plan.is_coordinator) == ("0.0.0.0", True)
 
 
 @pytest.mark.parametrize(

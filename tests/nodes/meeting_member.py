@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import RankwiseError
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.examining import examine_together
-from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.together_json import to_json
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.registry import find
+from rankwise.doctor.rendezvous.cluster_report_json import to_json
+from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
 
 if TYPE_CHECKING:
     from rankwise.doctor.reading import Reading
@@ -65,10 +65,10 @@ def main() -> int:
     )
     say("begins")
     try:
-        found = examine_together(Host(clock=clock, job=job), probes, Plan(**told), say)
+        found = examine_hosts(Host(clock=clock, job=job), probes, Plan(**told), say)
     except RankwiseError as error:
         failure: dict[str, object] = {"error": str(error), "class": getattr(error, "class_id", "")}
-        if isinstance(error, MeetingError):
+        if isinstance(error, JoinError):
             failure["reading"] = error.to_reading().to_json()
         sys.stdout.write(json.dumps(failure) + "\n")
         return error.exit_code

@@ -117,7 +117,9 @@ def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> Non
     with (
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
         meet(
-            hosts, own={0: {"is_holder": True}, 2: {"node_rank": 0, "is_holder": True}}, arrival_timeout_s=4
+            hosts,
+            own={0: {"is_coordinator": True}, 2: {"node_rank": 0, "is_coordinator": True}},
+            arrival_timeout_s=4,
         ) as meeting,
     ):
         ends = [meeting.finish(number) for number in range(3)]
@@ -130,7 +132,7 @@ def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> Non
 def test_who_waits_at_a_holder_that_is_sent_away_hears_why(tmp_path: Path) -> None:
     """I10: host1 came to host2, which is no node 0: it is told of the two, and not that anybody interrupted anything."""
     own = {
-        0: {"is_holder": True}, 1: {"endpoint_host": "host2", "is_holder": False}, 2: {"node_rank": 0, "is_holder": True},
+        0: {"is_coordinator": True}, 1: {"endpoint_host": "host2", "is_coordinator": False}, 2: {"node_rank": 0, "is_coordinator": True},
     }  # fmt: skip
     with (
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.probe import Probe
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,13 +71,13 @@ def choose_probes(only: Sequence[str], skip: Sequence[str]) -> tuple[Probe, ...]
     return left
 
 
-def exit_code(together: Together, *, strict: bool) -> int:
+def exit_code(together: ClusterReport, *, strict: bool) -> int:
     """Return what the command exits with."""
     worst = judge(together)
     return int(worst == "fail" or (strict and worst == "warn"))
 
 
-def _show(args: argparse.Namespace, together: Together, *, is_teller: bool) -> None:
+def _show(args: argparse.Namespace, together: ClusterReport, *, is_teller: bool) -> None:
     if not is_teller:
         first = together.hosts[0].name if together.hosts else "the first host"
         counts = count_verdicts(list_readings(together))
@@ -91,7 +91,7 @@ def _show(args: argparse.Namespace, together: Together, *, is_teller: bool) -> N
             _write_page(args.html, together, now)
 
 
-def _print(args: argparse.Namespace, together: Together, now: datetime) -> None:
+def _print(args: argparse.Namespace, together: ClusterReport, now: datetime) -> None:
     if args.format == "json":
         code = exit_code(together, strict=args.strict)
         told = record(together, version=__version__, made=f"{now:%Y-%m-%dT%H:%M:%SZ}", exit_code=code)
@@ -101,7 +101,7 @@ def _print(args: argparse.Namespace, together: Together, now: datetime) -> None:
         put(text.render(together, color=color, width=width, verbose=args.verbose, quiet=args.quiet) + "\n")
 
 
-def _write_page(path: Path, together: Together, now: datetime) -> None:
+def _write_page(path: Path, together: ClusterReport, now: datetime) -> None:
     told = page.render(together, made=now.astimezone().strftime("%Y-%m-%d %H:%M %Z"))
     try:
         write_atomic(path, told)

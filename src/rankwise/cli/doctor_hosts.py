@@ -14,9 +14,9 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.meeting.plan import MeetingError
-from rankwise.doctor.meeting.together import HostCard, Together
-from rankwise.doctor.meeting.whereabouts import (
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard
+from rankwise.doctor.rendezvous.plan import JoinError
+from rankwise.doctor.rendezvous.planning import (
     Bystander,
     Wish,
     find_plan,
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from rankwise.doctor.meeting.plan import Plan
     from rankwise.doctor.probe import Probe
+    from rankwise.doctor.rendezvous.plan import Plan
 
 
 #: A word; what is longer is none.
 _MOST_TOKEN_BYTES = 4096
 
 
-def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, bool] | None:
+def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[ClusterReport, bool] | None:
     """Look at this host, or take part where several meet, as the flags and the environment say.
 
     Args:
@@ -72,13 +72,13 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[Together, b
         return look_alone(host, probes), True
     plan = limit(args, replace(plan, expected=args.expect or plan.expected), probes)
     host = Host(env=env, job=read_job(args, plan, env))
-    from rankwise.doctor.meeting.examining import examine_together  # noqa: PLC0415 - asyncio, which one host alone does not need
+    from rankwise.doctor.rendezvous.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
 
     try:
-        together = examine_together(host, probes, plan, say)
-    except MeetingError as error:
+        together = examine_hosts(host, probes, plan, say)
+    except JoinError as error:
         return tell_unmet(look_alone(host, probes), error), True
-    return together, plan.is_holder is not False and _is_first(together, plan)
+    return together, plan.is_coordinator is not False and _is_first(together, plan)
 
 
 def _read_wish(args: argparse.Namespace) -> Wish:
@@ -98,12 +98,12 @@ def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]
     host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_wish(args))
     return JobShape(
         num_ranks=args.nproc_per_node or (told.local_world_size if told else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
-        num_workers=args.workers, master_addr=host, master_port=port, is_master=plan.is_holder if plan else None,
+        num_workers=args.workers, master_addr=host, master_port=port, is_master=plan.is_coordinator if plan else None,
         checkpoints=args.checkpoints, python=args.python, backend=args.backend, script=args.script, is_launch=args.nproc_per_node is not None,
     )  # fmt: skip
 
 
-def look_alone(host: Host, probes: Sequence[Probe]) -> Together:
+def look_alone(host: Host, probes: Sequence[Probe]) -> ClusterReport:
     """Look at this host only.
 
     Raises:
@@ -118,10 +118,10 @@ def look_alone(host: Host, probes: Sequence[Probe]) -> Together:
     begin_s = host.clock.monotonic()
     readings = tuple(examine(host, probes))
     card = HostCard(name=host.name, readings=readings)
-    return Together(hosts=(card,), took_s=host.clock.monotonic() - begin_s)
+    return ClusterReport(hosts=(card,), took_s=host.clock.monotonic() - begin_s)
 
 
-def tell_unmet(alone: Together, error: MeetingError) -> Together:
+def tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
     """Return what is to be seen of a host that did not find the others: that it did not, and why, before all else.
 
     That the master's name has no address is told once: the probe of that address has seen the same.
@@ -145,9 +145,9 @@ def limit(args: argparse.Namespace, plan: Plan, probes: Sequence[Probe]) -> Plan
     )  # fmt: skip
 
 
-def _is_first(together: Together, plan: Plan) -> bool:
-    if plan.is_holder is not None:
-        return plan.is_holder
+def _is_first(together: ClusterReport, plan: Plan) -> bool:
+    if plan.is_coordinator is not None:
+        return plan.is_coordinator
     return bool(together.hosts) and together.hosts[0].name == Host().name
 
 

@@ -17,20 +17,20 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.cli.doctor_hosts import limit, look_alone, read_job, say, tell_unmet
 from rankwise.doctor.host import Host
-from rankwise.doctor.meeting.over_ssh import RemoteHosts, find_own
-from rankwise.doctor.meeting.plan import MeetingError, Plan
-from rankwise.doctor.meeting.together_json import from_json
-from rankwise.doctor.meeting.whereabouts import DEFAULT_PORT
 from rankwise.doctor.network.interfaces import list_interfaces, resolve
+from rankwise.doctor.rendezvous.cluster_report_json import from_json
+from rankwise.doctor.rendezvous.over_ssh import RemoteHosts, find_own
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
+from rankwise.doctor.rendezvous.planning import DEFAULT_PORT
 from rankwise.doctor.variables.masking import mask_value
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.probe import Probe
     from rankwise.doctor.reading import Reading
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 #: Flags of the hosts that ssh starts are those of this one, less what it does itself.
 _OF_HERE = (
@@ -46,7 +46,7 @@ _MEETING_S = 600.0
 
 def look_over_ssh(
     args: argparse.Namespace, probes: Sequence[Probe], argv: Sequence[str], hosts: Sequence[str]
-) -> Together:
+) -> ClusterReport:
     """Look at all hosts: those that ssh does not reach are named at once, and the others meet without them.
 
     Args:
@@ -92,12 +92,12 @@ def _meet(
     hosts: Sequence[str],
     own: int | None,
     remotes: RemoteHosts,
-) -> Together:
+) -> ClusterReport:
     names = tuple(map(_bare, hosts))
     env = environ()
     plan = Plan(
         endpoint_host=args.master_addr or names[0], endpoint_port=args.master_port or DEFAULT_PORT, num_hosts=len(hosts), node_rank=own,
-        is_holder=own == 0, expected=names, token=args.token or secrets.token_hex(8),
+        is_coordinator=own == 0, expected=names, token=args.token or secrets.token_hex(8),
     )  # fmt: skip
     if len(hosts) == 1 and own is not None:
         return look_alone(Host(env=env, job=read_job(args, None, env)), probes)
@@ -109,15 +109,15 @@ def _meet(
         return _read_answer(remotes, hosts[0], args.arrival_timeout + _MEETING_S)
     plan = limit(args, plan, probes)
     this = Host(env=env, job=read_job(args, plan, env))
-    from rankwise.doctor.meeting.examining import examine_together  # noqa: PLC0415 - asyncio, which one host alone does not need
+    from rankwise.doctor.rendezvous.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
 
     try:
-        return examine_together(this, probes, plan, say)
-    except MeetingError as error:
+        return examine_hosts(this, probes, plan, say)
+    except JoinError as error:
         return tell_unmet(look_alone(this, probes), error)
 
 
-def _add(together: Together, lost: tuple[Reading, ...], failed: Sequence[Reading]) -> Together:
+def _add(together: ClusterReport, lost: tuple[Reading, ...], failed: Sequence[Reading]) -> ClusterReport:
     """Return the result with the hosts that ssh did not reach."""
     missing = tuple(_bare(one.hosts[0]) for one in lost)
     return replace(
@@ -179,7 +179,7 @@ def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
     ]
 
 
-def _read_answer(remotes: RemoteHosts, host: str, timeout_s: float) -> Together:
+def _read_answer(remotes: RemoteHosts, host: str, timeout_s: float) -> ClusterReport:
     try:
         return from_json(json.loads(remotes.take_output(host, timeout_s=timeout_s)))
     except (ValueError, OverdueError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""What a launcher asks the doctor: before the start what takes no time, after a failure or a hang what fits it.
+"""The probes that a launcher runs: before the start those that take no time, after a failure or a hang those that fit it.
 
 A launcher says only what is surely wrong. What may be right on some hosts is for `rankwise doctor` to tell.
 """
@@ -62,10 +62,10 @@ def make_host(job: JobShape, env: Mapping[str, str] | None = None) -> Host:
         job: The job that runs here.
         env: The environment of its ranks; without, that of this process.
     """
-    return Host(job=job, env=env, torch_facts=_ask_nothing)
+    return Host(job=job, env=env, torch_facts=_query_nothing)
 
 
-def _ask_nothing(host: Host) -> TorchFacts:
+def _query_nothing(host: Host) -> TorchFacts:
     from rankwise.doctor.torch_facts import TorchFacts  # noqa: PLC0415 - hardly ever needed
 
     return TorchFacts(python=host.job.python, why="not asked")
@@ -118,9 +118,9 @@ def tell(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
         host: Which host it is about, where the reader may be on another one.
     """
     where = f"on {host}: " if host else ""
-    return tuple(f"{where}{one.what}" + _tell_fix(one) for one in readings)
+    return tuple(f"{where}{one.what}" + _report_fix(one) for one in readings)
 
 
-def _tell_fix(one: Reading) -> str:
+def _report_fix(one: Reading) -> str:
     step = first_step(one.fix)
     return f" -> {step}" if step else ""

@@ -1,4 +1,4 @@
-"""Which hosts of a set differ in one fact, and how that is said."""
+"""Which hosts of a set differ in one fact, and the finding about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report_difference(
     groups = group_hosts(facts, name)
     if len(groups) > 1:
         yield Reading(
-            verdict=verdict, what=f"{what}: {say_groups(groups)}", why=why, fix=fix.replace("{most}", next(iter(groups))),
+            verdict=verdict, what=f"{what}: {format_groups(groups)}", why=why, fix=fix.replace("{most}", next(iter(groups))),
             class_id=class_id, hosts=find_odd_hosts(groups),
         )  # fmt: skip
 
@@ -44,15 +44,15 @@ def report_difference(
 def group_hosts(facts: Mapping[str, Facts], name: str) -> dict[str, list[str]]:
     """Return the hosts by the value of one fact, as text, the most common value first; hosts without it, or with an empty one, are left out."""
     found: dict[str, list[str]] = {}
-    for host, told in facts.items():
-        value = told.get(name)
+    for host, info in facts.items():
+        value = info.get(name)
         if value not in (None, "", [], {}):
             found.setdefault(str(value), []).append(host)
     return dict(sorted(found.items(), key=lambda one: -len(one[1])))
 
 
-def say_groups(groups: Mapping[str, list[str]], *, most: int = 8) -> str:
-    """Say which hosts have which value: ``2.13.0: a, b; 2.12.0: c``."""
+def format_groups(groups: Mapping[str, list[str]], *, most: int = 8) -> str:
+    """Describe which hosts have which value: ``2.13.0: a, b; 2.12.0: c``."""
 
     def name(hosts: list[str]) -> str:
         return ", ".join(hosts[:most]) + (f" and {len(hosts) - most} more" if len(hosts) > most else "")

@@ -41,7 +41,7 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
         readings = answer.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
         found += [
             one.of(probe.id, host.name)
-            for one in (_tell_late(probe, bound_s) if readings is None else readings)
+            for one in (_report_late(probe, bound_s) if readings is None else readings)
         ]
     mask = make_mask(host.env)
     return [mask_reading(one, mask) for one in found]
@@ -86,9 +86,9 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
     """
     found: list[Reading] = []
     for probe in probes:
-        told = {host: by_probe[probe.id] for host, by_probe in facts.items() if by_probe.get(probe.id)}
-        if probe.compare is not None and len(told) > 1:
-            found += [one.of(probe.id, *told) for one in probe.compare(told)]
+        info = {host: by_probe[probe.id] for host, by_probe in facts.items() if by_probe.get(probe.id)}
+        if probe.compare is not None and len(info) > 1:
+            found += [one.of(probe.id, *info) for one in probe.compare(info)]
     mask = make_mask({})
     return [mask_reading(one, mask) for one in found]
 
@@ -110,19 +110,19 @@ class _Asked:
         try:
             self._readings = list(look(host))
         except Exception as error:  # noqa: BLE001 - one broken probe must not cost the others' readings
-            self._readings = [_tell_broken(error)]
+            self._readings = [_report_broken(error)]
         self._is_done.set()
 
 
-def _tell_late(probe: Probe, bound_s: float) -> list[Reading]:
+def _report_late(probe: Probe, bound_s: float) -> list[Reading]:
     late = f"{probe.title}: no answer within {bound_s:g} s"
     return [skipped(late, "a disk, a driver or a name server does not answer; check it by hand")]
 
 
-def _tell_broken(error: Exception) -> Reading:
+def _report_broken(error: Exception) -> Reading:
     import traceback  # noqa: PLC0415 - hardly ever needed
 
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    told = f"{type(error).__name__}: {error}{place}"
-    return skipped("the probe itself failed", f"{told}; this is a bug in rankwise, please report it")
+    info = f"{type(error).__name__}: {error}{place}"
+    return skipped("the probe itself failed", f"{info}; this is a bug in rankwise, please report it")

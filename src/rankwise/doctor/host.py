@@ -170,7 +170,7 @@ class Host:
             return ""
 
     def has(self, path: str) -> bool:
-        """Tell whether there is such a file or folder; one that we may not see is none."""
+        """Return whether there is such a file or folder; one that we may not see is none."""
         try:
             return self.path(path).exists()
         except OSError:
@@ -185,7 +185,7 @@ class Host:
         return ""
 
     def may_write(self, path: str) -> bool:
-        """Tell whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""
+        """Return whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""
         # Asking by effective ids is a newer call, which old runtimes of containers refuse to everybody.
         is_other = os.access in os.supports_effective_ids and (
             (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
@@ -227,18 +227,18 @@ class Host:
     def usage(self, path: str) -> tuple[int, int] | None:
         """Return the size of the file system that holds a folder, and what is free in it for us, in bytes; None if it can't be told."""
         try:
-            told = os.statvfs(self.path(path))
+            info = os.statvfs(self.path(path))
         except (OSError, AttributeError):
             return None
-        return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+        return info.f_frsize * info.f_blocks, info.f_frsize * info.f_bavail
 
     def count_inodes(self, path: str) -> tuple[int, int] | None:
         """Return how many files a file system can hold, and how many more; None if it can't be told, or there is no such limit."""
         try:
-            told = os.statvfs(self.path(path))
+            info = os.statvfs(self.path(path))
         except (OSError, AttributeError):
             return None
-        return (told.f_files, told.f_favail) if told.f_files else None
+        return (info.f_files, info.f_favail) if info.f_files else None
 
     @property
     def torch(self) -> TorchFacts:
@@ -248,9 +248,9 @@ class Host:
 
     @cached_property
     def _torch(self) -> TorchFacts:
-        from rankwise.doctor.torch_facts import ask_torch  # noqa: PLC0415 - most runs never ask
+        from rankwise.doctor.torch_facts import query_torch  # noqa: PLC0415 - most runs never ask
 
-        return (self._torch_facts or ask_torch)(self)
+        return (self._torch_facts or query_torch)(self)
 
     @property
     def cards(self) -> Cards:
@@ -260,6 +260,6 @@ class Host:
 
     @cached_property
     def _cards(self) -> Cards:
-        from rankwise.doctor.gpu.nvidia import ask_cards  # noqa: PLC0415 - most runs never ask
+        from rankwise.doctor.gpu.nvidia import query_cards  # noqa: PLC0415 - most runs never ask
 
-        return ask_cards(self)
+        return query_cards(self)

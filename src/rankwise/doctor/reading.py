@@ -1,4 +1,4 @@
-"""The words of the doctor: what a probe has read on a host, and its verdict on it."""
+"""The result of a probe: what it has found on a host, its verdict, and the fix."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class Reading:
         }  # fmt: skip
 
     @staticmethod
-    def from_json(told: Facts) -> Reading:
+    def from_json(info: Facts) -> Reading:
         """Read it again.
 
         Raises:
             ValueError: It is something else.
         """
-        facts, hosts = told.get("facts"), told.get("hosts")
-        known = next((one for one in VERDICTS if one == told.get("verdict")), None)
+        facts, hosts = info.get("facts"), info.get("hosts")
+        known = next((one for one in VERDICTS if one == info.get("verdict")), None)
         if known is None or not isinstance(facts, dict) or not isinstance(hosts, list):
-            raise ValueError(f"this is not a reading of the doctor: {told!r:.200}")
+            raise ValueError(f"this is not a reading of the doctor: {info!r:.200}")
 
         def text(name: str) -> str:
-            return str(told.get(name) or "")
+            return str(info.get(name) or "")
 
         return Reading(
             verdict=known, what=text("what"), why=text("why"), fix=text("fix"), class_id=text("class"), facts=facts, probe=text("probe"),

@@ -57,7 +57,7 @@ def probe(id: str) -> Probe:  # noqa: A002 - the word for it
     """
     known = {one.id: one for one in all_probes()}
     if (word := _plain(id)) not in known:
-        raise _tell_unknown("probe", id, known)
+        raise _report_unknown("probe", id, known)
     return known[word]
 
 
@@ -71,7 +71,7 @@ def choose(word: str) -> tuple[Probe, ...]:
 
     found = tuple(one for one in all_probes() if _plain(word) in {one.id, one.topic})
     if not found:
-        raise _tell_unknown("probe or topic", word, (*(one.id for one in all_probes()), *TOPICS))
+        raise _report_unknown("probe or topic", word, (*(one.id for one in all_probes()), *TOPICS))
     return found
 
 
@@ -79,7 +79,7 @@ def _plain(word: str) -> str:
     return word.strip().lower().replace("_", "-")
 
 
-def _tell_unknown(noun: str, word: str, known: Iterable[str]) -> UsageError:
+def _report_unknown(noun: str, word: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(_plain(word), list(known), n=1)
     hint = f"did you mean {near[0]}?" if near else "`rankwise doctor --list` lists all of them"
     return UsageError(f"there is no {noun} {word!r}", hint=hint)

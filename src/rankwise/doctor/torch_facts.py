@@ -1,4 +1,4 @@
-"""What torch says of itself and of the devices, asked in a process of its own: the ranks' Python may be another one."""
+"""What torch reports of itself and of the devices, queried in a process of its own: the ranks' Python may be another one."""
 
 from __future__ import annotations
 
@@ -71,27 +71,27 @@ class TorchFacts:
         return not self.why
 
 
-def ask_torch(host: Host) -> TorchFacts:
-    """Ask torch in the interpreter of the host's job."""
+def query_torch(host: Host) -> TorchFacts:
+    """Query torch in the interpreter of the host's job."""
     python = host.job.python or sys.executable
     ran = host.run(python, str(TORCH_FACTS_PROCESS), timeout_s=_MOST_S)
     lines = ran.out.strip().splitlines()
     if not ran.is_good or not lines:
-        said = ran.why or (ran.err.strip().splitlines() or [f"exit code {ran.code}"])[-1]
-        return TorchFacts(python=python, why=said)
+        output = ran.why or (ran.err.strip().splitlines() or [f"exit code {ran.code}"])[-1]
+        return TorchFacts(python=python, why=output)
     try:
-        told = cast("dict[str, Fact]", json.loads(lines[-1]))
+        info = cast("dict[str, Fact]", json.loads(lines[-1]))
     except ValueError:
         return TorchFacts(python=python, why=f"its answer can't be read: {lines[-1][:100]}")
-    return _read(python, told)
+    return _read(python, info)
 
 
-def _read(python: str, told: dict[str, Fact]) -> TorchFacts:
+def _read(python: str, info: dict[str, Fact]) -> TorchFacts:
     def text(name: str) -> str:
-        return str(told.get(name) or "")
+        return str(info.get(name) or "")
 
     def entries(name: str) -> list[Fact]:
-        value = told.get(name)
+        value = info.get(name)
         return value if isinstance(value, list) else []
 
     devices = tuple(

@@ -83,16 +83,16 @@ def list_cards(host: Host) -> Cards:
     return host.cards
 
 
-def ask_cards(host: Host) -> Cards:
-    """Ask nvidia-smi for the GPUs; it is bounded, and no answer is an answer, too."""
-    ran = ask_smi(host, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
-    said = f"{ran.out}\n{ran.err}"
-    if "not a valid field" in said:  # a driver before MIG
-        ran = ask_smi(host, f"--query-gpu={','.join(_FIELDS[:-1])}", "--format=csv,noheader,nounits")
-        said = f"{ran.out}\n{ran.err}"
+def query_cards(host: Host) -> Cards:
+    """Query nvidia-smi for the GPUs; it is bounded, and no answer is an answer, too."""
+    ran = run_smi(host, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    output = f"{ran.out}\n{ran.err}"
+    if "not a valid field" in output:  # a driver before MIG
+        ran = run_smi(host, f"--query-gpu={','.join(_FIELDS[:-1])}", "--format=csv,noheader,nounits")
+        output = f"{ran.out}\n{ran.err}"
     lost = tuple(
         line.strip()
-        for line in said.splitlines()
+        for line in output.splitlines()
         if "Unable to determine the device handle" in line or "GPU is lost" in line
     )
     rows = [
@@ -103,17 +103,17 @@ def ask_cards(host: Host) -> Cards:
             sight="ok", gpus=tuple(map(_read_gpu, rows)), lost=lost,
             driver=next((row[4] for row in rows if row[4][:1].isdigit()), read_driver_version(host)),
         )  # fmt: skip
-    return _explain_silence(host, ran, " ".join(said.split()))
+    return _explain_silence(host, ran, " ".join(output.split()))
 
 
-def ask_smi(host: Host, *words: str) -> Ran:
+def run_smi(host: Host, *words: str) -> Ran:
     """Run nvidia-smi within its time."""
     return host.run("nvidia-smi", *words, timeout_s=ANSWER_S)
 
 
 def query(host: Host, *fields: str) -> dict[int, dict[str, str]]:
     """Return further fields by the GPU's index; nothing if this driver does not know one of them."""
-    ran = ask_smi(host, f"--query-gpu={','.join(('index', *fields))}", "--format=csv,noheader,nounits")
+    ran = run_smi(host, f"--query-gpu={','.join(('index', *fields))}", "--format=csv,noheader,nounits")
     rows = [_split(line) for line in ran.out.splitlines()] if ran.is_good else []
     good = (row for row in rows if len(row) == len(fields) + 1 and row[0].isdigit())
     return {int(row[0]): dict(zip(fields, row[1:], strict=True)) for row in good}
@@ -131,7 +131,7 @@ def read_driver_version(host: Host) -> str:
 def find_driver_cuda(host: Host) -> str:
     """Return the newest CUDA that the driver serves: ``12.4``; empty if it is not told."""
     # "CUDA Version" until drivers of 2025, "CUDA UMD Version" since.
-    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", ask_smi(host).out)
+    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", run_smi(host).out)
     return found[1] if found else ""
 
 
@@ -151,7 +151,7 @@ def to_kernel_bus_id(text: str) -> str:
     return f"{domain[-4:]}:{rest}"
 
 
-def _explain_silence(host: Host, ran: Ran, said: str) -> Cards:
+def _explain_silence(host: Host, ran: Ran, output: str) -> Cards:
     if ran.code is None and "did not end" in ran.why:
         return Cards(
             sight="late",
@@ -165,15 +165,15 @@ def _explain_silence(host: Host, ran: Ran, said: str) -> Cards:
             why=f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it",
             driver=driver,
         )
-    if ran.code is not None and ("mismatch" in said or list_pci_gpus(host) or driver):
-        return Cards(sight="broken", why=said[:300] or f"nvidia-smi ended with {ran.code}", driver=driver)
+    if ran.code is not None and ("mismatch" in output or list_pci_gpus(host) or driver):
+        return Cards(sight="broken", why=output[:300] or f"nvidia-smi ended with {ran.code}", driver=driver)
     if host.has("/dev/kfd"):
         return Cards(sight="amd")
     if list_pci_gpus(host):
         return Cards(
             sight="broken", why="there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
         )
-    return Cards(sight="none", why=said[:300] or "there is no nvidia-smi, and no loaded driver")
+    return Cards(sight="none", why=output[:300] or "there is no nvidia-smi, and no loaded driver")
 
 
 def _split(line: str) -> list[str]:

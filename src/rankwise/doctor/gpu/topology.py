@@ -78,7 +78,7 @@ def list_switches_above(host: Host, bus_id: str) -> list[str]:
 
 
 def is_translated(host: Host, bus_id: str) -> bool:
-    """Tell whether the IOMMU translates the addresses that a device uses."""
+    """Return whether the IOMMU translates the addresses that a device uses."""
     kind = host.read(f"/sys/bus/pci/devices/{bus_id}/iommu_group/type")
     if kind:
         return kind in {"DMA", "DMA-FQ"}
@@ -88,5 +88,5 @@ def is_translated(host: Host, bus_id: str) -> bool:
 
 
 def is_virtual(host: Host) -> bool:
-    """Tell whether this host is a virtual machine: its PCI is not the real one."""
+    """Return whether this host is a virtual machine: its PCI is not the real one."""
     return bool(re.search(r"^flags\s*:.*\bhypervisor\b", host.read("/proc/cpuinfo"), re.MULTILINE))

@@ -69,7 +69,7 @@ def list_left_over(host: Host, suspects: Iterable[Process]) -> list[Process]:
 
 
 def is_left_over(host: Host, process: Process) -> bool:
-    """Tell whether a process is a rank or a worker of a job whose launcher is gone."""
+    """Return whether a process is a rank or a worker of a job whose launcher is gone."""
     return _is_of_job(process) and bool(list_left_over(host, [process]))
 
 
@@ -100,7 +100,7 @@ def _is_of_job(process: Process) -> bool:
 
 
 def _is_adopted(host: Host, process: Process) -> bool:
-    """Tell whether process 1 has adopted another, and has not started it."""
+    """Return whether process 1 has adopted another, and has not started it."""
     first = read_process(host, 1)
     if first is None or find_possible_launcher(host):
         return False
@@ -129,6 +129,6 @@ def _list_living_jobs(host: Host) -> dict[JobKey, float]:
 
 
 def _belongs(process: Process, ages: Mapping[JobKey, float]) -> bool:
-    """Tell whether a process belongs to a living job: an older one is of an earlier job, which may have met at the same place."""
+    """Return whether a process belongs to a living job: an older one is of an earlier job, which may have met at the same place."""
     job = _find_job(process.env)
     return job is not None and process.age_s <= ages.get(job, -1.0)

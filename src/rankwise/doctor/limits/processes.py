@@ -41,7 +41,7 @@ class Process:
     env: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"pid {self.pid} ({self.command}) of {self.user}, started {say_age(self.age_s)} ago"
+        return f"pid {self.pid} ({self.command}) of {self.user}, started {format_age(self.age_s)} ago"
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def read_process(host: Host, pid: int, *, parent: int | None = None) -> Process 
 
 
 def is_inside(host: Host, pid: int, ancestor: int) -> bool:
-    """Tell whether a process is another one, or was started by it, or by one that it started."""
+    """Return whether a process is another one, or was started by it, or by one that it started."""
     above = {pid}
     with use_psutil(host) as ps:
         above |= {one.pid for one in ps.Process(pid).parents()}
@@ -112,8 +112,8 @@ def name_command(argv: list[str]) -> str:
     return program
 
 
-def say_age(age_s: float) -> str:
-    """Say a span of time in the unit that fits: ``2 h``."""
+def format_age(age_s: float) -> str:
+    """Describe a span of time in the unit that fits: ``2 h``."""
     for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
         if age_s >= 2 * seconds:
             return f"{age_s / seconds:.0f} {unit}"

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.limits.keepers import find_keeper
+from rankwise.doctor.limits.limit_owners import find_limit_owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,17 +78,17 @@ def raise_limit(host: Host, limits: Mapping[str, Limit], name: str, *, least: fl
 
 def _raise_beyond(host: Host, option: str, word: str, most: str) -> str:
     """Return what raises a hard limit, which only whoever has set it can do."""
-    keeper = find_keeper(host)
+    owner = find_limit_owner(host)
     unit = f"Limit{word.upper()}={most.replace('unlimited', 'infinity')}"
     beyond = f"# ulimit -{option} can't go beyond the hard limit"
-    if keeper == "kubernetes" or (keeper in {"docker", "podman"} and word == "as"):
+    if owner == "kubernetes" or (owner in {"docker", "podman"} and word == "as"):
         return f"{beyond}, which is that of the container's runtime: {unit} of its service (containerd, docker) on the node"
-    if keeper == "apptainer":
+    if owner == "apptainer":
         return f"{beyond}, which is that of the host outside: raise it there, before the container starts ({unit} of a service, or /etc/security/limits.conf)"
-    if keeper in {"docker", "podman"}:
+    if owner in {"docker", "podman"}:
         most = most.replace("unlimited", "-1")
-        return f"{keeper} run --ulimit {word}={most}:{most} …"
-    if keeper == "slurm":
+        return f"{owner} run --ulimit {word}={most}:{most} …"
+    if owner == "slurm":
         return f"{beyond}, which is that of Slurm: {unit} of slurmd's service on the nodes, and ulimit -{option} in the shell that calls sbatch"
     return (
         f'echo "$(id -un) - {word} {most}" | sudo tee -a /etc/security/limits.conf'
@@ -97,12 +97,12 @@ def _raise_beyond(host: Host, option: str, word: str, most: str) -> str:
 
 
 def has_capability(host: Host, number: int) -> bool:
-    """Tell whether this process may do what root may, as far as one capability goes."""
+    """Return whether this process may do what root may, as far as one capability goes."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", host.read("/proc/self/status"), re.MULTILINE)
     return bool(found and int(found[1], 16) >> number & 1) and is_among_all_users(host)
 
 
 def is_among_all_users(host: Host) -> bool:
-    """Tell whether this process sees the users of the whole host: root of a user namespace is nobody where the kernel's limits count."""
+    """Return whether this process sees the users of the whole host: root of a user namespace is nobody where the kernel's limits count."""
     # A kernel without such namespaces has no such file.
     return host.read("/proc/self/uid_map").split() in ([], ["0", "0", "4294967295"])

@@ -59,7 +59,7 @@ class Firewall:
     why: str = ""
 
     def is_closed(self) -> bool:
-        """Tell whether what comes in is dropped unless a rule accepts it."""
+        """Return whether what comes in is dropped unless a rule accepts it."""
         own = [one for one in self.chains if one.hook == "input"]
         return any(one.is_closed or any(map(_DROPS_ALL.match, one.rules)) for one in own)
 
@@ -68,7 +68,7 @@ class Firewall:
         return [rule for one in self.chains for rule in one.rules if port and re.search(rf"\b{port}\b", rule)]
 
     def accepts(self, networks: Iterable[str]) -> bool:
-        """Tell whether a rule that names no port accepts one of some IPv4 networks, or a part of it."""
+        """Return whether a rule that names no port accepts one of some IPv4 networks, or a part of it."""
         own = [ipaddress.IPv4Network(one) for one in networks]
         named = [
             ipaddress.ip_network(word, strict=False)
@@ -189,7 +189,7 @@ def _read_nftables(text: str) -> list[Chain]:
 
 
 def _explain_silence(saved: Ran, listed: Ran) -> str:
-    """Say why there may be rules that were not printed: a program is here, and did not print those that it keeps."""
+    """Describe why there may be rules that were not printed: a program is here, and did not print those that it keeps."""
     asked = {"iptables-save": saved, "nft": listed}
     if all(_is_missing(ran) for ran in asked.values()):
         return "neither nft nor iptables can be queried here"

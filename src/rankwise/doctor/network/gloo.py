@@ -35,7 +35,7 @@ def find_gloo_address(host: Host, interfaces: Sequence[Interface]) -> str:
 
 
 def can_bind(ip: str, interfaces: Sequence[Interface]) -> bool:
-    """Tell whether a socket here can be bound to an address: it is one of ours, or one of loopback."""
+    """Return whether a socket here can be bound to an address: it is one of ours, or one of loopback."""
     own = {address.ip for one in interfaces for address in one.addresses}
     return ip in own or (ip.startswith("127.") and is_loopback_address(ip))
 

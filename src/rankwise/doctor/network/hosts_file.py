@@ -1,4 +1,4 @@
-r"""Commands that mend ``/etc/hosts``: as root by sudo, with the old file beside it, and in containers, too.
+r"""Commands that fix ``/etc/hosts``: as root by sudo, with the old file beside it, and in containers, too.
 
 There the file is a mount, which can't be replaced as `sed -i` does: the new one is written over it.
 """
@@ -41,7 +41,7 @@ def lead_name(name: str, address: str, hosts: str) -> list[str]:
 
 
 def _is_of_one_host(words: list[str], name: str) -> bool:
-    """Tell whether all names of a line are one host's: ``host2.cluster host2``."""
+    """Return whether all names of a line are one host's: ``host2.cluster host2``."""
     short = name.lower().partition(".")[0]
     return all(word.partition(".")[0] == short for word in words[1:])
 

@@ -95,15 +95,15 @@ def list_interfaces(host: Host) -> tuple[Interface, ...]:
 
 
 def read_interfaces(host: Host) -> tuple[Interface, ...]:
-    """Ask the system for all interfaces; those with an address of IPv4 come first, by their numbers."""
+    """Query the system for all interfaces; those with an address of IPv4 come first, by their numbers."""
     import psutil  # noqa: PLC0415 - most runs never ask
 
     stats = psutil.net_if_stats()
     found = []
-    for name, told in psutil.net_if_addrs().items():
+    for name, info in psutil.net_if_addrs().items():
         addresses = [
             Address(ip=one.address.partition("%")[0], prefix=_count_bits(one.netmask))
-            for one in told
+            for one in info
             if one.family in {socket.AF_INET, socket.AF_INET6}
         ]
         about = stats.get(name)
@@ -118,16 +118,16 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
 
 
 def _is_up(host: Host, name: str, flags: str, *, is_running: bool) -> bool:
-    """Tell whether an interface was put up and has a carrier; the system's "running" comes up to a second after both."""
-    told = host.read(f"/sys/class/net/{name}/flags")
-    if told.startswith("0x"):
-        return bool(int(told, 16) & _IFF_UP) and host.read(f"/sys/class/net/{name}/carrier") != "0"
+    """Return whether an interface was put up and has a carrier; the system's "running" comes up to a second after both."""
+    info = host.read(f"/sys/class/net/{name}/flags")
+    if info.startswith("0x"):
+        return bool(int(info, 16) & _IFF_UP) and host.read(f"/sys/class/net/{name}/carrier") != "0"
     # A network namespace has no such files until /sys is mounted anew in it.
     return is_running or (sys.platform == "linux" and "up" in flags.split(","))
 
 
 def find_kind(host: Host, name: str) -> Kind:
-    """Tell what an interface is, by what the kernel says of it, and by the names that programs give theirs."""
+    """Report what an interface is, by what the kernel says of it, and by the names that programs give theirs."""
     folder = f"/sys/class/net/{name}"
     number = host.read(f"{folder}/type")
     signs: tuple[tuple[Kind, bool], ...] = (

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet, and on which interface of this host they should."""
+"""The address of the rendezvous, and the interface of this host that the ranks should use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIKE = 0.6
 
 
 def find_master(host: Host) -> tuple[str, int | None]:
-    """Return the name and the port of the meeting place: the job's, else those of the environment; empty and None if not told."""
+    """Return the name and the port of the rendezvous: the job's, else those of the environment; empty and None if not told."""
     # Launchers' flags may have an IPv6 address in brackets; what else is wrong with a name, the probe of the address tells.
     text = host.env.get("MASTER_PORT", "").strip()
     port = host.job.master_port or (int(text) if text.isascii() and text.isdecimal() else None)
@@ -28,7 +28,7 @@ def find_master(host: Host) -> tuple[str, int | None]:
 
 
 def has_several_hosts(host: Host) -> bool:
-    """Tell whether the job runs on more hosts than this one."""
+    """Return whether the job runs on more hosts than this one."""
     return host.job.num_nodes > 1
 
 
@@ -55,10 +55,10 @@ def suggest_name(host: Host, interfaces: Sequence[Interface], near: str = "") ->
     return next(iter([*alike, *(ordered if best else [])]), "")
 
 
-def say_interface(one: Interface) -> str:
+def describe_interface(one: Interface) -> str:
     """Name an interface with its first address and its kind: ``docker0 (172.17.0.1, container)``."""
     addresses = one.reachable or one.addresses
-    told = [addresses[0].ip] if addresses else ["no address"]
+    info = [addresses[0].ip] if addresses else ["no address"]
     if one.kind != "ethernet":
-        told.append("VPN" if one.kind == "vpn" else one.kind)
-    return f"{one.name} ({', '.join(told)})"
+        info.append("VPN" if one.kind == "vpn" else one.kind)
+    return f"{one.name} ({', '.join(info)})"

@@ -13,8 +13,8 @@ def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
     """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers."""
 
     def ask() -> tuple[str, ...]:
-        told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in told))
+        info = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in info))
 
     try:
         return call_within(timeout_s, ask)
@@ -23,7 +23,7 @@ def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
 
 
 def is_loopback_address(ip: str) -> bool:
-    """Tell whether an address means the host that uses it; False for what is no address."""
+    """Return whether an address means the host that uses it; False for what is no address."""
     try:
         return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
     except ValueError:
@@ -31,5 +31,5 @@ def is_loopback_address(ip: str) -> bool:
 
 
 def is_host_name(text: str) -> bool:
-    """Tell whether a text has only signs that names and addresses of hosts have: what else there is must not come into a command."""
+    """Return whether a text has only signs that names and addresses of hosts have: what else there is must not come into a command."""
     return re.fullmatch(r"(?!-)[\w.:%\[\]-]+", text) is not None

@@ -52,7 +52,7 @@ def read_settings(host: Host) -> dict[str, Setting]:
 
 
 def uses_nccl(host: Host) -> bool:
-    """Tell whether ranks here will use NCCL: they ask for it, or there are GPUs and they ask for nothing else."""
+    """Return whether ranks here will use NCCL: they ask for it, or there are GPUs and they ask for nothing else."""
     if host.job.backend:
         return "nccl" in host.job.backend
     # WSL has no such folder, and a library of Windows' driver. Where no file tells, nvidia-smi does, or is missing, at once.
@@ -96,8 +96,8 @@ def _choose(host: Host, interfaces: Sequence[Interface]) -> list[tuple[Interface
     settings = read_settings(host)
 
     def value(name: str) -> str:
-        told = settings.get(name)
-        return told.value if told and len(told.value) > 1 else ""
+        info = settings.get(name)
+        return info.value if info and len(info.value) > 1 else ""
 
     found = _list_running(interfaces, value("NCCL_SOCKET_FAMILY"))
     named = value("NCCL_SOCKET_IFNAME")

@@ -16,9 +16,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.storage.folder_trial import try_folder
 from rankwise.doctor.storage.mounts import (
     find_absolute,
     find_dangling,
@@ -26,15 +27,14 @@ from rankwise.doctor.storage.mounts import (
     find_mount,
     is_object_store,
 )
-from rankwise.doctor.storage.trying import try_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.storage.folder_trial import Trial
     from rankwise.doctor.storage.mounts import Mount
-    from rankwise.doctor.storage.trying import Trial
 
 _MIB = 1 << 20
 #: A model of a billion parameters with its optimizer is 12 GB: twenty minutes at this speed.
@@ -59,7 +59,7 @@ def look(host: Host) -> Iterator[Reading]:
         return
     dangling = find_dangling(host, wanted)
     if dangling:
-        yield _tell_dangling(host, dangling)
+        yield _report_dangling(host, dangling)
         return
     folder = find_existing(host, wanted)
     mount = find_mount(host, folder)
@@ -91,7 +91,7 @@ def look(host: Host) -> Iterator[Reading]:
     )
 
 
-def _tell_dangling(host: Host, link: str) -> Reading:
+def _report_dangling(host: Host, link: str) -> Reading:
     target, error = host.path(link).readlink(), host.find_error(link)
     if error:
         return Reading(
@@ -106,29 +106,29 @@ def _tell_dangling(host: Host, link: str) -> Reading:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of hosts that have another folder under the name."""
-    groups = group_hosts({host: {"place": _name_place(told)} for host, told in facts.items()}, "place")
+    """Report hosts that have another folder under the name."""
+    groups = group_hosts({host: {"place": _name_place(info)} for host, info in facts.items()}, "place")
     if len(groups) < 2:
         return
-    shared = [host for host, told in facts.items() if told.get("is_shared")]
+    shared = [host for host, info in facts.items() if info.get("is_shared")]
     local = [host for host in facts if host not in shared]
-    folder = next((str(told.get("folder")) for told in facts.values()), "")
+    folder = next((str(info.get("folder")) for info in facts.values()), "")
     if shared and local:
         yield Reading(
             verdict="fail",
-            what=f"{folder} is shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {say_groups(_say_kinds(facts))}",
+            what=f"{folder} is shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {format_groups(_describe_kinds(facts))}",
             why="the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume", class_id="K8",
             fix="mount -a  # there, or: findmnt " + folder, hosts=tuple(local),
         )  # fmt: skip
     elif local:
         yield Reading(
-            verdict="warn", what=f"{folder} is another folder on each host: {say_groups(_say_kinds(facts))}", class_id="K8", hosts=tuple(facts),
+            verdict="warn", what=f"{folder} is another folder on each host: {format_groups(_describe_kinds(facts))}", class_id="K8", hosts=tuple(facts),
             why="no host has a complete checkpoint of a sharded model, and only some find one to resume from: the others start from scratch, and the job hangs",
             fix="# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
         )  # fmt: skip
     else:
         yield Reading(
-            verdict="warn", what=f"{folder} is not the same folder on all hosts: {say_groups(groups)}", class_id="K8", hosts=find_odd_hosts(groups),
+            verdict="warn", what=f"{folder} is not the same folder on all hosts: {format_groups(groups)}", class_id="K8", hosts=find_odd_hosts(groups),
             why="only some ranks find a checkpoint to resume from: the others start from scratch, and the job hangs", fix=f"findmnt -T {folder}  # on these hosts",
         )  # fmt: skip
 
@@ -143,32 +143,32 @@ def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
             "is_shared": mount.is_shared,
         }
     try:
-        told = host.path(folder).stat()
+        info = host.path(folder).stat()
     except OSError:
         return facts
     # Two containers on one machine have the same kernel, and may have the same folder.
     return facts | {
-        "inode": told.st_ino,
-        "device": told.st_dev,
+        "inode": info.st_ino,
+        "device": info.st_dev,
         "boot": host.read("/proc/sys/kernel/random/boot_id"),
     }
 
 
-def _name_place(told: Facts) -> str:
+def _name_place(info: Facts) -> str:
     """Name the folder so that two hosts have the same name if they have the same folder."""
-    if told.get("is_shared"):
-        if told.get("is_fuse"):
-            return f"{told.get('kind')} {told.get('source')}"
+    if info.get("is_shared"):
+        if info.get("is_fuse"):
+            return f"{info.get('kind')} {info.get('source')}"
         # One server may have several addresses; the folder's number there is the same, and its size.
-        return f"{told.get('kind')} inode {told.get('inode')}, {told.get('size')} bytes"
-    return f"boot {told.get('boot')} device {told.get('device')} inode {told.get('inode')}"
+        return f"{info.get('kind')} inode {info.get('inode')}, {info.get('size')} bytes"
+    return f"boot {info.get('boot')} device {info.get('device')} inode {info.get('inode')}"
 
 
-def _say_kinds(facts: Mapping[str, Facts]) -> dict[str, list[str]]:
+def _describe_kinds(facts: Mapping[str, Facts]) -> dict[str, list[str]]:
     return group_hosts(
         {
-            host: {"kind": f"{told.get('kind') or 'unknown'} on {told.get('source') or '?'}"}
-            for host, told in facts.items()
+            host: {"kind": f"{info.get('kind') or 'unknown'} on {info.get('source') or '?'}"}
+            for host, info in facts.items()
         },
         "kind",
     )

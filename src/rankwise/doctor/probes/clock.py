@@ -28,15 +28,15 @@ _FAR_S = 5.0
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell whether a time server keeps the clock."""
-    told = _ask_chrony(host) or _ask_systemd(host) or _ask_ntp(host)
-    if told is None:
+    """Return whether a time server keeps the clock."""
+    info = _query_chrony(host) or _query_systemd(host) or _query_ntp(host)
+    if info is None:
         yield skipped(
             "clock synchronization",
             "no chronyc, timedatectl or ntpq answers here; a container has its host's clock",
         )
         return
-    who, is_kept, offset_s = told
+    who, is_kept, offset_s = info
     off = "" if offset_s is None else f", {abs(offset_s):.6f} s off"
     if is_kept and abs(offset_s or 0.0) < _FAR_S:
         yield ok(f"{who} synchronizes the clock{off}")
@@ -50,27 +50,27 @@ def look(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _ask_chrony(host: Host) -> tuple[str, bool, float | None] | None:
-    told = host.run("chronyc", "tracking")
-    status = re.search(r"Leap status\s*:\s*(.+)", told.out)
-    if not told.is_good or status is None:
+def _query_chrony(host: Host) -> tuple[str, bool, float | None] | None:
+    info = host.run("chronyc", "tracking")
+    status = re.search(r"Leap status\s*:\s*(.+)", info.out)
+    if not info.is_good or status is None:
         return None
-    off = re.search(r"System time\s*:\s*([\d.]+) seconds", told.out)
+    off = re.search(r"System time\s*:\s*([\d.]+) seconds", info.out)
     return "chronyc", status[1].strip() != "Not synchronised", float(off[1]) if off else None
 
 
-def _ask_systemd(host: Host) -> tuple[str, bool, float | None] | None:
-    told = host.run("timedatectl", "show", "--property=NTPSynchronized", "--value")
-    word = told.out.strip()
-    return ("timedatectl", word == "yes", None) if told.is_good and word in {"yes", "no"} else None
+def _query_systemd(host: Host) -> tuple[str, bool, float | None] | None:
+    info = host.run("timedatectl", "show", "--property=NTPSynchronized", "--value")
+    word = info.out.strip()
+    return ("timedatectl", word == "yes", None) if info.is_good and word in {"yes", "no"} else None
 
 
-def _ask_ntp(host: Host) -> tuple[str, bool, float | None] | None:
-    told = host.run("ntpq", "-c", "rv")
-    off = re.search(r"\boffset=(-?[\d.]+)", told.out)
-    if not told.is_good or "leap" not in told.out:
+def _query_ntp(host: Host) -> tuple[str, bool, float | None] | None:
+    info = host.run("ntpq", "-c", "rv")
+    off = re.search(r"\boffset=(-?[\d.]+)", info.out)
+    if not info.is_good or "leap" not in info.out:
         return None
-    return "ntpq", "leap_alarm" not in told.out, float(off[1]) / 1000 if off else None
+    return "ntpq", "leap_alarm" not in info.out, float(off[1]) / 1000 if off else None
 
 
 PROBE = Probe(id="clock", title="the clock", topic="network", speed="quick", look=look, classes=("I23",))

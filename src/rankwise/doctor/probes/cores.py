@@ -25,7 +25,7 @@ from rankwise.base.identity import Identity, read_all
 from rankwise.doctor.limits.cgroups import list_groups, read_counters
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ class Cores:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell how many cores there are, and whether ranks, threads and workers fit."""
+    """Report how many cores there are, and whether ranks, threads and workers fit."""
     cores = read_cores(host)
     if cores is None:
         yield skipped(
@@ -71,7 +71,7 @@ def look(host: Host) -> Iterator[Reading]:
     if not found:
         limit = "" if math.isinf(cores.quota) else f", {cores.quota:g} of them by quota"
         yield ok(
-            f"{say_count(cores.cores, 'core')} ({say_count(cores.cpus, 'processor')}){limit}",
+            f"{format_count(cores.cores, 'core')} ({format_count(cores.cpus, 'processor')}){limit}",
             cores=cores.cores,
             cpus=cores.cpus,
             usable=cores.usable,
@@ -114,19 +114,19 @@ def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     ranks, workers = host.job.num_ranks, host.job.num_workers or 0
     if ranks is None or _is_bound(host, cores, ranks):
         return
-    seen = f"{say_count(cores.usable, 'processor')} can be used here" + (
+    seen = f"{format_count(cores.usable, 'processor')} can be used here" + (
         "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
     )
     if ranks > cores.usable:
         yield Reading(
-            verdict="warn", what=f"{say_count(ranks, 'rank')}, and {seen}", why="ranks share cores: fine for testing, but slower than fewer ranks",
+            verdict="warn", what=f"{format_count(ranks, 'rank')}, and {seen}", why="ranks share cores: fine for testing, but slower than fewer ranks",
             class_id="X17", fix=f"rankwise run --nproc-per-node {cores.usable} …",
         )  # fmt: skip
     else:
         yield from _check_threads(host, cores, ranks, seen)
     if ranks * workers > cores.usable:
         yield Reading(
-            verdict="warn", what=f"{say_count(ranks, 'rank')} with {say_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {say_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
+            verdict="warn", what=f"{format_count(ranks, 'rank')} with {format_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {format_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
             why="they compete with each other and with the ranks; torch warns `Our suggested max number of worker`", class_id="X17",
             fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
         )  # fmt: skip
@@ -139,17 +139,17 @@ def _check_threads(host: Host, cores: Cores, ranks: int, seen: str) -> Iterator[
     launcher = _find_plain_launcher(host)
     if ranks * threads > cores.usable:
         yield Reading(
-            verdict="warn", what=f"{say_count(ranks, 'rank')} with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
+            verdict="warn", what=f"{format_count(ranks, 'rank')} with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
             why="the threads compete for cores: many times slower than with fewer", fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
         )  # fmt: skip
     elif threads == 1 and share >= _IDLE and host.job.backend == "gloo":
         yield Reading(
-            verdict="warn", what=f"OMP_NUM_THREADS=1 lets {say_count(ranks, 'rank')} use {ranks} of {say_count(min(cores.cores, cores.usable), 'core')}",
+            verdict="warn", what=f"OMP_NUM_THREADS=1 lets {format_count(ranks, 'rank')} use {ranks} of {format_count(min(cores.cores, cores.usable), 'core')}",
             why="a job on the CPU is slower by as much", fix="unset OMP_NUM_THREADS  # rankwise run gives each rank its share", class_id="X17",
         )  # fmt: skip
     elif not text and launcher and ranks > 1:
         yield Reading(
-            verdict="warn", what=f"{launcher} starts {ranks} ranks here without OMP_NUM_THREADS: each starts a thread for each of {say_count(cores.cpus, 'processor')}",
+            verdict="warn", what=f"{launcher} starts {ranks} ranks here without OMP_NUM_THREADS: each starts a thread for each of {format_count(cores.cpus, 'processor')}",
             why="the threads compete for cores: many times slower than with fewer; torchrun and rankwise run set it, srun and mpirun do not",
             fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
         )  # fmt: skip
@@ -160,23 +160,23 @@ def _find_plain_launcher(host: Host) -> str:
     if "TORCHELASTIC_RUN_ID" in host.env:
         return ""
     # RANK and its like may have been set by hand, from the launcher's own.
-    told = (one for one in read_all(host.env) if isinstance(one, Identity) and one.names[0] != "RANK")
-    nearest = next(told, None)
+    info = (one for one in read_all(host.env) if isinstance(one, Identity) and one.names[0] != "RANK")
+    nearest = next(info, None)
     if nearest is None or nearest.local_world_size != host.job.num_ranks:
         return ""
     return {"Slurm": "srun", "Flux": "flux run"}.get(nearest.source, "mpirun")
 
 
 def _is_bound(host: Host, cores: Cores, ranks: int) -> bool:
-    """Tell whether the cores seen may be those of one rank alone: srun and mpirun bind each task to its own."""
+    """Return whether the cores seen may be those of one rank alone: srun and mpirun bind each task to its own."""
     online = len(read_list(host.read("/sys/devices/system/cpu/online")))
     return ranks > 1 and ranks * cores.cpus <= online and bool(_find_plain_launcher(host))
 
 
 def _check_throttled(host: Host) -> Iterator[Reading]:
     for folder in list_groups(host, "cpu"):
-        told = read_counters(host, f"{folder}/cpu.stat")
-        periods, stopped = told.get("nr_periods", 0), told.get("nr_throttled", 0)
+        info = read_counters(host, f"{folder}/cpu.stat")
+        periods, stopped = info.get("nr_periods", 0), info.get("nr_throttled", 0)
         if periods >= _ENOUGH_PERIODS and stopped > _OFTEN * periods:
             yield Reading(
                 verdict="warn", what=f"the cgroup's CPU quota was exhausted in {stopped} of {periods} periods ({stopped / periods:.0%})",

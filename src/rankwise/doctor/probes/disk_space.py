@@ -24,7 +24,7 @@ from rankwise.doctor.storage.mounts import (
     find_mount,
     read_mounts,
 )
-from rankwise.doctor.units import format_size, say_count
+from rankwise.doctor.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +48,12 @@ class _Place:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what is free in each of the folders; one that is on the disk of another is told once."""
+    """Report what is free in each of the folders; one that is on the disk of another is told once."""
     current = find_current(host)
     places = _list_places(host, current)
     mounts = read_mounts(host)
-    told: list[str] = []
-    found: list[Reading] = [] if current else [_tell_deleted()]
+    info: list[str] = []
+    found: list[Reading] = [] if current else [_report_deleted()]
     for place in places:
         folder = find_existing(host, place.folder)
         usage = host.usage(folder)
@@ -64,12 +64,12 @@ def look(host: Host) -> Iterator[Reading]:
             found.append(bad)
         # Some file systems of networks and programs tell no size at all.
         if usage[0]:
-            told.append(f"{place.folder}: {format_size(usage[1])}")
+            info.append(f"{place.folder}: {format_size(usage[1])}")
     yield from found
-    if not told and not found:
+    if not info and not found:
         yield skipped("free space is unknown", "this system reports it differently")
     elif not found:
-        yield ok(f"free: {', '.join(told)}")
+        yield ok(f"free: {', '.join(info)}")
 
 
 def _list_places(host: Host, current: str) -> list[_Place]:
@@ -88,7 +88,7 @@ def _list_places(host: Host, current: str) -> list[_Place]:
     return places
 
 
-def _tell_deleted() -> Reading:
+def _report_deleted() -> Reading:
     return Reading(
         verdict="fail", what="the current folder has been deleted", fix='cd "$PWD"  # or another folder',
         why="every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
@@ -118,7 +118,7 @@ def _judge(
         )  # fmt: skip
     if inodes is not None and inodes[1] < _FEW_INODES:
         return Reading(
-            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {say_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {format_size(free)} free",
+            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {format_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {format_size(free)} free",
             why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {mount.point if mount else folder}/* | sort -n | tail",
         )  # fmt: skip
     if free < min(place.tight_bytes, size):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
 from rankwise.doctor.network.gloo import split_names
-from rankwise.doctor.network.master import has_several_hosts, say_interface, suggest_name
+from rankwise.doctor.network.master import describe_interface, has_several_hosts, suggest_name
 from rankwise.doctor.network.nccl import uses_nccl
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
@@ -34,12 +34,12 @@ _TLS_FILES = ("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_T
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what Gloo and TensorPipe are told, and what of it does not fit this host."""
+    """Report what Gloo and TensorPipe are told, and what of it does not fit this host."""
     wrong = [*_judge_names(host), *_judge_transport(host), *_judge_rpc(host)]
     names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME")
-    told = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
+    info = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
     facts: dict[str, Fact] = {"transport": host.env.get("GLOO_DEVICE_TRANSPORT", "") or "none set"}
-    first, *others = wrong or [ok(told or "no variable of Gloo is set")]
+    first, *others = wrong or [ok(info or "no variable of Gloo is set")]
     yield from (replace(first, facts=facts), *others)
 
 
@@ -63,16 +63,16 @@ def _judge_names(host: Host) -> Iterator[Reading]:
             fix=_set(host, "GLOO_SOCKET_IFNAME"),
         )  # fmt: skip
     for name in split_names(value):
-        told = _find_fault(name, interfaces)
+        info = _find_fault(name, interfaces)
         one = next((one for one in interfaces if one.name == name), None)
-        if told:
+        if info:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {told}", class_id="I6",
+                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {info}", class_id="I6",
                 why=f"every rank that uses Gloo fails: `Unable to find address for: {name}`", fix=_set(host, "GLOO_SOCKET_IFNAME", near=name),
             )  # fmt: skip
         elif one is not None and has_several_hosts(host) and one.kind in {"loopback", "container"}:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {say_interface(one)} is local to this host", class_id="I5",
+                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host", class_id="I5",
                 why="the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", fix=_set(host, "GLOO_SOCKET_IFNAME"),
             )  # fmt: skip
         elif one is not None and not one.is_up:
@@ -83,7 +83,7 @@ def _judge_names(host: Host) -> Iterator[Reading]:
 
 
 def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
-    """Say what is wrong with the name of an interface, by Gloo's rules; empty for nothing."""
+    """Describe what is wrong with the name of an interface, by Gloo's rules; empty for nothing."""
     one = next((one for one in interfaces if one.name == name), None)
     if one is not None:
         return "" if one.addresses else f"{name} has no address"
@@ -116,10 +116,10 @@ def _judge_transport(host: Host) -> Iterator[Reading]:
 
 def _judge_rpc(host: Host) -> Iterator[Reading]:
     name = host.env.get("TP_SOCKET_IFNAME", "")
-    told = _find_fault(name, host.interfaces()) if name else ""
-    if told:
+    info = _find_fault(name, host.interfaces()) if name else ""
+    if info:
         yield Reading(
-            verdict="warn", what=f"TP_SOCKET_IFNAME={name}: {told}", why="torch.distributed.rpc fails at init_rpc; nothing else reads it",
+            verdict="warn", what=f"TP_SOCKET_IFNAME={name}: {info}", why="torch.distributed.rpc fails at init_rpc; nothing else reads it",
             fix=_set(host, "TP_SOCKET_IFNAME", near=name),
         )  # fmt: skip
 

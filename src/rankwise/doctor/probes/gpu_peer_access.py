@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import is_on
-from rankwise.doctor.gpu.nvidia import ask_smi, list_cards
+from rankwise.doctor.gpu.nvidia import list_cards, run_smi
 from rankwise.doctor.gpu.topology import (
     is_translated,
     is_virtual,
@@ -28,7 +28,7 @@ from rankwise.doctor.gpu.topology import (
 )
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,13 +42,13 @@ _Pairs = dict[tuple[int, int], str]
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell which GPUs reach each other, and what stands in their way."""
+    """Report which GPUs reach each other, and what stands in their way."""
     cards = list_cards(host)
     if len(cards.gpus) < 2:
         yield cards.skip() if not cards.gpus else ok("one GPU: no peer to reach")
         return
-    access = list_gpu_pairs(read_matrix(ask_smi(host, "topo", "-p2p", "r").out))
-    ways = list_gpu_pairs(read_matrix(ask_smi(host, "topo", "-m").out))
+    access = list_gpu_pairs(read_matrix(run_smi(host, "topo", "-p2p", "r").out))
+    ways = list_gpu_pairs(read_matrix(run_smi(host, "topo", "-m").out))
     if not access:
         yield skipped(
             "nvidia-smi does not report which GPUs reach each other", "`nvidia-smi topo -p2p r` has no matrix"
@@ -58,10 +58,10 @@ def look(host: Host) -> Iterator[Reading]:
     found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, cards, direct)]
     yield from found
     if all(one.verdict == "skipped" for one in found):
-        yield ok(_say(access, direct), direct=len(direct), pairs=len(access))
+        yield ok(_describe(access, direct), direct=len(direct), pairs=len(access))
 
 
-def _say(access: _Pairs, direct: _Pairs) -> str:
+def _describe(access: _Pairs, direct: _Pairs) -> str:
     if len(direct) == len(access):
         return (
             f"all {len(access)} pairs of GPUs reach each other directly"
@@ -77,7 +77,7 @@ def _say(access: _Pairs, direct: _Pairs) -> str:
     }
     others = sorted({cell for cell in access.values() if cell != "OK"})
     reasons = ", ".join(f"{cell}: {words.get(cell, 'unknown')}" for cell in others)
-    return f"{len(direct)} of {say_count(len(access), 'pair')} of GPUs reach each other directly ({reasons}); the others go through the host's memory"
+    return f"{len(direct)} of {format_count(len(access), 'pair')} of GPUs reach each other directly ({reasons}); the others go through the host's memory"
 
 
 def _check_links(access: _Pairs, ways: _Pairs) -> Iterator[Reading]:
@@ -85,26 +85,26 @@ def _check_links(access: _Pairs, ways: _Pairs) -> Iterator[Reading]:
     if closed:
         a, b = closed[0]
         yield Reading(
-            verdict="warn", what=f"{say_count(len(closed), 'pair')} of GPUs with NVLink that can't be used: GPU {a} and GPU {b} say {access[a, b]}",
+            verdict="warn", what=f"{format_count(len(closed), 'pair')} of GPUs with NVLink that can't be used: GPU {a} and GPU {b} say {access[a, b]}",
             why="NCCL goes through the host's memory instead, many times slower",
             fix="nvidia-smi topo -p2p n  # and: sudo systemctl status nvidia-fabricmanager",
         )  # fmt: skip
 
 
 def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
-    told = host.torch
+    info = host.torch
     # Only where torch sees the same GPUs in the same order can the two be held against each other.
-    if "CUDA_VISIBLE_DEVICES" in host.env or len(told.peers) * (len(told.peers) - 1) // 2 != len(access):
+    if "CUDA_VISIBLE_DEVICES" in host.env or len(info.peers) * (len(info.peers) - 1) // 2 != len(access):
         return
     closed = [
         (a, b)
         for (a, b), cell in access.items()
-        if cell == "OK" and not (told.peers[a][b] and told.peers[b][a])
+        if cell == "OK" and not (info.peers[a][b] and info.peers[b][a])
     ]
     if closed:
         a, b = closed[0]
         yield Reading(
-            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, but CUDA says that they don't ({say_count(len(closed), 'such pair')})",
+            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, but CUDA says that they don't ({format_count(len(closed), 'such pair')})",
             why="NCCL goes through the host's memory instead: slower", fix="NCCL_DEBUG=INFO rankwise run …  # shows the way that NCCL takes", class_id="R12",
         )  # fmt: skip
 
@@ -144,12 +144,12 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
 
 
 def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
-    """Tell of the switches above some GPUs that send their copies up to the processor."""
+    """Report the switches above some GPUs that send their copies up to the processor."""
     above = {bridge for place in places for bridge in list_switches_above(host, place)}
     if not above:
         return
     ran = host.run("lspci", "-vvv", timeout_s=10.0)
-    what = f"whether ACS is on at {say_count(len(above), 'PCIe switch', 'PCIe switches')} above the GPUs is not known"
+    what = f"whether ACS is on at {format_count(len(above), 'PCIe switch', 'PCIe switches')} above the GPUs is not known"
     if not ran.is_good:
         why = ran.why or f"lspci ended with {ran.code}: {' '.join(ran.err.split())[:200]}"
         fix = "sudo apt-get install pciutils" if ran.code is None and "No such file" in ran.why else ""
@@ -158,7 +158,7 @@ def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
     closed = [one for one in list_bridges_with_acs(ran.out) if one in above]
     if closed:
         yield Reading(
-            verdict="warn", what=f"ACS is on at {say_count(len(closed), 'PCIe switch', 'PCIe switches')} above the GPUs: {', '.join(closed[:8])}", why=_WHY,
+            verdict="warn", what=f"ACS is on at {format_count(len(closed), 'PCIe switch', 'PCIe switches')} above the GPUs: {', '.join(closed[:8])}", why=_WHY,
             fix="\n".join([_NOW, *(f"sudo setpci -s {one} ECAP_ACS+0x6.w=0000" for one in closed[:8]), "# for good: switch ACS off in the firmware"]),
             class_id="R12",
         )  # fmt: skip

@@ -31,20 +31,20 @@ _REASONS = {
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell which GPUs are slowed down, and which may use less power than others."""
+    """Report which GPUs are slowed down, and which may use less power than others."""
     cards = list_cards(host)
     if not cards.gpus:
         yield cards.skip()
         return
-    told = _query_reasons(host)
-    if not told:
+    info = _query_reasons(host)
+    if not info:
         yield skipped(
             "this driver does not report what slows a GPU down",
             "`nvidia-smi --query-gpu` knows none of the fields",
         )
         return
     is_quiet = True
-    for index, values in told.items():
+    for index, values in info.items():
         reasons = [name for name in _REASONS if values.get(name) == "Active"]
         if reasons:
             is_quiet = False
@@ -52,7 +52,7 @@ def look(host: Host) -> Iterator[Reading]:
                 verdict="warn", what=f"GPU {index} is slowed down at this moment ({_REASONS[reasons[0]]}), {values['temperature.gpu']} °C",
                 why="all ranks wait for it at each step", fix=f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER",
             )  # fmt: skip
-    limits = {one.index: to_int(told[one.index]["power.limit"]) for one in cards.gpus if one.index in told}
+    limits = {one.index: to_int(info[one.index]["power.limit"]) for one in cards.gpus if one.index in info}
     highest = {
         name: max(limits.get(one.index, 0) for one in cards.gpus if one.name == name)
         for name in {one.name for one in cards.gpus}
@@ -85,11 +85,11 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
 def _query_reasons(host: Host) -> dict[int, dict[str, str]]:
     # The first name is that of drivers since 535, the second of those before.
     for prefix in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        told = query(host, "temperature.gpu", "power.limit", *(f"{prefix}.{name}" for name in _REASONS))
-        if told:
+        info = query(host, "temperature.gpu", "power.limit", *(f"{prefix}.{name}" for name in _REASONS))
+        if info:
             return {
                 index: {name.removeprefix(f"{prefix}."): value for name, value in values.items()}
-                for index, values in told.items()
+                for index, values in info.items()
             }
     return {}
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query
+from rankwise.doctor.gpu.nvidia import list_cards, query, run_smi
 from rankwise.doctor.gpu.topology import list_gpu_pairs, read_links, read_matrix
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ _SETTLED = {"completed", "n/a", "[n/a]", "not supported", "[not supported]", ""}
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the ways between the GPUs, and the links that are lost."""
+    """Report the ways between the GPUs, and the links that are lost."""
     cards = list_cards(host)
     if not cards.gpus:
         yield cards.skip()
@@ -45,16 +45,16 @@ def look(host: Host) -> Iterator[Reading]:
         yield ok("one GPU: no links to others")
         return
     yield from _check_links(host, cards)
-    matrix = read_matrix(ask_smi(host, "topo", "-m").out)
+    matrix = read_matrix(run_smi(host, "topo", "-m").out)
     pairs = list_gpu_pairs(matrix)
     if not pairs:
         yield skipped("the links between the GPUs are unknown", "`nvidia-smi topo -m` has no matrix")
         return
-    yield ok(_say(cards, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
+    yield ok(_describe(cards, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
 
 
 def _check_fabric(host: Host) -> Iterator[Reading]:
-    states = {index: told["fabric.state"] for index, told in query(host, "fabric.state").items()}
+    states = {index: info["fabric.state"] for index, info in query(host, "fabric.state").items()}
     late = {index: state for index, state in states.items() if state.strip().lower() not in _SETTLED}
     if late:
         state = next(iter(late.values()))
@@ -65,7 +65,7 @@ def _check_fabric(host: Host) -> Iterator[Reading]:
 
 
 def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
-    links = read_links(ask_smi(host, "nvlink", "-s").out)
+    links = read_links(run_smi(host, "nvlink", "-s").out)
     models = {one.index: one.name for one in cards.gpus}
     for index, active in sorted(links.items()):
         alike = [sum(theirs) for other, theirs in links.items() if models.get(other) == models.get(index)]
@@ -74,13 +74,13 @@ def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
             dead = ", ".join(str(at) for at, is_active in enumerate(active) if not is_active)
             which = f"; inactive: {dead}" if dead else ""
             yield Reading(
-                verdict="warn", what=f"GPU {index} has {say_count(sum(active), 'active NVLink')}, others of its model here have {max(alike)}{which}",
+                verdict="warn", what=f"GPU {index} has {format_count(sum(active), 'active NVLink')}, others of its model here have {max(alike)}{which}",
                 why="all GPUs wait for the slowest link: collectives are slower by as much",
                 fix="nvidia-smi nvlink -e  # counts its errors\nsudo nvidia-smi --gpu-reset  # when idle",
             )  # fmt: skip
 
 
-def _say(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]) -> str:
+def _describe(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]) -> str:
     counts = Counter(pairs.values())
     ways = ", ".join(
         f"{count} by {way}"
@@ -90,8 +90,8 @@ def _say(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str
     near = {
         a for (a, b), way in matrix.items() if a.startswith("GPU") and b in nics and way in {"PIX", "PXB"}
     }
-    beside = f"; {say_count(len(near), 'GPU')} with a network card near" if nics else ""
-    return f"{len(cards.gpus)} GPUs, {say_count(len(pairs), 'pair')}: {ways}{beside}"
+    beside = f"; {format_count(len(near), 'GPU')} with a network card near" if nics else ""
+    return f"{len(cards.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
 
 
 PROBE = Probe(

@@ -16,12 +16,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, to_int
+from rankwise.doctor.gpu.nvidia import list_cards, run_smi, to_int
 from rankwise.doctor.limits.orphans import is_left_over
 from rankwise.doctor.limits.processes import is_inside, read_process
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class _Holder:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell which processes hold memory on which GPU."""
+    """Report which processes hold memory on which GPU."""
     cards = list_cards(host)
     if not cards.gpus:
         yield cards.skip()
@@ -62,12 +62,12 @@ def look(host: Host) -> Iterator[Reading]:
         orphans = [one for one in others if one.process is not None and is_left_over(host, one.process)]
         if orphans or gpu.used_mib - ours >= max(_SMALL_MIB, gpu.memory_mib // 20):
             is_quiet = False
-            yield _tell(gpu, others, orphans, gpu.used_mib - ours)
+            yield _report(gpu, others, orphans, gpu.used_mib - ours)
     if is_quiet:
-        yield ok(f"no other process holds memory on {say_count(len(cards.gpus), 'GPU')}")
+        yield ok(f"no other process holds memory on {format_count(len(cards.gpus), 'GPU')}")
 
 
-def _tell(gpu: Gpu, others: list[_Holder], orphans: list[_Holder], used_mib: int) -> Reading:
+def _report(gpu: Gpu, others: list[_Holder], orphans: list[_Holder], used_mib: int) -> Reading:
     held = "; ".join(f"{one.process or f'pid {one.pid}'}: {one.used_mib} MiB" for one in others)
     who = held or "by processes that can't be seen from here: another container's, or another user's"
     is_full = used_mib > _FULL * gpu.memory_mib
@@ -85,7 +85,7 @@ def _tell(gpu: Gpu, others: list[_Holder], orphans: list[_Holder], used_mib: int
 
 
 def _list_holders(host: Host) -> dict[str, list[_Holder]]:
-    ran = ask_smi(host, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+    ran = run_smi(host, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
     found: dict[str, list[_Holder]] = {}
     for line in ran.out.splitlines():
         cells = [cell.strip() for cell in line.split(",")]

@@ -20,11 +20,11 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.gpu.nvidia import ask_smi, list_cards, query, to_int, to_kernel_bus_id
+from rankwise.doctor.gpu.nvidia import list_cards, query, run_smi, to_int, to_kernel_bus_id
 from rankwise.doctor.limits.processes import list_processes
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,17 +45,17 @@ _NONE = {"", "-1", "NoDevFiles", "none"}
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what the driver says, how many GPUs a rank can see, and which of them are ill."""
+    """Report what the driver says, how many GPUs a rank can see, and which of them are ill."""
     cards = list_cards(host)
     if cards.sight in {"broken", "late"}:
-        yield _tell_broken(host, cards)
+        yield _report_broken(host, cards)
         return
     if cards.sight != "ok":
         yield cards.skip()
         return
     found = [*_check_lost(cards), *_check_visible(host, cards), *_check_health(cards, host)]
     yield from found
-    yield _tell(host, cards)
+    yield _report(host, cards)
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -99,7 +99,7 @@ def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
     return len(seen), ""
 
 
-def _tell(host: Host, cards: Cards) -> Reading:
+def _report(host: Host, cards: Cards) -> Reading:
     models = sorted({one.name for one in cards.gpus})
     present = len(host.names("/proc/driver/nvidia/gpus"))
     more = f" of the host's {present}" if present > len(cards.gpus) else ""
@@ -109,12 +109,12 @@ def _tell(host: Host, cards: Cards) -> Reading:
     )  # fmt: skip
 
 
-def _tell_broken(host: Host, cards: Cards) -> Reading:
+def _report_broken(host: Host, cards: Cards) -> Reading:
     reboot = (
         "sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia"
     )
     if cards.sight == "late":
-        return _tell_late(host, cards)
+        return _report_late(host, cards)
     if "mismatch" in cards.why:
         return Reading(
             verdict="fail", what=f"nvidia-smi reports: {cards.why}", fix=reboot,
@@ -127,7 +127,7 @@ def _tell_broken(host: Host, cards: Cards) -> Reading:
     )  # fmt: skip
 
 
-def _tell_late(host: Host, cards: Cards) -> Reading:
+def _report_late(host: Host, cards: Cards) -> Reading:
     signs = [*_list_stuck(host), *_list_serious(host)]
     if signs:
         return Reading(
@@ -169,7 +169,7 @@ def _check_lost(cards: Cards) -> Iterator[Reading]:
 def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
     ranks, backend = host.job.num_ranks, host.job.backend
     mig = (
-        len(re.findall(r"^\s+MIG\s", ask_smi(host, "-L").out, re.MULTILINE))
+        len(re.findall(r"^\s+MIG\s", run_smi(host, "-L").out, re.MULTILINE))
         if any(one.has_mig for one in cards.gpus)
         else 0
     )
@@ -185,14 +185,14 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
         )  # fmt: skip
     if mig and (ranks or 0) > 1 and backend != "gloo":
         yield Reading(
-            verdict="warn", what=f"the GPUs are split (MIG, {say_count(mig, 'device')}), and {ranks} ranks are to run here",
+            verdict="warn", what=f"the GPUs are split (MIG, {format_count(mig, 'device')}), and {ranks} ranks are to run here",
             why="a rank can use one MIG device only, and NCCL refuses two ranks on one GPU: `Duplicate GPU detected`",
             fix="sudo nvidia-smi -mig 0  # whole GPUs again; needs them idle",
         )  # fmt: skip
     elif ranks is not None and ranks > visible and backend != "gloo" and (visible or backend == "nccl"):
         named = "" if text is None else f" (CUDA_VISIBLE_DEVICES={text})"
         yield Reading(
-            verdict="fail", what=f"{say_count(ranks, 'rank')}, and {say_count(visible, 'GPU')} that they can see{named}", class_id="L7",
+            verdict="fail", what=f"{format_count(ranks, 'rank')}, and {format_count(visible, 'GPU')} that they can see{named}", class_id="L7",
             why="the ranks above end with `CUDA error: invalid device ordinal`, or share a GPU, which NCCL refuses: `Duplicate GPU detected`",
             fix=f"rankwise run --nproc-per-node {visible} …" if visible else "unset CUDA_VISIBLE_DEVICES",
         )  # fmt: skip
@@ -201,12 +201,12 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
 def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
     ecc, rows = "ecc.errors.uncorrected.volatile.total", ("remapped_rows.pending", "remapped_rows.failure")
     # One question where the driver knows all of it: each takes seconds on a host where nothing holds the driver awake.
-    told = query(host, ecc, *rows) or query(host, ecc)
-    for index, values in told.items():
+    info = query(host, ecc, *rows) or query(host, ecc)
+    for index, values in info.items():
         count = to_int(values[ecc])
         if count:
             yield Reading(
-                verdict="warn", what=f"GPU {index} has counted {say_count(count, 'memory error')} that could not be corrected",
+                verdict="warn", what=f"GPU {index} has counted {format_count(count, 'memory error')} that could not be corrected",
                 why="ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers",
                 fix=f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle; errors that come back need repair",
             )  # fmt: skip
@@ -229,7 +229,7 @@ def _check_kernel_log(cards: Cards, host: Host) -> Iterator[Reading]:
         # In a container the log is that of the whole host: other jobs' GPUs are not ours to tell of.
         if number in _XIDS and (place in names or cards.lost):
             yield Reading(
-                verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {say_count(count, 'time')} since the host was started: "
+                verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {format_count(count, 'time')} since the host was started: "
                 f"{_XIDS[number]}", why="ranks on this GPU fail or hang when it happens again",
                 fix="sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and see whether it comes back",
             )  # fmt: skip

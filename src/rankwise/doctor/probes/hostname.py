@@ -37,7 +37,7 @@ _SLOW_S = 1.0
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the address of the host's own name, and how long it took to get it."""
+    """Report the address of the host's own name, and how long it took to get it."""
     ips, took_s = host.time_lookup(host.name)
     yield _judge_address(host, ips)
     if took_s > _SLOW_S:
@@ -49,20 +49,20 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
     interfaces = host.interfaces()
-    told, taken = _say(host, ips, interfaces), find_gloo_address(host, interfaces)
+    info, taken = _describe(host, ips, interfaces), find_gloo_address(host, interfaces)
     named = split_names(host.env.get("GLOO_SOCKET_IFNAME", ""))
     if named:
-        return ok(f"{told}; Gloo goes by GLOO_SOCKET_IFNAME={','.join(named)}", name=host.name)
+        return ok(f"{info}; Gloo goes by GLOO_SOCKET_IFNAME={','.join(named)}", name=host.name)
     if not is_loopback_address(taken) or not has_several_hosts(host):
-        return ok(f"{told}; Gloo takes {taken}", name=host.name)
+        return ok(f"{info}; Gloo takes {taken}", name=host.name)
     return Reading(
-        verdict="warn" if uses_nccl(host) else "fail", what=f"{told}; Gloo takes {taken}", class_id="I5",
+        verdict="warn" if uses_nccl(host) else "fail", what=f"{info}; Gloo takes {taken}", class_id="I5",
         why="the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang",
         fix=_mend(host, suggest_interface(host, interfaces)), facts={"name": host.name},
     )  # fmt: skip
 
 
-def _say(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface]) -> str:
+def _describe(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface]) -> str:
     if not ips:
         return f"the host's own name {host.name} has no address"
     if not any(can_bind(ip, interfaces) for ip in ips):

@@ -43,16 +43,16 @@ class _Port:
         return self.state.endswith("ACTIVE")
 
     def __str__(self) -> str:
-        told = (
+        info = (
             self.rate.partition(" (")[0]
             if self.is_active
             else f"{self.state.partition(': ')[2]} ({self.physical.partition(': ')[2]})"
         )
-        return f"{self.name} {told}"
+        return f"{self.name} {info}"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the ports of InfiniBand and RoCE, and whether ranks may use them."""
+    """Report the ports of InfiniBand and RoCE, and whether ranks may use them."""
     devices = list_rdma_devices(host)
     if not devices:
         yield replace(
@@ -65,14 +65,14 @@ def look(host: Host) -> Iterator[Reading]:
         for number in host.names(f"/sys/class/infiniband/{device}/ports")
     ]
     active = [port for port in ports if port.is_active]
-    told = ", ".join(map(str, ports)) or f"{', '.join(devices)} without a port"
+    info = ", ".join(map(str, ports)) or f"{', '.join(devices)} without a port"
     if not active and uses_nccl(host):
         yield Reading(
-            verdict="warn", what=f"no InfiniBand port is active: {told}", why="NCCL falls back to TCP, many times slower", fix="ibstat",
+            verdict="warn", what=f"no InfiniBand port is active: {info}", why="NCCL falls back to TCP, many times slower", fix="ibstat",
             facts={"active": 0},
         )  # fmt: skip
     else:
-        yield ok(told, active=len(active), rate=", ".join(sorted({port.rate for port in active})))
+        yield ok(info, active=len(active), rate=", ".join(sorted({port.rate for port in active})))
     if active and uses_nccl(host):
         yield from _judge_access(host)
 

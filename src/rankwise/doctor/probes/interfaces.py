@@ -17,7 +17,12 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.network.gloo import find_gloo_address, find_interface, split_names
-from rankwise.doctor.network.master import find_master, has_several_hosts, say_interface, suggest_interface
+from rankwise.doctor.network.master import (
+    describe_interface,
+    find_master,
+    has_several_hosts,
+    suggest_interface,
+)
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.network.nccl import choose_nccl_interfaces, match_names, read_settings, uses_nccl
 from rankwise.doctor.probe import Probe
@@ -34,7 +39,7 @@ _FOREIGN = ("container", "vpn", "loopback")
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the interfaces, and what is wrong with those that Gloo and NCCL take."""
+    """Report the interfaces, and what is wrong with those that Gloo and NCCL take."""
     interfaces = host.interfaces()
     gloo = find_interface(find_gloo_address(host, interfaces), interfaces)
     nccl = choose_nccl_interfaces(host, interfaces) if uses_nccl(host) else ()
@@ -44,19 +49,19 @@ def look(host: Host) -> Iterator[Reading]:
         yield from _judge_gloo(host, gloo, best)
         yield from _judge_nccl(host, nccl, best)
         if best is None and not any(one.is_up and one.reachable and one.kind == "vpn" for one in interfaces):
-            yield _tell_none(interfaces)
+            yield _report_none(interfaces)
 
 
 def _describe(interfaces: Sequence[Interface], gloo: Interface | None, nccl: Sequence[Interface]) -> str:
     shown = [one for one in interfaces if one.addresses and one.kind != "loopback"]
-    told = (
-        ", ".join(say_interface(one) + ("" if one.is_up else " [down]") for one in shown)
+    info = (
+        ", ".join(describe_interface(one) + ("" if one.is_up else " [down]") for one in shown)
         or "no interface but loopback has an address"
     )
     takers = [f"Gloo takes {gloo.name}"] if gloo else []
     if nccl:
         takers.append(f"NCCL takes {', '.join(one.name for one in nccl)}")
-    return "; ".join([told, *takers])
+    return "; ".join([info, *takers])
 
 
 def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None) -> dict[str, Fact]:
@@ -86,7 +91,7 @@ def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> 
         return
     if not _leads_to_master(host, taken):
         yield Reading(
-            verdict="warn" if uses_nccl(host) else _weigh(host, taken, best), what=f"Gloo takes {say_interface(taken)}, the address of the host's name",
+            verdict="warn" if uses_nccl(host) else _weigh(host, taken, best), what=f"Gloo takes {describe_interface(taken)}, the address of the host's name",
             why="other hosts can't reach it: `Gloo connectFullMesh failed`, `timed out connecting`, or a hang",
             fix=f"export GLOO_SOCKET_IFNAME={best.name}",
         )  # fmt: skip
@@ -102,7 +107,7 @@ def _judge_nccl(host: Host, taken: Sequence[Interface], best: Interface | None) 
     is_first = foreign[0] is taken[0]
     yield Reading(
         verdict=_weigh(host, foreign[0], best) if is_first else "warn", class_id="I7",
-        what=f"NCCL takes {', '.join(map(say_interface, foreign))}" + ("" if is_first else f" besides {taken[0].name}"),
+        what=f"NCCL takes {', '.join(map(describe_interface, foreign))}" + ("" if is_first else f" besides {taken[0].name}"),
         why="other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system error`, or a hang at the first collective",
         fix=f"export NCCL_SOCKET_IFNAME={_name_for_nccl(best, host.interfaces())}",
     )  # fmt: skip
@@ -131,7 +136,7 @@ def _name_for_nccl(best: Interface, interfaces: Sequence[Interface]) -> str:
     return best.name if is_alone else f"={best.name}"
 
 
-def _tell_none(interfaces: Sequence[Interface]) -> Reading:
+def _report_none(interfaces: Sequence[Interface]) -> Reading:
     down = [
         one.name for one in interfaces if not one.is_up and one.kind in {"ethernet", "infiniband", "wireless"}
     ]
@@ -140,20 +145,20 @@ def _tell_none(interfaces: Sequence[Interface]) -> Reading:
         for one in interfaces
         if one.is_up and one.kind != "loopback" and one.addresses and not one.reachable
     ]
-    told = [f"{', '.join(down)} down"] if down else []
-    told += [f"{', '.join(local)} with a link-local address only"] if local else []
-    others = [say_interface(one) for one in interfaces if one.is_up and one.reachable]
-    told += [f"there are {', '.join(others)}"] if others else []
+    info = [f"{', '.join(down)} down"] if down else []
+    info += [f"{', '.join(local)} with a link-local address only"] if local else []
+    others = [describe_interface(one) for one in interfaces if one.is_up and one.reachable]
+    info += [f"there are {', '.join(others)}"] if others else []
     return Reading(
         verdict="warn" if others else "fail",
-        what="no interface has an address that other hosts reach" + (f": {'; '.join(told)}" if told else ""),
+        what="no interface has an address that other hosts reach" + (f": {'; '.join(info)}" if info else ""),
         why="the ranks of this host can't reach those of others", fix=f"sudo ip link set dev {down[0]} up" if down else "ip -br addr",
     )  # fmt: skip
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     yield from _compare_names(facts)
-    networks = {host: _by_name(told) for host, told in facts.items()}
+    networks = {host: _by_name(info) for host, info in facts.items()}
     common = set.intersection(
         *({one for found in by_name.values() for one in found} for by_name in networks.values())
     )
@@ -177,23 +182,23 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _by_name(told: Facts) -> dict[str, list[str]]:
-    networks = told.get("networks")
+def _by_name(info: Facts) -> dict[str, list[str]]:
+    networks = info.get("networks")
     found = networks if isinstance(networks, dict) else {}
     return {name: [str(one) for one in value] for name, value in found.items() if isinstance(value, list)}
 
 
 def _compare_names(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of a variable that some hosts set, and that would fit no interface of the others."""
+    """Report a variable that some hosts set, and that would fit no interface of the others."""
     for variable, key in (("GLOO_SOCKET_IFNAME", "gloo_wanted"), ("NCCL_SOCKET_IFNAME", "nccl_wanted")):
-        wanted = {host: str(told[key]) for host, told in facts.items() if told.get(key)}
-        without = {host: told for host, told in facts.items() if host not in wanted}
+        wanted = {host: str(info[key]) for host, info in facts.items() if info.get(key)}
+        without = {host: info for host, info in facts.items() if host not in wanted}
         for value in dict.fromkeys(wanted.values()):
             # What fits nothing where it is set is wrong there, and is no want of the others.
             setters = [
                 host for host, one in wanted.items() if one == value and _fits(variable, value, facts[host])
             ]
-            lacking = [host for host, told in without.items() if not _fits(variable, value, told)]
+            lacking = [host for host, info in without.items() if not _fits(variable, value, info)]
             if lacking and setters:
                 names = {host: next(iter(_by_name(facts[host])), "") for host in lacking}
                 yield Reading(
@@ -204,8 +209,8 @@ def _compare_names(facts: Mapping[str, Facts]) -> Iterator[Reading]:
                 )  # fmt: skip
 
 
-def _fits(variable: str, value: str, told: Facts) -> bool:
-    given = told.get("names")
+def _fits(variable: str, value: str, info: Facts) -> bool:
+    given = info.get("names")
     names = [str(one) for one in given] if isinstance(given, list) else []
     if variable == "GLOO_SOCKET_IFNAME":
         return set(split_names(value)) <= set(names)

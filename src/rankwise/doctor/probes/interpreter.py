@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell which interpreter and torch the ranks get, and whether torchrun on PATH belongs to another one."""
-    told = host.torch
-    yield _tell_torch(told)
-    if not told.has_torch and told.why:
+    """Report which interpreter and torch the ranks get, and whether torchrun on PATH belongs to another one."""
+    info = host.torch
+    yield _report_torch(info)
+    if not info.has_torch and info.why:
         return  # the ranks can't run on this interpreter, whatever stands on PATH
     for name in ("torchrun", "rankwise"):
         launcher = find_program(host, name)
         python = _find_interpreter(host, launcher) if launcher else ""
-        if python and not _is_same_environment(host, python, told.python):
+        if python and not _is_same_environment(host, python, info.python):
             yield Reading(
-                verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {told.python}", class_id="L17",
+                verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {info.python}", class_id="L17",
                 why=f"a job started with {name} here uses the packages of another environment",
-                fix=_write_fix(host, name, told.python),
+                fix=_write_fix(host, name, info.python),
             )  # fmt: skip
 
 
@@ -69,27 +69,27 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _tell_torch(told: TorchFacts) -> Reading:
-    minor = ".".join(told.python_version.split(".")[:2])
-    if told.has_torch:
-        what = f"Python {told.python_version} ({told.python}), torch {told.version} in {told.folder}"
-        return ok(what, python=minor, torch=told.version, interpreter=told.python, folder=told.folder)
-    if "did not end" in told.why or told.why == "not asked":
+def _report_torch(info: TorchFacts) -> Reading:
+    minor = ".".join(info.python_version.split(".")[:2])
+    if info.has_torch:
+        what = f"Python {info.python_version} ({info.python}), torch {info.version} in {info.folder}"
+        return ok(what, python=minor, torch=info.version, interpreter=info.python, folder=info.folder)
+    if "did not end" in info.why or info.why == "not asked":
         return skipped(
-            f"torch could not be queried: {told.why}",
+            f"torch could not be queried: {info.why}",
             "an import of torch takes seconds; a disk or a driver does not answer in time",
         )
     install = (
-        f"{told.python} -m pip install torch"
-        if "No module named 'torch'" in told.why
-        else f'{told.python} -c "import torch"'
+        f"{info.python} -m pip install torch"
+        if "No module named 'torch'" in info.why
+        else f'{info.python} -c "import torch"'
     )
-    is_missing = "can't be run" in told.why
+    is_missing = "can't be run" in info.why
     return Reading(
-        verdict="fail", what=f"{told.python} " + ("can't be started: " if is_missing else "can't import torch: ") + told.why, class_id="L17",
+        verdict="fail", what=f"{info.python} " + ("can't be started: " if is_missing else "can't import torch: ") + info.why, class_id="L17",
         why="each rank here ends at once with this error",
         fix="# name the interpreter of the environment that has torch" if is_missing else f"{install}  # or use another environment's Python",
-        facts={"python": minor, "interpreter": told.python},
+        facts={"python": minor, "interpreter": info.python},
     )  # fmt: skip
 
 

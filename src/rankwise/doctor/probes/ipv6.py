@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell whether there is IPv6, and whether the master's name wants it."""
+    """Return whether there is IPv6, and whether the master's name wants it."""
     interfaces = host.interfaces()
     gloo = find_gloo_address(host, interfaces)
     one, best = find_interface(gloo, interfaces), suggest_interface(host, interfaces)
@@ -60,23 +60,23 @@ def _judge_master(host: Host) -> Iterator[Reading]:
     if not ips or ":" not in ips[0] or is_loopback_address(ips[0]) or _has_route(host):
         return
     other = next((ip for ip in ips if ":" not in ip), "")
-    told = f"the master's name {name} is {', '.join(ips)}, but this host has no IPv6 address for other hosts"
+    info = f"the master's name {name} is {', '.join(ips)}, but this host has no IPv6 address for other hosts"
     if other:
         yield Reading(
-            verdict="warn", what=told, class_id="I22", fix=f"export MASTER_ADDR={other}  # on all hosts",
+            verdict="warn", what=info, class_id="I22", fix=f"export MASTER_ADDR={other}  # on all hosts",
             why="ranks try IPv6 first: warnings of socket.cpp (errno 97, 101), or a long wait, before they take IPv4",
         )  # fmt: skip
     else:
         yield Reading(
-            verdict="fail", what=told, class_id="I22", why="ranks here never reach the store: `The client socket has timed out`",
+            verdict="fail", what=info, class_id="I22", why="ranks here never reach the store: `The client socket has timed out`",
             fix="export MASTER_ADDR=…  # the master's IPv4 address, on all hosts",
         )  # fmt: skip
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     families: dict[str, list[str]] = {}
-    for host, told in facts.items():
-        families.setdefault(str(told.get("family") or ""), []).append(host)
+    for host, info in facts.items():
+        families.setdefault(str(info.get("family") or ""), []).append(host)
     if not (families.get("IPv4") and families.get("IPv6")):
         return
     hosts = families["IPv6"]

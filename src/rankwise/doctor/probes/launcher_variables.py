@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what the variables contradict each other in; else who they say that this is."""
+    """Report what the variables contradict each other in; else who they say that this is."""
     job, has_gpus = host.job, may_have_gpus(host)
     if not job.is_launch:
         wrong = find_contradictions(host.env, backend=job.backend, has_gpus=has_gpus)

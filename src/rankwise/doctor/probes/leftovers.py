@@ -27,7 +27,7 @@ from rankwise.doctor.limits.orphans import (
 )
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,35 +48,35 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell which processes and files are left over."""
+    """Report which processes and files are left over."""
     suspects = list_suspects(host)
     left = list_left_over(host, suspects)
     if left:
-        yield _tell_left(host, left)
+        yield _report_left(host, left)
     files = _list_dead_files(host)
     size = sum(files.values())
     if size >= _MUCH_BYTES:
         names = sorted(files, key=lambda name: -files[name])[:_MOST_NAMES]
         yield Reading(
-            verdict="warn", what=f"{say_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB", class_id="R5",
+            verdict="warn", what=f"{format_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB", class_id="R5",
             why="they take memory, and space that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
             fix="rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host),
         )  # fmt: skip
     elif not left:
         forgotten = (
-            f"; {say_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" if files else ""
+            f"; {format_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" if files else ""
         )
         first = find_possible_launcher(host)
         if suspects and first:
             yield skipped(
-                f"{say_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}{forgotten}",
+                f"{format_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}{forgotten}",
                 f"process 1 is {first}, which may have started them itself; a container that is started with --init tells them apart",
             )
         else:
             yield ok(f"no processes of jobs whose launcher is gone{forgotten}")
 
 
-def _tell_left(host: Host, left: list[Process]) -> Reading:
+def _report_left(host: Host, left: list[Process]) -> Reading:
     stuck = sum(one.is_stuck for one in left)
     note = (
         f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
@@ -84,8 +84,8 @@ def _tell_left(host: Host, left: list[Process]) -> Reading:
         else ""
     )
     return Reading(
-        verdict="warn", what=f"{say_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}", class_id="R5",
-        why=_say_holdings(find_holdings(host, left)), fix=f"kill {' '.join(str(one.pid) for one in left[:_MOST_NAMES])}{note}",
+        verdict="warn", what=f"{format_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}", class_id="R5",
+        why=_describe_holdings(find_holdings(host, left)), fix=f"kill {' '.join(str(one.pid) for one in left[:_MOST_NAMES])}{note}",
     )  # fmt: skip
 
 
@@ -94,9 +94,9 @@ def _show(processes: list[Process]) -> str:
     return "; ".join(map(str, processes[:4])) + more
 
 
-def _say_holdings(held: Holdings) -> str:
+def _describe_holdings(held: Holdings) -> str:
     ports = ", ".join(map(str, held.ports[:4]))
-    told = [
+    info = [
         *(["GPUs (`CUDA out of memory`)"] if held.has_gpus else []),
         *([f"{held.memory_bytes / (1 << 30):.1f} GiB of memory"] if held.memory_bytes >= _MUCH_BYTES else []),
         *(
@@ -105,8 +105,8 @@ def _say_holdings(held: Holdings) -> str:
             else []
         ),
     ]
-    if told:
-        return f"they hold {', '.join(told)}"
+    if info:
+        return f"they hold {', '.join(info)}"
     return (
         "no GPU, no port and little memory of theirs can be seen; they may still take cores from the next job"
     )
@@ -120,11 +120,11 @@ def _list_dead_files(host: Host) -> dict[str, int]:
         if not _NAMES.fullmatch(name):
             continue
         try:
-            told = host.path(f"/dev/shm/{name}").lstat()
+            info = host.path(f"/dev/shm/{name}").lstat()
         except OSError:
             continue
-        if told.st_uid == own:
-            found[name] = told.st_blocks * 512
+        if info.st_uid == own:
+            found[name] = info.st_blocks * 512
     if sum(found.values()) < _MUCH_BYTES:
         return {
             name: size

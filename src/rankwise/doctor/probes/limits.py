@@ -19,7 +19,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import find_process_room
-from rankwise.doctor.limits.keepers import say_more_processes
+from rankwise.doctor.limits.limit_owners import suggest_more_processes
 from rankwise.doctor.limits.ulimits import Limit, has_capability, is_among_all_users, raise_limit, read_limits
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
@@ -38,7 +38,7 @@ _CAP_IPC_LOCK = 14
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the limits that break jobs."""
+    """Report the limits that break jobs."""
     limits = read_limits(host.read("/proc/self/limits"))
     if not limits:
         yield skipped("this system does not report its limits", "there is no /proc/self/limits")
@@ -52,11 +52,11 @@ def look(host: Host) -> Iterator[Reading]:
     yield from found
     if not found:
         files, processes = (
-            _say(limits.get("Max open files", Limit()).soft),
-            _say(limits.get("Max processes", Limit()).soft),
+            _describe(limits.get("Max open files", Limit()).soft),
+            _describe(limits.get("Max processes", Limit()).soft),
         )
         yield ok(
-            f"{files} open files, {processes} processes, {_say(limits.get('Max locked memory', Limit()).soft)} bytes of locked memory"
+            f"{files} open files, {processes} processes, {_describe(limits.get('Max locked memory', Limit()).soft)} bytes of locked memory"
         )
 
 
@@ -66,7 +66,7 @@ def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if files < _FEW_FILES or (files <= _FEW_FILES and workers >= _MANY_WORKERS):
         beside = f", and {workers} workers of each rank" if workers else ""
         yield Reading(
-            verdict="warn", what=f"a process may open {_say(files)} files{beside}",
+            verdict="warn", what=f"a process may open {_describe(files)} files{beside}",
             why="data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
             fix=raise_limit(host, limits, "Max open files", least=_FEW_FILES + 1),
         )  # fmt: skip
@@ -78,13 +78,13 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     why = "`can't start new thread`, `Resource temporarily unavailable`, or `pthread_create failed`"
     if left < need:
         yield Reading(
-            verdict="fail" if left < need / 3 else "warn", what=f"this container or session allows {_say(limit)} processes and threads, {_say(left)} "
-            f"more than now; the ranks take about {need}", why=why, fix=say_more_processes(host),
+            verdict="fail" if left < need / 3 else "warn", what=f"this container or session allows {_describe(limit)} processes and threads, {_describe(left)} "
+            f"more than now; the ranks take about {need}", why=why, fix=suggest_more_processes(host),
         )  # fmt: skip
     allowed = limits.get("Max processes", Limit()).soft
     if allowed < need and not _is_root(host):
         yield Reading(
-            verdict="warn", what=f"your user may run {_say(allowed)} processes and threads; the ranks take about {need}", why=why,
+            verdict="warn", what=f"your user may run {_describe(allowed)} processes and threads; the ranks take about {need}", why=why,
             fix=raise_limit(host, limits, "Max processes", least=need),
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if has_card and locked < _GIB and host.job.backend != "gloo" and not has_capability(host, _CAP_IPC_LOCK):
         is_sure = host.job.backend == "nccl" and host.job.num_nodes > 1
         yield Reading(
-            verdict="fail" if is_sure else "warn", what=f"a process may lock {_say(locked)} bytes of memory, and this host has an InfiniBand card",
+            verdict="fail" if is_sure else "warn", what=f"a process may lock {_describe(locked)} bytes of memory, and this host has an InfiniBand card",
             why="NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
             fix=raise_limit(host, limits, "Max locked memory", least=_GIB),
         )  # fmt: skip
@@ -139,7 +139,7 @@ def _is_root(host: Host) -> bool:
     return found[1] == "0" if found else not getattr(os, "geteuid", lambda: 1)()
 
 
-def _say(limit: float) -> str:
+def _describe(limit: float) -> str:
     return "any number of" if math.isinf(limit) else f"{limit:.0f}"
 
 

@@ -21,7 +21,7 @@ from rankwise.doctor.network.master import find_master, has_several_hosts, sugge
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok
-from rankwise.doctor.variables.addresses import find_slip, write_remedy
+from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.masking import mask_value
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell where the master's address leads from here."""
-    slip = _find_slip(host)
-    if slip is not None:
-        yield slip
+    """Report where the master's address leads from here."""
+    mistake = _find_mistake(host)
+    if mistake is not None:
+        yield mistake
         return
     name, _ = find_master(host)
     if not name:
@@ -53,22 +53,22 @@ def look(host: Host) -> Iterator[Reading]:
         "name": mask_value("MASTER_ADDR", name),
     }
     fault = _find_fault(host, name, ips, own)
-    yield Reading(verdict="ok", what=_tell_ips(name, ips), facts=facts) if fault is None else fault
+    yield Reading(verdict="ok", what=_report_ips(name, ips), facts=facts) if fault is None else fault
     if fault is None:
         yield from _judge_endpoint(host, name, ips, own)
 
 
-def _find_slip(host: Host) -> Reading | None:
-    """Tell of a port, blanks and the like around the name: no name server knows such a name."""
+def _find_mistake(host: Host) -> Reading | None:
+    """Report a port, blanks and the like around the name: no name server knows such a name."""
     job = host.job
     # A launcher sets MASTER_ADDR anew, whatever it says now.
     given = job.master_addr or ("" if job.is_launch else host.env.get("MASTER_ADDR", ""))
-    slip = find_slip(given)
-    if slip is None or (job.master_addr and slip.has_brackets_only):
+    mistake = find_mistake(given)
+    if mistake is None or (job.master_addr and mistake.has_brackets_only):
         return None
     return Reading(
-        verdict="fail", what=f"the master's address {slip.what}", class_id="I3",
-        why="ranks can't find the store: `The client socket has timed out`, with no mention of the name", fix=write_remedy(slip, find_master(host)[1]),
+        verdict="fail", what=f"the master's address {mistake.what}", class_id="I3",
+        why="ranks can't find the store: `The client socket has timed out`, with no mention of the name", fix=write_remedy(mistake, find_master(host)[1]),
     )  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def _judge_localhost(host: Host, name: str) -> Reading:
     )  # fmt: skip
 
 
-def _tell_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
-    """Say what a name means here; an address means itself."""
+def _report_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
+    """Describe what a name means here; an address means itself."""
     return f"the master's address is {name}" if list(ips) == [name] else f"{noun}{name} is {', '.join(ips)}"
 
 
@@ -113,14 +113,14 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
         return Reading(
             # Two nodes may be played on one host, by its address; by a name that means loopback nobody does.
             verdict="fail" if is_loop else "warn", class_id="I2",
-            what=f"{_tell_ips(name, ips, noun)} here, this host itself, but the ranks rendezvous on another one",
+            what=f"{_report_ips(name, ips, noun)} here, this host itself, but the ranks rendezvous on another one",
             why="ranks here look for the store on their own host: `Connection refused`, and the others wait",
             fix=f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address",
         )  # fmt: skip
     if host.job.is_master and not leads_here and has_several_hosts(host):
         best = suggest_interface(host, host.interfaces())
         return Reading(
-            verdict="warn", what=f"the ranks are to rendezvous on this host, but {_tell_ips(name, ips)}, which is on no interface here",
+            verdict="warn", what=f"the ranks are to rendezvous on this host, but {_report_ips(name, ips)}, which is on no interface here",
             why="behind NAT this may work; else the ranks look for the store on another host: `The client socket has timed out`",
             fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", class_id="I2",
         )  # fmt: skip
@@ -128,7 +128,7 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
 
 
 def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Iterator[Reading]:
-    """Tell if torch's c10d would not take this host for the one at the endpoint, though it is."""
+    """Report if torch's c10d would not take this host for the one at the endpoint, though it is."""
     if host.env.get("PET_RDZV_BACKEND") != "c10d" or not any(ip in own for ip in ips):
         return
     known = host.lookup(host.name)
@@ -142,18 +142,18 @@ def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str])
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    masters = [host for host, told in facts.items() if told.get("is_master") is True]
+    masters = [host for host, info in facts.items() if info.get("is_master") is True]
     if len(masters) != 1:
         return
     given = facts[masters[0]].get("own")
     own = [str(ip) for ip in given] if isinstance(given, list) else []
-    for host, told in facts.items():
-        got = told.get("ips")
+    for host, info in facts.items():
+        got = info.get("ips")
         ips = [str(ip) for ip in got] if isinstance(got, list) else []
         if host != masters[0] and ips and not any(ip in own or is_loopback_address(ip) for ip in ips):
-            name = told.get("name")
+            name = info.get("name")
             yield Reading(
-                verdict="warn", what=f"{_tell_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
+                verdict="warn", what=f"{_report_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
                 why="behind NAT this may work; else ranks there look for the store on another host: `The client socket has timed out`",
                 fix=f"getent hosts {shlex.quote(str(name))}  # on {host}; and on {masters[0]}: ip -br addr", class_id="I2", hosts=(host,),
             )  # fmt: skip

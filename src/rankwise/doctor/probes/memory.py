@@ -16,10 +16,10 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
-from rankwise.doctor.limits.keepers import say_more_memory
+from rankwise.doctor.limits.limit_owners import suggest_more_memory
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import format_size, say_count
+from rankwise.doctor.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,20 +34,20 @@ _WHO_HAS_IT = "ps aux --sort=-rss | head  # who has it"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what memory is left, and what has been killed."""
-    told = {
+    """Report what memory is left, and what has been killed."""
+    info = {
         name: int(kib) << 10
         for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     }
-    if "MemAvailable" not in told:
+    if "MemAvailable" not in info:
         yield skipped("this system does not report its memory", "there is no /proc/meminfo")
         return
     limit, room = find_memory_room(host)
-    size, left = min(float(told["MemTotal"]), limit), min(float(told["MemAvailable"]), max(0.0, room))
-    is_limited = not math.isinf(limit) and room <= told["MemAvailable"]
-    is_capped = limit < told["MemTotal"]
+    size, left = min(float(info["MemTotal"]), limit), min(float(info["MemAvailable"]), max(0.0, room))
+    is_limited = not math.isinf(limit) and room <= info["MemAvailable"]
+    is_capped = limit < info["MemTotal"]
     # Of a small container on a full host, it is the host's memory that is short.
-    whole = size if is_limited else float(told["MemTotal"])
+    whole = size if is_limited else float(info["MemTotal"])
     where = (
         f" (the limit of this container or session is {format_size(limit)})"
         if is_limited or is_capped
@@ -57,8 +57,8 @@ def look(host: Host) -> Iterator[Reading]:
     found = [
         *_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole),
         *_check_kills(host),
-        *_check_swap(told),
-        *_check_promises(host, told),
+        *_check_swap(info),
+        *_check_promises(host, info),
     ]
     yield from found
     if not found:
@@ -72,9 +72,9 @@ def _check_room(
     need = ranks * _RANK_BYTES
     if left < need:
         # Where all of it would be too little, nobody else has it.
-        more = say_more_memory(host) if is_capped else "# fewer ranks, or a host with more memory"
+        more = suggest_more_memory(host) if is_capped else "# fewer ranks, or a host with more memory"
         yield Reading(
-            verdict="fail", what=f"{what}; {say_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone", class_id="R3",
+            verdict="fail", what=f"{what}; {format_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone", class_id="R3",
             why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix=more if size < need else _WHO_HAS_IT,
         )  # fmt: skip
     elif left < _TIGHT_BYTES and is_tight:
@@ -88,25 +88,25 @@ def _check_kills(host: Host) -> Iterator[Reading]:
     kills = count_oom_kills(host)
     if kills:
         yield Reading(
-            verdict="warn", what=f"the kernel has killed {say_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
+            verdict="warn", what=f"the kernel has killed {format_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
             why="a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently",
-            fix=say_more_memory(host),
+            fix=suggest_more_memory(host),
         )  # fmt: skip
 
 
-def _check_swap(told: dict[str, int]) -> Iterator[Reading]:
-    used = told.get("SwapTotal", 0) - told.get("SwapFree", 0)
-    if used > _GIB and told["MemAvailable"] < 0.1 * told["MemTotal"]:
+def _check_swap(info: dict[str, int]) -> Iterator[Reading]:
+    used = info.get("SwapTotal", 0) - info.get("SwapFree", 0)
+    if used > _GIB and info["MemAvailable"] < 0.1 * info["MemTotal"]:
         yield Reading(
-            verdict="warn", what=f"{format_size(used)} have gone to swap, and {format_size(told['MemAvailable'])} of memory are free",
+            verdict="warn", what=f"{format_size(used)} have gone to swap, and {format_size(info['MemAvailable'])} of memory are free",
             why="a rank whose memory is on disk is many times slower, and all wait for it", fix=_WHO_HAS_IT,
         )  # fmt: skip
 
 
-def _check_promises(host: Host, told: dict[str, int]) -> Iterator[Reading]:
+def _check_promises(host: Host, info: dict[str, int]) -> Iterator[Reading]:
     if host.read("/proc/sys/vm/overcommit_memory") != "2":
         return
-    left = told.get("CommitLimit", 0) - told.get("Committed_AS", 0)
+    left = info.get("CommitLimit", 0) - info.get("Committed_AS", 0)
     if left < 8 * _GIB * (host.job.num_ranks or 1):
         yield Reading(
             verdict="warn", what=f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {format_size(left)} can still be committed",

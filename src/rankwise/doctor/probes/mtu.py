@@ -27,13 +27,13 @@ _LEAST = 1280
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the MTU of the interfaces that other hosts reach."""
+    """Report the MTU of the interfaces that other hosts reach."""
     shown = [one for one in host.interfaces() if one.is_candidate and one.mtu]
     networks: dict[str, Fact] = {
         address.network: [one.name, one.mtu] for one in shown for address in one.reachable if address.is_ipv4
     }
-    told = ", ".join(f"{one.name} {one.mtu}" for one in shown) or "no interface for other hosts"
-    yield ok(told, networks=networks)
+    info = ", ".join(f"{one.name} {one.mtu}" for one in shown) or "no interface for other hosts"
+    yield ok(info, networks=networks)
     for one in shown:
         if one.mtu < _LEAST:
             yield Reading(
@@ -44,8 +44,8 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     by_network: dict[str, dict[str, tuple[str, int]]] = {}
-    for host, told in facts.items():
-        networks = told.get("networks")
+    for host, info in facts.items():
+        networks = info.get("networks")
         for network, value in networks.items() if isinstance(networks, dict) else ():
             if isinstance(value, list) and len(value) == 2:
                 by_network.setdefault(network, {})[host] = (str(value[0]), int(str(value[1])))

@@ -18,7 +18,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import say_groups
+from rankwise.doctor.differences import format_groups
 from rankwise.doctor.network.master import suggest_name
 from rankwise.doctor.network.nccl import (
     choose_nccl_interfaces,
@@ -58,7 +58,7 @@ _SMALL_BUFFER_BYTES = 64 << 10
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what NCCL is told, and what of it is wrong."""
+    """Report what NCCL is told, and what of it is wrong."""
     settings = {
         name: one for name, one in read_settings(host).items() if re.match(r"NC+[CIL]*_(?!PSK)", name)
     }
@@ -77,41 +77,41 @@ def look(host: Host) -> Iterator[Reading]:
         *_judge_devices(host, settings),
         *_judge_leftovers(host, settings),
     ]
-    told = ", ".join(f"{name}={one.value}{one.place}" for name, one in settings.items())
-    told = told or "no variable of NCCL is set"
-    yield ok(told, values=values)
+    info = ", ".join(f"{name}={one.value}{one.place}" for name, one in settings.items())
+    info = info or "no variable of NCCL is set"
+    yield ok(info, values=values)
     yield from found
 
 
 def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:
     for name, one in settings.items():
-        told = f"{name}={one.value}{one.place}"
+        info = f"{name}={one.value}{one.place}"
         known = find(name)
         if known is not None and known.kind == "old name of":
-            yield _tell_old(host, known, one)
+            yield _report_old(host, known, one)
         elif known is not None and known.kind == "replaced by":
             yield Reading(
-                verdict="warn", what=f"{told} has an old name", why="newer versions of torch and NCCL no longer read it",
+                verdict="warn", what=f"{info} has an old name", why="newer versions of torch and NCCL no longer read it",
                 fix=f"unset {name}  # now: {known.words[0]}",
             )  # fmt: skip
     yield from report_misspellings(name for name in settings if not _FOREIGN.match(name))
 
 
-def _tell_old(host: Host, known: Variable, one: Setting) -> Reading:
+def _report_old(host: Host, known: Variable, one: Setting) -> Reading:
     name, now = known.name, known.words[0]
-    told = f"{name}={one.value}{one.place}"
+    info = f"{name}={one.value}{one.place}"
     if one.source:
         return Reading(
-            verdict="warn", what=f"{told} is read by torch, which does not know this file", why="what was meant does not happen",
+            verdict="warn", what=f"{info} is read by torch, which does not know this file", why="what was meant does not happen",
             fix=f"export {now}={shlex.quote(one.value.strip())}; sed -i '/^{name}=/d' {one.source}",
         )  # fmt: skip
     if now in host.env:
         return Reading(
-            verdict="warn", what=f"{told} is an old name of {now}, which is set, too", why="torch uses the new one, and warns of the old one",
+            verdict="warn", what=f"{info} is an old name of {now}, which is set, too", why="torch uses the new one, and warns of the old one",
             fix=f"unset {name}",
         )  # fmt: skip
     return Reading(
-        verdict="warn", what=f"{told} is an old name of {now}", why="torch still reads it, and warns in each rank that it is deprecated",
+        verdict="warn", what=f"{info} is an old name of {now}", why="torch still reads it, and warns in each rank that it is deprecated",
         fix=f"export {now}={shlex.quote(one.value)}; unset {name}",
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:
         case "file":
             fault, why = "" if host.has(value) else f"there is no file {value}", "NCCL continues without it"
         case "number":
-            return _find_wrong_number(value, form) if is_number else _tell_no_number(value)
+            return _find_wrong_number(value, form) if is_number else _report_no_number(value)
         case "terms":
             # An algorithm or protocol, and the collective that it is for: ``ring,tree``, ``^tree``, ``allreduce:tree;broadcast:ring``.
             terms = [term.rpartition(":")[2].lstrip("^") for term in value.split(";")]
@@ -163,7 +163,7 @@ def _find_unknown(words: Sequence[str], form: Variable) -> str:
     return "" if lost is None else f"{lost or 'nothing'} is not one of {', '.join(form.words)}"
 
 
-def _tell_no_number(value: str) -> tuple[str, str]:
+def _report_no_number(value: str) -> tuple[str, str]:
     digits = re.match(r"\s*[+-]?\d+", value)
     read = digits[0].strip() if digits else "0"
     return f"this is not a whole number, and NCCL reads it as {read}", "what was meant does not happen"
@@ -231,7 +231,7 @@ def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     interfaces = host.interfaces()
     if not given or choose_nccl_interfaces(host, interfaces):
         return
-    told = ", ".join(f"{name}={one.value}{one.place}" for name, one in given.items())
+    info = ", ".join(f"{name}={one.value}{one.place}" for name, one in given.items())
     names = ", ".join(one.name for one in interfaces if one.is_up and one.addresses)
     typed = given["NCCL_SOCKET_IFNAME"].value if "NCCL_SOCKET_IFNAME" in given else ""
     fits = bool(typed) and bool(
@@ -239,14 +239,14 @@ def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     )
     name = "" if fits or not typed else suggest_name(host, interfaces, typed)
     yield Reading(
-        verdict=_bad(host), what=f"{told} matches no interface that is up with an address; there are: {names or 'none'}",
+        verdict=_bad(host), what=f"{info} matches no interface that is up with an address; there are: {names or 'none'}",
         why="every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
         fix=f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}",
     )  # fmt: skip
 
 
 def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
-    """Tell of fast ways that are switched off where they are there."""
+    """Report fast ways that are switched off where they are there."""
     has_ib, is_alone = bool(list_rdma_devices(host)), len(host.names("/proc/driver/nvidia/gpus")) == 1
     off = {
         "NCCL_P2P_DISABLE": ("1", "GPUs of this host copy through its memory, not directly"),
@@ -272,8 +272,8 @@ def _bad(host: Host) -> Verdict:
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     by_host: dict[str, dict[str, str]] = {}
-    for host, told in facts.items():
-        given = told.get("values")
+    for host, info in facts.items():
+        given = info.get("values")
         by_host[host] = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
     for name in sorted({name for values in by_host.values() for name in values}):
         groups: dict[str, list[str]] = {}
@@ -283,7 +283,7 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             common = max(groups, key=lambda value: len(groups[value]))
             odd = tuple(host for value, hosts in groups.items() if value != common for host in hosts)
             yield Reading(
-                verdict="warn", what=f"{name} differs: {say_groups(groups)}", hosts=odd,
+                verdict="warn", what=f"{name} differs: {format_groups(groups)}", hosts=odd,
                 why="ranks may choose different ways for one collective: a hang at the first one, or `unhandled system error`",
                 fix=f"unset {name}  # on all hosts, or set it to one value on all of them",
             )  # fmt: skip

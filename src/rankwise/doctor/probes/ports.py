@@ -36,7 +36,7 @@ _MUCH_WAITING = 0.8
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell whether the master's port is free, and whether there are ports enough."""
+    """Return whether the master's port is free, and whether there are ports enough."""
     low, high = read_range(host)
     yield _judge_port(host, low, high)
     yield from _judge_range(host, low, high)
@@ -106,8 +106,8 @@ def _find_free(host: Host, port: int) -> int:
 def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
     size = max(0, high - low + 1)
     words = host.read("/proc/net/sockstat").partition("TCP:")[2].splitlines()[:1]
-    told = words[0].split() if words else []
-    waiting = int(told[told.index("tw") + 1]) if "tw" in told else 0
+    info = words[0].split() if words else []
+    waiting = int(info[info.index("tw") + 1]) if "tw" in info else 0
     if size < _FEW_PORTS:
         yield Reading(
             verdict="warn", what=f"the system has {size} ephemeral ports, {low} to {high}", fix=f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"',
@@ -121,12 +121,12 @@ def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
 
 
 def _judge_queue(host: Host) -> Iterator[Reading]:
-    """Tell if more ranks reach the store at once than may wait there."""
-    told = host.read("/proc/sys/net/core/somaxconn")
+    """Report if more ranks reach the store at once than may wait there."""
+    info = host.read("/proc/sys/net/core/somaxconn")
     num_ranks = (host.job.num_ranks or 1) * host.job.num_nodes
-    if told.isdecimal() and int(told) < num_ranks and host.job.is_master is not False:
+    if info.isdecimal() and int(info) < num_ranks and host.job.is_master is not False:
         yield Reading(
-            verdict="warn", what=f"{num_ranks} ranks, and {told} connections may wait to be accepted (net.core.somaxconn)",
+            verdict="warn", what=f"{num_ranks} ranks, and {info} connections may wait to be accepted (net.core.somaxconn)",
             why="ranks that connect at once are rejected, and retry late: `The client socket has timed out`",
             fix="sudo sysctl -w net.core.somaxconn=4096",
         )  # fmt: skip

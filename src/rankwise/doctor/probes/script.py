@@ -15,7 +15,7 @@ import ast
 import hashlib
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, say_groups
+from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
 
@@ -33,7 +33,7 @@ _NOT_OURS = {"site-packages", "node_modules", "__pycache__", "venv", "env", "bui
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what the program consists of, with a checksum of each file."""
+    """Report what the program consists of, with a checksum of each file."""
     if host.job.script is None:
         yield skipped("no script given (--script)", "nothing to compare between hosts")
         return
@@ -54,11 +54,11 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell which files differ, and where."""
+    """Report which files differ, and where."""
     if len(group_hosts(facts, "whole")) < 2:
         return
     by_host: dict[str, Mapping[str, Fact]] = {
-        host: files for host, told in facts.items() if isinstance(files := told.get("files"), dict)
+        host: files for host, info in facts.items() if isinstance(files := info.get("files"), dict)
     }
     differing = []
     for name in sorted({name for files in by_host.values() for name in files}):
@@ -72,7 +72,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     name, groups = differing[0]
     more = f", and {len(differing) - 1} more file{'s' * (len(differing) > 2)}" if len(differing) > 1 else ""
     yield Reading(
-        verdict="fail", what=f"{name} differs: {say_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
+        verdict="fail", what=f"{name} differs: {format_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
         why="ranks with other code call other collectives or build another model: they hang, or keep training silently",
         fix="rsync -a ./ HOST:\"$PWD\"/  # to each of these hosts, from one whose code is right",
     )  # fmt: skip

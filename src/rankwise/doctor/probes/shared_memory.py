@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.limits.keepers import Container
+    from rankwise.doctor.limits.limit_owners import Container
 
 _SHM = "/dev/shm"
 _MIB = 1 << 20
@@ -48,32 +48,32 @@ _WHO_HAS_IT = r"find /proc/[0-9]*/fd /proc/[0-9]*/map_files -lname '/dev/shm/*' 
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell the size of /dev/shm and what is free in it."""
+    """Report the size of /dev/shm and what is free in it."""
     usage = host.usage(_SHM)
     if usage is None:
         yield skipped("there is no /dev/shm", "this system does shared memory differently")
         return
     if host.has(_SHM) and not host.may_write(_SHM):
-        yield _tell_closed(host)
+        yield _report_closed(host)
         return
     size, free = usage
     if not size:
         yield ok("/dev/shm has no limit of its own", size=size, free=free)
         return
-    told = f"/dev/shm has {size // _MIB} MiB, {free // _MIB} MiB of it free"
-    more = _say_more(host, size) if size < _TIGHT_BYTES else ""
+    info = f"/dev/shm has {size // _MIB} MiB, {free // _MIB} MiB of it free"
+    more = _describe_more(host, size) if size < _TIGHT_BYTES else ""
     if free < _FULL_BYTES and (more or free < size // 2):
-        yield _tell_full(host, told, size, free, more)
+        yield _report_full(host, info, size, free, more)
     elif more:
         yield Reading(
-            verdict="warn", what=told, class_id="X16", why="workers that pass large batches fill it, and die with SIGBUS (exit code -7)",
+            verdict="warn", what=info, class_id="X16", why="workers that pass large batches fill it, and die with SIGBUS (exit code -7)",
             fix=more, facts={"size": size, "free": free},
         )  # fmt: skip
     else:
-        yield ok(told, size=size, free=free)
+        yield ok(info, size=size, free=free)
 
 
-def _tell_closed(host: Host) -> Reading:
+def _report_closed(host: Host) -> Reading:
     mount = find_mount(host, _SHM)
     is_read_only = mount is not None and mount.point == _SHM and mount.is_read_only
     says = "Read-only file system" if is_read_only else "Permission denied"
@@ -89,13 +89,13 @@ def _tell_closed(host: Host) -> Reading:
     )  # fmt: skip
 
 
-def _tell_full(host: Host, told: str, size: int, free: int, more: str) -> Reading:
+def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Reading:
     is_used_up = free < size // 2
     if not is_used_up:
-        what, fix = told, [more]
+        what, fix = info, [more]
     else:
-        held, clear = _say_held(host, size - free)
-        what = f"{told}; {held}" if held else told
+        held, clear = _describe_held(host, size - free)
+        what = f"{info}; {held}" if held else info
         fix = (
             [more, *clear]
             if size < _TINY_BYTES
@@ -107,20 +107,20 @@ def _tell_full(host: Host, told: str, size: int, free: int, more: str) -> Readin
     )  # fmt: skip
 
 
-def _say_held(host: Host, used: int) -> tuple[str, list[str]]:
-    """Say what fills it, and how it can be emptied."""
+def _describe_held(host: Host, used: int) -> tuple[str, list[str]]:
+    """Describe what fills it, and how it can be emptied."""
     sizes, is_all = _measure(host)
     by_size = sorted(sizes, key=lambda name: -sizes[name])
     large = [name for name in by_size[:_MOST_NAMES] if sizes[name] >= used // 10]
-    told = [f"{ascii(name)[1:-1]} takes {sizes[name] // _MIB} MiB" for name in large]
+    info = [f"{ascii(name)[1:-1]} takes {sizes[name] // _MIB} MiB" for name in large]
     nameless = used - sum(sizes.values())
     if is_all and nameless > used // 2:
         # torch's workers remove the names of their files at once.
-        told.append(
+        info.append(
             f"{nameless // _MIB} MiB are in files without a name, which are freed when the processes that have them open end"
         )
     sudo = "" if getattr(os, "geteuid", lambda: 0)() == 0 else "sudo "
-    return ", ".join(told), [*_list_commands(host, large), sudo + _WHO_HAS_IT, *_list_removals(host, large)]
+    return ", ".join(info), [*_list_commands(host, large), sudo + _WHO_HAS_IT, *_list_removals(host, large)]
 
 
 def _list_commands(host: Host, large: Sequence[str]) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _list_commands(host: Host, large: Sequence[str]) -> Iterator[str]:
 
 
 def _list_removals(host: Host, large: Sequence[str]) -> Iterator[str]:
-    """Say what can be removed, as remarks: whether anybody needs it is not known here."""
+    """Describe what can be removed, as remarks: whether anybody needs it is not known here."""
     own = [name for name in large if name.startswith(_OWN)]
     # Another name could be more than a name to a shell.
     plain = [name for name in large if name not in own and re.fullmatch(r"\w[\w.+=@-]*", name, re.ASCII)]
@@ -159,16 +159,16 @@ def _measure(host: Host) -> tuple[dict[str, int], bool]:
                 return sizes, False
             seen += 1
             try:
-                told = Path(folder, file).lstat()
+                info = Path(folder, file).lstat()
             except OSError:
                 continue
             name = inside[0] if inside else file
             # A file of two names is counted twice: that is rare, and the order stays.
-            sizes[name] = sizes.get(name, 0) + getattr(told, "st_blocks", 0) * 512
+            sizes[name] = sizes.get(name, 0) + getattr(info, "st_blocks", 0) * 512
     return sizes, not unread
 
 
-def _say_more(host: Host, size: int) -> str:
+def _describe_more(host: Host, size: int) -> str:
     """Return how it gets more room than it has; empty where there is no memory for more."""
     from rankwise.doctor.limits.cgroups import find_memory_room  # noqa: PLC0415 - asked before each start, where mostly all is well
 
@@ -191,7 +191,7 @@ def _say_more(host: Host, size: int) -> str:
 
 
 def _find_container(host: Host) -> Container:
-    from rankwise.doctor.limits.keepers import find_container  # noqa: PLC0415 - asked before each start, where mostly all is well
+    from rankwise.doctor.limits.limit_owners import find_container  # noqa: PLC0415 - asked before each start, where mostly all is well
 
     return find_container(host)
 

@@ -22,7 +22,7 @@ from rankwise.doctor.differences import group_hosts, report_difference
 from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.units import say_count
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,25 +36,25 @@ _INDEX = "https://download.pytorch.org/whl"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what the build is made for, and what of it does not fit."""
-    told = host.torch
-    if not told.has_torch:
-        yield skipped("torch could not be queried", f"{told.why} ({told.python})")
+    """Report what the build is made for, and what of it does not fit."""
+    info = host.torch
+    if not info.has_torch:
+        yield skipped("torch could not be queried", f"{info.why} ({info.python})")
         return
     cards = list_cards(host)
-    found = [*_check_devices(host, told, cards), *_check_packages(told)]
+    found = [*_check_devices(host, info, cards), *_check_packages(info)]
     yield from found
-    kind = f"CUDA {told.cuda}" if told.cuda else f"ROCm {told.hip}" if told.hip else "the CPU"
-    nccl = f", NCCL {told.nccl}" if told.nccl else ""
+    kind = f"CUDA {info.cuda}" if info.cuda else f"ROCm {info.hip}" if info.hip else "the CPU"
+    nccl = f", NCCL {info.nccl}" if info.nccl else ""
     driver = f", driver {cards.driver}" if cards.driver else ""
     yield ok(
-        f"torch {told.version} is built for {kind}{nccl}{driver}", cuda=told.cuda or told.hip or "none", nccl=told.nccl, driver=cards.driver,
-        plugin=_find_plugin(host), torch=told.version,
+        f"torch {info.version} is built for {kind}{nccl}{driver}", cuda=info.cuda or info.hip or "none", nccl=info.nccl, driver=cards.driver,
+        plugin=_find_plugin(host), torch=info.version,
     )  # fmt: skip
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Tell of hosts with another CUDA, NCCL, driver or plugin."""
+    """Report hosts with another CUDA, NCCL, driver or plugin."""
     why = "ranks of different versions hang at their first collective, or end with `internal error` or `unhandled system error`"
     fixes = {
         "cuda": "# install the same build of torch on all hosts", "nccl": "# install the same build of torch on all hosts",
@@ -74,9 +74,9 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     )  # fmt: skip
 
 
-def _check_devices(host: Host, told: TorchFacts, cards: Cards) -> Iterator[Reading]:
+def _check_devices(host: Host, info: TorchFacts, cards: Cards) -> Iterator[Reading]:
     has_gpus = bool(cards.gpus)
-    if not told.cuda and not told.hip:
+    if not info.cuda and not info.hip:
         if (has_gpus and host.job.backend != "gloo") or host.job.backend == "nccl":
             seen = (
                 f", and this host has {len(cards.gpus)} of {cards.gpus[0].name}"
@@ -84,45 +84,45 @@ def _check_devices(host: Host, told: TorchFacts, cards: Cards) -> Iterator[Readi
                 else ", and the job asks for NCCL"
             )
             yield Reading(
-                verdict="fail" if host.job.backend == "nccl" else "warn", what=f"torch {told.version} is built for the CPU{seen}", class_id="I17",
+                verdict="fail" if host.job.backend == "nccl" else "warn", what=f"torch {info.version} is built for the CPU{seen}", class_id="I17",
                 why="no rank uses a GPU: `Distributed package doesn't have NCCL built in`, or everything runs on the CPU, many times slower",
-                fix=f"{told.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}"
+                fix=f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}"
                 if has_gpus else "# --backend gloo, or a host with GPUs",
             )  # fmt: skip
         return
-    if has_gpus and not told.devices and _may_see(host):
-        yield _tell_unusable(host, told, cards)
-    old = [one for one in told.devices if told.cuda and told.archs and not serves(told.archs, one.capability)]
+    if has_gpus and not info.devices and _may_see(host):
+        yield _report_unusable(host, info, cards)
+    old = [one for one in info.devices if info.cuda and info.archs and not serves(info.archs, one.capability)]
     for name, capability in sorted({(one.name, one.capability) for one in old}):
         yield Reading(
-            verdict="fail", what=f"torch {told.version} has code for {', '.join(told.archs)}, and none for {name} (sm_{capability.replace('.', '')})",
+            verdict="fail", what=f"torch {info.version} has code for {', '.join(info.archs)}, and none for {name} (sm_{capability.replace('.', '')})",
             why="the first operation on such a GPU ends with `no kernel image is available for execution on the device`",
-            fix=f"{told.python} -m pip install --upgrade torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}",
+            fix=f"{info.python} -m pip install --upgrade torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}",
         )  # fmt: skip
 
 
 def _may_see(host: Host) -> bool:
-    """Tell whether the job's environment leaves torch a GPU to see."""
+    """Return whether the job's environment leaves torch a GPU to see."""
     return host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() not in {"", "-1", "NoDevFiles", "none"}
 
 
-def _tell_unusable(host: Host, told: TorchFacts, cards: Cards) -> Reading:
+def _report_unusable(host: Host, info: TorchFacts, cards: Cards) -> Reading:
     serves_up_to = find_driver_cuda(host)
-    is_older = bool(serves_up_to) and _to_numbers(serves_up_to)[0] < _to_numbers(told.cuda or "0")[0]
-    why = told.cuda_error or "torch reports no reason; `nvidia-smi` sees them"
+    is_older = bool(serves_up_to) and _to_numbers(serves_up_to)[0] < _to_numbers(info.cuda or "0")[0]
+    why = info.cuda_error or "torch reports no reason; `nvidia-smi` sees them"
     if is_older:
-        why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {told.cuda}; {why}"
+        why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {info.cuda}; {why}"
     return Reading(
         verdict="fail",
-        what=f"nvidia-smi lists {say_count(len(cards.gpus), 'GPU')}, torch {told.version} (CUDA {told.cuda}) sees none; driver {cards.driver or 'unknown'} serves "
+        what=f"nvidia-smi lists {format_count(len(cards.gpus), 'GPU')}, torch {info.version} (CUDA {info.cuda}) sees none; driver {cards.driver or 'unknown'} serves "
         f"CUDA {serves_up_to or 'unknown'}",
-        why=why, fix=f"{told.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver"
-        if is_older else f"{told.python} -c 'import torch; torch.cuda.init()'  # shows the error",
+        why=why, fix=f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver"
+        if is_older else f"{info.python} -c 'import torch; torch.cuda.init()'  # shows the error",
     )  # fmt: skip
 
 
 def serves(archs: tuple[str, ...], capability: str) -> bool:
-    """Tell whether code for some architectures runs on a GPU: ``sm_80`` does on 8.0 to 8.9, ``compute_80`` on all from 8.0."""
+    """Return whether code for some architectures runs on a GPU: ``sm_80`` does on 8.0 to 8.9, ``compute_80`` on all from 8.0."""
     major, minor = _to_numbers(capability)[:2]
     for arch in archs:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
@@ -140,24 +140,24 @@ def serves(archs: tuple[str, ...], capability: str) -> bool:
     return False
 
 
-def _check_packages(told: TorchFacts) -> Iterator[Reading]:
-    torches = [one for one in told.wheels if one.startswith(("torch ", "torch-nightly"))]
+def _check_packages(info: TorchFacts) -> Iterator[Reading]:
+    torches = [one for one in info.wheels if one.startswith(("torch ", "torch-nightly"))]
     if len({one.split()[1] for one in torches}) > 1:
         yield Reading(
-            verdict="warn", what=f"several torch are installed: {'; '.join(torches)}; {told.version} comes first",
+            verdict="warn", what=f"several torch are installed: {'; '.join(torches)}; {info.version} comes first",
             why="which one a rank gets depends on its PYTHONPATH and its user: ranks with two versions hang or fail",
-            fix=f"{told.python} -m pip uninstall torch  # once for each, then install the one that you want", class_id="R11",
+            fix=f"{info.python} -m pip uninstall torch  # once for each, then install the one that you want", class_id="R11",
         )  # fmt: skip
-    nccls = [one for one in told.wheels if one.startswith("nvidia-nccl")]
+    nccls = [one for one in info.wheels if one.startswith("nvidia-nccl")]
     if len({one.split()[0] for one in nccls}) > 1:
         yield Reading(
             verdict="warn", what=f"several NCCL are installed into one folder: {'; '.join(nccls)}",
             why="the package that was installed last has overwritten the other's libnccl.so.2: torch may get one that it was not built for",
-            fix=f"{told.python} -m pip uninstall {' '.join(one.split()[0] for one in nccls)}  # then install torch again", class_id="R11",
+            fix=f"{info.python} -m pip uninstall {' '.join(one.split()[0] for one in nccls)}  # then install torch again", class_id="R11",
         )  # fmt: skip
-    elif nccls and told.nccl_file and "/nvidia/nccl/" not in told.nccl_file:
+    elif nccls and info.nccl_file and "/nvidia/nccl/" not in info.nccl_file:
         yield Reading(
-            verdict="warn", what=f"torch has loaded {told.nccl_file} (NCCL {told.nccl}), and not the one that was installed with it ({nccls[0]})",
+            verdict="warn", what=f"torch has loaded {info.nccl_file} (NCCL {info.nccl}), and not the one that was installed with it ({nccls[0]})",
             why="LD_LIBRARY_PATH or LD_PRELOAD puts another NCCL first: with other versions on other ranks, the first collective hangs",
             fix="unset LD_PRELOAD LD_LIBRARY_PATH  # or take the folder of that file out of them", class_id="R11",
         )  # fmt: skip

@@ -30,13 +30,13 @@ _LOG = ("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3")
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Tell what torch is told, and what of it is wrong or slow."""
+    """Report what torch is told, and what of it is wrong or slow."""
     names = [
         name
         for name in sorted(host.env)
         if _OURS.match(name) or name in {"CUDA_LAUNCH_BLOCKING", "USE_LIBUV", "OMP_NUM_THREADS"}
     ]
-    told = (
+    info = (
         ", ".join(f"{name}={host.env[name]}" for name in names) or "no variable of torch.distributed is set"
     )
     wrong = [
@@ -45,7 +45,7 @@ def look(host: Host) -> Iterator[Reading]:
         *_judge_waiting(host),
         *_judge_threads(host),
     ]
-    yield from wrong or [ok(told)]
+    yield from wrong or [ok(info)]
 
 
 def _judge_debugging(host: Host) -> Iterator[Reading]:

@@ -1,4 +1,4 @@
-"""Readings put together for people: what is the same on several hosts is told once."""
+"""Groups readings for people: what is the same on several hosts is reported once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rankwise.doctor.units import join_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rankwise.doctor.meeting.together import HostCard, Together
     from rankwise.doctor.reading import Reading, Verdict
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard
 
 #: So many hosts are named; of more the others are counted.
 _MOST_NAMED = 6
@@ -33,7 +33,7 @@ class Line:
     alike: tuple[str, ...] = ()
 
 
-def list_readings(together: Together) -> list[Reading]:
+def list_readings(together: ClusterReport) -> list[Reading]:
     """Return all readings: those of comparing hosts first, then those of each host."""
     return [*together.readings, *(one for host in together.hosts for one in host.readings)]
 
@@ -48,12 +48,12 @@ def group(readings: Iterable[Reading]) -> list[Line]:
         one = line.reading
         key = (one.probe, one.verdict, _NUMBER.sub("0", one.what), _NUMBER.sub("0", one.fix))
         lines.setdefault(key, []).append(line)
-    told = [
+    info = [
         one
         for group in lines.values()
         for one in (_join_alike(group) if len(group) >= _MANY_ALIKE else group)
     ]
-    return sorted(told, key=lambda line: _ORDER.index(line.reading.verdict))
+    return sorted(info, key=lambda line: _ORDER.index(line.reading.verdict))
 
 
 def join_same(readings: Iterable[Reading]) -> list[Line]:
@@ -73,7 +73,7 @@ def _join_alike(lines: Sequence[Line]) -> list[Line]:
     return [replace(first, alike=tuple(dict.fromkeys(host for line in others for host in line.hosts)))]
 
 
-def say_hosts(line: Line, all_hosts: Sequence[str]) -> str:
+def format_hosts(line: Line, all_hosts: Sequence[str]) -> str:
     """Return whose a line is, with a colon behind; empty where there is one host only."""
     if len(all_hosts) < 2 or not line.hosts:
         return ""
@@ -85,7 +85,7 @@ def say_hosts(line: Line, all_hosts: Sequence[str]) -> str:
     return f"{name_hosts(line.hosts, all_hosts)}{alike}: "
 
 
-def judge_host(host: HostCard, together: Together) -> Verdict:
+def judge_host(host: HostCard, together: ClusterReport) -> Verdict:
     """Return how a host is, by its own readings and by those of several hosts that are about some of them; what was skipped counts for nothing."""
     about = _list_shared(host, together)
     return (
@@ -95,21 +95,21 @@ def judge_host(host: HostCard, together: Together) -> Verdict:
     )
 
 
-def count_host(host: HostCard, together: Together) -> str:
+def count_host(host: HostCard, together: ClusterReport) -> str:
     """Return the counts by which a host is judged: ``18 ok, 10 skipped, 1 fail with others``; why it was lost, if it was."""
     shared = [one for one in _list_shared(host, together) if one.verdict in {"warn", "fail"}]
-    told = (count_verdicts(host.readings), f"{count_verdicts(shared)} with others" if shared else "")
-    return host.lost or ", ".join(part for part in told if part)
+    info = (count_verdicts(host.readings), f"{count_verdicts(shared)} with others" if shared else "")
+    return host.lost or ", ".join(part for part in info if part)
 
 
-def _list_shared(host: HostCard, together: Together) -> list[Reading]:
+def _list_shared(host: HostCard, together: ClusterReport) -> list[Reading]:
     """Return what was found by comparing hosts, and is about some of them, with this one."""
     return [
         one for one in together.readings if host.name in one.hosts and len(one.hosts) < len(together.hosts)
     ]
 
 
-def judge(together: Together) -> Verdict:
+def judge(together: ClusterReport) -> Verdict:
     """Return how it all is: what was skipped counts only where nothing else was seen, and who did not come is a failure."""
     if together.missing:
         return "fail"

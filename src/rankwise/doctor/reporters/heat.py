@@ -13,7 +13,7 @@ from rankwise.doctor.units import format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rankwise.doctor.meeting.together import Link, Measure, Outcome, Together
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Link, Measure, Outcome
 
 #: Worst first: a cell shows the worst of its pair's connections.
 _OUTCOMES: tuple[Outcome, ...] = (
@@ -32,12 +32,12 @@ class Cell:
 
     Attributes:
         text: What stands in it, where there is room.
-        told: All of it, for the pointer.
+        info: All of it, for the pointer.
         heat: From 0 (as good as the best) to 1 (far worse); None for a cell that says nothing.
     """
 
     text: str
-    told: str
+    info: str
     heat: float | None = None
 
 
@@ -51,7 +51,7 @@ class HeatMap:
     legend: Sequence[tuple[float, str]]
 
 
-def make_maps(together: Together) -> list[HeatMap]:
+def make_maps(together: ClusterReport) -> list[HeatMap]:
     """Return the maps for which there is something to show."""
     maps = []
     if together.links:
@@ -78,7 +78,7 @@ def make_maps(together: Together) -> list[HeatMap]:
                 HeatMap(
                     title="Sent again",
                     about=about,
-                    cells=_tell_losses(measures),
+                    cells=_report_losses(measures),
                     legend=((0.0, "none"), (0.5, "1 %"), (1.0, "2 % and more")),
                 )
             )
@@ -107,7 +107,7 @@ def _render_cell(cell: Cell | None, *, is_self: bool) -> str:
     if cell is None:
         return '<td class="self"></td>' if is_self else '<td class="none" title="not measured">·</td>'
     style = "" if cell.heat is None else f' style="background:{color(cell.heat)}"'
-    return f'<td{style} title="{escape(cell.told)}">{escape(cell.text)}</td>'
+    return f'<td{style} title="{escape(cell.info)}">{escape(cell.text)}</td>'
 
 
 def color(heat: float) -> str:
@@ -123,13 +123,13 @@ def _judge_links(links: Sequence[Link]) -> dict[tuple[str, str], Cell]:
     cells = {}
     for pair, found in by_pair.items():
         worst = min(found, key=lambda link: _OUTCOMES.index(link.outcome))
-        told = "\n".join(
+        info = "\n".join(
             f"{link.plane}: {link.address}:{link.port} {link.outcome}"
             + (f" ({link.detail})" if link.detail else "")
             for link in found
         )
         heat = None if worst.outcome == "not tried" else 0.0 if worst.outcome == "ok" else 1.0
-        cells[pair] = Cell(text=_MARKS[worst.outcome], told=f"{pair[0]} to {pair[1]}\n{told}", heat=heat)
+        cells[pair] = Cell(text=_MARKS[worst.outcome], info=f"{pair[0]} to {pair[1]}\n{info}", heat=heat)
     return cells
 
 
@@ -148,15 +148,15 @@ def _compare(
         worse = (1 / ratio if ratio else math.inf) if is_more_better else ratio
         heat = 1.0 if worse == math.inf else max(0.0, min(1.0, math.log2(max(worse, 1e-9)) / 2))
         cells[one.source, one.target] = Cell(
-            text=write(value(one)), told=f"{one.source} to {one.target}: {write(value(one))}, the middle of all is {write(middle)}", heat=heat
+            text=write(value(one)), info=f"{one.source} to {one.target}: {write(value(one))}, the middle of all is {write(middle)}", heat=heat
         )  # fmt: skip
     return cells
 
 
-def _tell_losses(measures: Sequence[Measure]) -> dict[tuple[str, str], Cell]:
+def _report_losses(measures: Sequence[Measure]) -> dict[tuple[str, str], Cell]:
     return {
         (one.source, one.target): Cell(
-            text=f"{one.resent:.2%}", told=f"{one.source} to {one.target}: {one.resent:.3%} sent again", heat=min(1.0, one.resent * 50)
+            text=f"{one.resent:.2%}", info=f"{one.source} to {one.target}: {one.resent:.3%} sent again", heat=min(1.0, one.resent * 50)
         )
         for one in measures
         if one.resent is not None

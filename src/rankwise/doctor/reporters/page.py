@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rankwise.doctor.reporters.grouping import (
     count_host,
     count_verdicts,
+    format_hosts,
     group,
     judge_host,
     list_readings,
     name_hosts,
-    say_hosts,
 )
 from rankwise.doctor.reporters.heat import make_maps, render_map
 from rankwise.doctor.units import format_rate, format_seconds
@@ -21,8 +21,8 @@ from rankwise.doctor.units import format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.reading import Reading
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
     from rankwise.doctor.reporters.grouping import Line
 
 _STYLE = """
@@ -57,7 +57,7 @@ details summary { cursor: pointer; margin: .5rem 0; }
 _NAMES = {"fail": "fails", "warn": "warning", "ok": "ok", "skipped": "skipped"}
 
 
-def render(together: Together, *, made: str) -> str:
+def render(together: ClusterReport, *, made: str) -> str:
     """Return the page.
 
     Args:
@@ -103,7 +103,7 @@ def _render_missing(missing: Sequence[str]) -> Iterator[str]:
 
 def _render_finding(line: Line, names: Sequence[str]) -> str:
     one = line.reading
-    whose = say_hosts(line, names)
+    whose = format_hosts(line, names)
     named = (
         f' <span class="tag" title="rankwise rule {escape(one.class_id)}">{escape(one.class_id)}</span>'
         if one.class_id
@@ -117,22 +117,22 @@ def _render_finding(line: Line, names: Sequence[str]) -> str:
     )
 
 
-def _render_hosts(together: Together) -> Iterator[str]:
+def _render_hosts(together: ClusterReport) -> Iterator[str]:
     yield "<h2>Hosts</h2><table><tr><th>host</th><th>address</th><th>clock</th><th>state</th><th>readings</th></tr>"
     for host in together.hosts:
         clock = "" if host.clock_ahead_s is None else f"{host.clock_ahead_s:+.3f} s"
         worst = judge_host(host, together)
         state = f'<span class="tag {worst}">{escape("lost" if host.lost else _NAMES[worst])}</span>'
-        told = count_host(host, together)
+        info = count_host(host, together)
         cells = "".join(
             f"<td>{cell}</td>"
-            for cell in (escape(host.name), escape(host.address), clock, state, escape(told))
+            for cell in (escape(host.name), escape(host.address), clock, state, escape(info))
         )
         yield f"<tr>{cells}</tr>"
     yield "</table>"
 
 
-def _render_maps(together: Together, names: Sequence[str]) -> Iterator[str]:
+def _render_maps(together: ClusterReport, names: Sequence[str]) -> Iterator[str]:
     maps = make_maps(together)
     if not maps:
         return
@@ -150,7 +150,7 @@ def _style_tabs(count: int) -> str:
     return "".join(f"#map{number}:checked ~ .map{number} {{ display: block; }}\n" for number in range(count))
 
 
-def _render_all_reduce(together: Together) -> Iterator[str]:
+def _render_all_reduce(together: ClusterReport) -> Iterator[str]:
     reduced = together.all_reduce
     if reduced is None:
         return
@@ -171,7 +171,7 @@ def _render_rest(lines: Iterable[Line], names: Sequence[str]) -> Iterator[str]:
     yield "<table><tr><th></th><th>probe</th><th>what</th></tr>"
     for line in lines:
         one: Reading = line.reading
-        whose = say_hosts(line, names)
+        whose = format_hosts(line, names)
         why = f" ({one.why})" if one.why else ""
         yield (
             f'<tr><td><span class="tag {one.verdict}">{_NAMES[one.verdict]}</span></td><td>{escape(one.probe)}</td>'

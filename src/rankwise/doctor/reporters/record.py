@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.meeting.together_json import to_json
 from rankwise.doctor.reading import VERDICTS
+from rankwise.doctor.rendezvous.cluster_report_json import to_json
 from rankwise.doctor.reporters.grouping import join_same, judge, list_readings
 
 if TYPE_CHECKING:
-    from rankwise.doctor.meeting.together import Together
     from rankwise.doctor.reading import Fact
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
     from rankwise.doctor.reporters.grouping import Line
 
 #: Raised when a key goes or means something else; new keys may come at any time.
 SCHEMA = 1
 
 
-def record(together: Together, *, version: str, made: str, exit_code: int) -> dict[str, Fact]:
+def record(together: ClusterReport, *, version: str, made: str, exit_code: int) -> dict[str, Fact]:
     """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is.
 
     Args:
@@ -32,12 +32,12 @@ def record(together: Together, *, version: str, made: str, exit_code: int) -> di
     bad = [line for line in join_same(readings) if line.reading.verdict in {"fail", "warn"}]
     return {
         "rankwise": version, "schema": SCHEMA, "made": made, "verdict": judge(together), "exit_code": exit_code,
-        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_tell(line) for line in bad], **to_json(together),
+        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **to_json(together),
     }  # fmt: skip
 
 
-def _tell(line: Line) -> dict[str, Fact]:
+def _report(line: Line) -> dict[str, Fact]:
     """Return a finding with all hosts that it is about; the facts, which hosts are compared by, stand with the readings."""
-    told: dict[str, Fact] = {**line.reading.to_json(), "hosts": list(line.hosts)}
-    del told["facts"]
-    return told
+    info: dict[str, Fact] = {**line.reading.to_json(), "hosts": list(line.hosts)}
+    del info["facts"]
+    return info

@@ -9,20 +9,20 @@ from rankwise.doctor.reading import find_worst
 from rankwise.doctor.reporters.grouping import (
     count_host,
     count_verdicts,
+    format_hosts,
     group,
     join_skipped,
     judge_host,
     list_readings,
     name_hosts,
-    say_hosts,
 )
 from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankwise.doctor.meeting.together import Measure, Together
     from rankwise.doctor.reading import Verdict
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Measure
     from rankwise.doctor.reporters.grouping import Line
 
 _STYLES: dict[Verdict, str] = {"ok": "32", "skipped": "2", "warn": "1;33", "fail": "1;31"}
@@ -37,7 +37,7 @@ _MOST_SHOWN = 16
 
 
 def render(
-    together: Together,
+    together: ClusterReport,
     *,
     color: bool = False,
     width: int | None = None,
@@ -57,7 +57,7 @@ def render(
 
 
 class _Text:
-    def __init__(self, together: Together, *, color: bool, width: int | None) -> None:
+    def __init__(self, together: ClusterReport, *, color: bool, width: int | None) -> None:
         self._all, self._names = together, [host.name for host in together.hosts]
         self._paint: Callable[[str, str], str] = _paint if color else _plain
         self._width = None if width is None or width < _NARROWEST else width
@@ -66,29 +66,29 @@ class _Text:
 
     def lines(self, *, verbose: bool, quiet: bool) -> Iterator[str]:
         is_one = len(self._names) == 1 and not self._all.missing
-        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._tell_set()}")
+        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._report_set()}")
         lines = group(self._readings)
         skipped = join_skipped(line for line in lines if line.reading.verdict == "skipped")
         for line in (*(line for line in lines if line.reading.verdict != "skipped"), *skipped):
             is_bad = line.reading.verdict in {"warn", "fail"}
             if is_bad or (not quiet and (is_one or verbose)):
-                yield from self._tell(line)
+                yield from self._report(line)
         if not is_one:
-            yield from self._tell_hosts()
+            yield from self._report_hosts()
         yield self._paint("1", self._sum_up(is_one=is_one))
 
-    def _tell_set(self) -> str:
+    def _report_set(self) -> str:
         total = len(self._names) + len(self._all.missing)
         missing = f", {len(self._all.missing)} of {total} missing" if self._all.missing else ""
         return (
             f"{len(self._names)} host{'s' * (len(self._names) > 1)}: {name_hosts(self._names, ())}{missing}"
         )
 
-    def _tell(self, line: Line) -> Iterator[str]:
+    def _report(self, line: Line) -> Iterator[str]:
         one, verdict = line.reading, line.reading.verdict
         head = f"  {self._paint(_STYLES[verdict], f'{_SHOWN[verdict]:<4}')}  {one.probe:<{self._column}}"
         margin = 8 + self._column
-        whose = say_hosts(line, self._names)
+        whose = format_hosts(line, self._names)
         named = f" [{one.class_id}]" if one.class_id and verdict in {"warn", "fail"} else ""
         reason = f" ({one.why})" if verdict == "skipped" and one.why else ""
         yield from self._wrap(head, f"{whose}{one.what}{named}{reason}", margin, verdict)
@@ -112,7 +112,7 @@ class _Text:
             shown = self._paint(style, line) if style else line
             yield f"{' ' * margin if number else head}{shown}"
 
-    def _tell_hosts(self) -> Iterator[str]:
+    def _report_hosts(self) -> Iterator[str]:
         width = max([4, *map(len, self._names)])
         yield ""
         shown = self._all.hosts
@@ -123,11 +123,11 @@ class _Text:
             clock = "" if host.clock_ahead_s is None else f"clock {host.clock_ahead_s:+.3f} s"
             worst = judge_host(host, self._all)
             state = self._paint(_STYLES[worst], "lost" if host.lost else _SHOWN[worst])
-            told = count_host(host, self._all)
-            yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {told}".rstrip()
+            info = count_host(host, self._all)
+            yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {info}".rstrip()
         for name in self._all.missing:
             yield f"  {name:<{width}}  {self._paint('1;31', 'did not arrive')}"
-        yield from self._tell_measures()
+        yield from self._report_measures()
         if (reduced := self._all.all_reduce) is not None:
             if reduced.why:
                 yield f"  all-reduce by torch: {self._paint('2', reduced.why)}"
@@ -137,7 +137,7 @@ class _Text:
                     f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB"
                 )
 
-    def _tell_measures(self) -> Iterator[str]:
+    def _report_measures(self) -> Iterator[str]:
         measures = self._all.measures
         if not measures:
             return

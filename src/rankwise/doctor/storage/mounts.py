@@ -108,17 +108,17 @@ def find_mount(host: Host, folder: str, mounts: Sequence[Mount] | None = None) -
 def find_current(host: Host) -> str:
     """Return the current folder as the kernel knows it, and not as PWD says; empty if it has been deleted."""
     try:
-        told = str(host.path("/proc/self/cwd").readlink())
+        info = str(host.path("/proc/self/cwd").readlink())
     except OSError:
         try:
             return str(Path.cwd())
         except OSError:
             return ""
-    return "" if told.endswith(" (deleted)") and not host.has(told) else told
+    return "" if info.endswith(" (deleted)") and not host.has(info) else info
 
 
 def is_object_store(folder: Path) -> bool:
-    """Tell whether a folder is none, but the address of something else: ``s3://bucket/x``. As a path it has lost a slash."""
+    """Return whether a folder is none, but the address of something else: ``s3://bucket/x``. As a path it has lost a slash."""
     return re.match(r"(?!file:)[a-z][a-z0-9+.-]+:/", str(folder), re.IGNORECASE) is not None
 
 

@@ -1,4 +1,4 @@
-"""What stands in MASTER_ADDR beside the name of a host: a port, a scheme, blanks, brackets, other hosts. No rank finds a host by it."""
+"""Mistakes in MASTER_ADDR: a port, a scheme, blanks or brackets beside the name of the host. No rank finds a host by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORM = re.compile(r"([A-Za-z][\w+.-]*://)?(?:\[([\w:.%]+)\]|([\w.][\w.-]*))(?::
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slip:
+class AddressMistake:
     """A text that is more than a host's name.
 
     Attributes:
@@ -28,14 +28,16 @@ class Slip:
     has_brackets_only: bool = False
 
 
-def find_slip(text: str) -> Slip | None:
+def find_mistake(text: str) -> AddressMistake | None:
     """Return what a text is beside the name or address of a host; None if nothing."""
     bare = text.strip()
     if bare != text:
         shown = repr(text)  # nobody sees a blank at an end
-        meant = find_slip(bare) if bare else None
+        meant = find_mistake(bare) if bare else None
         host, port = (meant.host, meant.port) if meant else (bare, None)
-        return Slip(what=f"{shown} has blanks around it", host=host if is_plain(host) else "", port=port)
+        return AddressMistake(
+            what=f"{shown} has blanks around it", host=host if is_plain(host) else "", port=port
+        )
     found = _FORM.fullmatch(text)
     if found is None:
         return _find_strange_signs(text)
@@ -50,40 +52,42 @@ def find_slip(text: str) -> Slip | None:
         what = "ends with /, as no host name does"
     else:
         what = "has brackets, which belong to HOST:PORT only"
-    return Slip(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=bool(inner) and not scheme and not digits)  # fmt: skip
+    return AddressMistake(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=bool(inner) and not scheme and not digits)  # fmt: skip
 
 
-def _find_strange_signs(text: str) -> Slip | None:
+def _find_strange_signs(text: str) -> AddressMistake | None:
     if "://" in text:
-        return Slip(what=f"{text} begins like a URL", host="")
+        return AddressMistake(what=f"{text} begins like a URL", host="")
     # What follows % is the name of an interface, which has signs of its own.
     if not text or is_plain(text) or (is_plain(text.partition("%")[0]) and re.fullmatch(r"[^\s/]+", text)):
         return None
     shown = text if text.isprintable() and " " not in text else repr(text)
-    return Slip(what=f"{shown} is not a host name", host="")
+    return AddressMistake(what=f"{shown} is not a host name", host="")
 
 
-def write_remedy(slip: Slip, port: int | None) -> str:
+def write_remedy(mistake: AddressMistake, port: int | None) -> str:
     """Return the command that sets MASTER_ADDR right, and MASTER_PORT where the port stood in the address alone.
 
     Args:
-        slip: What was found.
+        mistake: What was found.
         port: What MASTER_PORT is already; None if it is not set.
     """
-    if not slip.host:
+    if not mistake.host:
         return "export MASTER_ADDR=…  # the name or an address of the first host"
-    command = f"export MASTER_ADDR={slip.host}"
-    if slip.port is None:
+    command = f"export MASTER_ADDR={mistake.host}"
+    if mistake.port is None:
         return command
     if port is None:
-        return f"{command} MASTER_PORT={slip.port}  # a port belongs in MASTER_PORT"
-    if port == slip.port:
+        return f"{command} MASTER_PORT={mistake.port}  # a port belongs in MASTER_PORT"
+    if port == mistake.port:
         return f"{command}  # its port is in MASTER_PORT"
-    return f"{command}  # MASTER_PORT is {port}; if {slip.port} is meant: export MASTER_PORT={slip.port}"
+    return (
+        f"{command}  # MASTER_PORT is {port}; if {mistake.port} is meant: export MASTER_PORT={mistake.port}"
+    )
 
 
 def is_plain(host: str) -> bool:
-    """Tell whether a text has only signs that names and addresses have, and may stand in a command."""
+    """Return whether a text has only signs that names and addresses have, and may stand in a command."""
     return re.fullmatch(r"[\w.:][\w.:%-]*", host) is not None
 
 

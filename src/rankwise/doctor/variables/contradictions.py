@@ -1,4 +1,4 @@
-"""Variables that can't all be true, of a process that is to be a rank: both values, what comes of it, what to do.
+"""Variables of a rank that contradict each other: both values, what comes of it, what to do.
 
 What is wrong for sure fails; what another launcher may have set by right is a warning. Nothing is said of torchrun in a step of one task a
 node, of mpirun inside a Slurm job, of a pod whose RANK counts pods: there variables differ, and all is well.
@@ -21,8 +21,8 @@ from rankwise.base.identity_launchers import (
     read_torch,
 )
 from rankwise.doctor.reading import Reading
-from rankwise.doctor.variables.addresses import find_slip, write_remedy
-from rankwise.doctor.variables.half_sets import find_half_set
+from rankwise.doctor.variables.addresses import find_mistake, write_remedy
+from rankwise.doctor.variables.incomplete import find_half_set
 from rankwise.doctor.variables.launches import check_switches, count_devices, may_use_gpus
 from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.numbers import check_numbers
@@ -92,16 +92,16 @@ def _check_readable(env: Mapping[str, str]) -> Iterator[Reading]:
                 fix=f"# {error.hint}" if error.hint else "",
             )  # fmt: skip
         return
-    for told in read_all(env) if it is not None else ():
-        if isinstance(told, UsageError) and "can't be read" in told.message:
+    for info in read_all(env) if it is not None else ():
+        if isinstance(info, UsageError) and "can't be read" in info.message:
             yield Reading(
-                verdict="warn", what=told.message, why="nearer variables are complete, so only others read it: TensorFlow, SageMaker's toolkit",
-                fix=f"# {told.hint}",
+                verdict="warn", what=info.message, why="nearer variables are complete, so only others read it: TensorFlow, SageMaker's toolkit",
+                fix=f"# {info.hint}",
             )  # fmt: skip
 
 
 def _is_half(env: Mapping[str, str]) -> bool:
-    """Tell whether only one of a pair is set: a pod is told its number, a job script how many ranks there will be; a launcher knows the rest."""
+    """Return whether only one of a pair is set: a pod is told its number, a job script how many ranks there will be; a launcher knows the rest."""
     has_rank = bool(env.get("RANK") or env.get("JOB_COMPLETION_INDEX"))
     names = ("RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX")
     is_readable = all(number(env, name) is not None for name in names if env.get(name))
@@ -148,7 +148,7 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
 
 
 def _is_stale(env: Mapping[str, str]) -> bool:
-    """Tell whether RANK and WORLD_SIZE are what people export by hand: rank 0, and of one, or without the rest that launchers set.
+    """Return whether RANK and WORLD_SIZE are what people export by hand: rank 0, and of one, or without the rest that launchers set.
 
     Ray orders its nodes itself, a step may hold trainers beside servers, and each task may spawn a world of its own on its node.
     """
@@ -182,21 +182,21 @@ def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
 
 
 def _check_address(env: Mapping[str, str]) -> Iterator[Reading]:
-    slip = find_slip(env.get("MASTER_ADDR", ""))
-    if slip is None:
+    mistake = find_mistake(env.get("MASTER_ADDR", ""))
+    if mistake is None:
         return
     place = find_place(env)
     is_rank = _winner(env) is not None and (place is None or place.is_rank_too)
     yield Reading(
-        verdict="fail" if is_rank else "warn", what=f"MASTER_ADDR={slip.what}", class_id="I3",
-        why="no host has such a name: `The client socket has timed out`, with no mention of the name", fix=write_remedy(slip, number(env, "MASTER_PORT")),
+        verdict="fail" if is_rank else "warn", what=f"MASTER_ADDR={mistake.what}", class_id="I3",
+        why="no host has such a name: `The client socket has timed out`, with no mention of the name", fix=write_remedy(mistake, number(env, "MASTER_PORT")),
     )  # fmt: skip
 
 
 def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
     addr = env.get("MASTER_ADDR", "")
     # Nodes that met there through torchrun are on this host, all of them.
-    if not addr or find_slip(addr) is not None or not _is_this_host(addr) or "TORCHELASTIC_RUN_ID" in env:
+    if not addr or find_mistake(addr) is not None or not _is_this_host(addr) or "TORCHELASTIC_RUN_ID" in env:
         return
     try:
         own = read_torch(env)
@@ -248,8 +248,8 @@ def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if bool(it.master_addr) == (it.master_port is not None):
         return
-    slip = find_slip(it.master_addr or "")
-    if slip is not None and slip.port is not None:
+    mistake = find_mistake(it.master_addr or "")
+    if mistake is not None and mistake.port is not None:
         return  # the port stands in the address, and what sets that right sets both
     has, lacks = ("MASTER_ADDR", "MASTER_PORT") if it.master_addr else ("MASTER_PORT", "MASTER_ADDR")
     if not env.get(has):

@@ -12,5 +12,5 @@ _SIGNS = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dx
 
 
 def may_have_gpus(host: Host) -> bool | None:
-    """Tell whether a host may have GPUs that torch can use; None where files don't tell."""
+    """Return whether a host may have GPUs that torch can use; None where files don't tell."""
     return any(map(host.has, _SIGNS)) if host.has("/proc") or host.has("/dev") else None

@@ -1,4 +1,4 @@
-"""Variables that can't all be true where a launcher is started: what it sets for its ranks does not matter there."""
+"""Variables that contradict each other where a launcher is started: what it sets for its ranks does not matter there."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def count_devices(env: Mapping[str, str]) -> int | None:
 
 
 def may_use_gpus(env: Mapping[str, str], *, backend: str, has_gpus: bool | None) -> bool:
-    """Tell whether the ranks may take GPUs: there may be some, and neither the backend nor accelerate says that CPUs are meant."""
+    """Return whether the ranks may take GPUs: there may be some, and neither the backend nor accelerate says that CPUs are meant."""
     is_on_cpu = env.get("ACCELERATE_USE_CPU", "").strip().lower() in _YES
     return has_gpus is not False and not is_on_cpu and (not backend or "nccl" in backend)
 
 
 def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
-    """Tell of settings of accelerate that were left over from another launch."""
+    """Report settings of accelerate that were left over from another launch."""
     on = [name for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
           if env.get(name, "").strip().lower() in _YES]  # fmt: skip
     if len(on) > 1:

@@ -1,4 +1,4 @@
-"""Secrets are never shown: masks values by the name they stand under, and by what they look like. Nothing here is heavy: launchers use it."""
+"""Masks secrets, by the names of their variables and by their form. Nothing here is slow to import: launchers use it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FEW_LETTERS = 6
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether what stands under a name is to be kept secret: WANDB_API_KEY."""
+    """Return whether what stands under a name is to be kept secret: WANDB_API_KEY."""
     return (
         _SECRET_NAME.search(name) is not None
         and not is_explained(name.upper())
@@ -219,20 +219,20 @@ def _mask_word(found: re.Match[str]) -> str:
     return found[0] if re.search(_IN_PATH, found.string[: found.start()]) else MASK
 
 
-def _mask_json(told: Fact) -> Fact:
-    if isinstance(told, dict):
+def _mask_json(info: Fact) -> Fact:
+    if isinstance(info, dict):
         return {
             mask_text(name): MASK if is_secret_name(name) and one not in (None, "") else _mask_json(one)
-            for name, one in told.items()
+            for name, one in info.items()
         }
-    if isinstance(told, list):
+    if isinstance(info, list):
         # The words of a command line: SM_USER_ARGS is such a list.
         return [
             MASK if _is_secret_flag(before) and not _is_flag(one) else _mask_json(one)
-            for before, one in zip([None, *told], told, strict=False)
+            for before, one in zip([None, *info], info, strict=False)
         ]
     # A JSON text may hold another one: SM_TRAINING_ENV does.
-    return mask_value("", told) if isinstance(told, str) else told
+    return mask_value("", info) if isinstance(info, str) else info
 
 
 def _is_flag(word: Fact) -> bool:

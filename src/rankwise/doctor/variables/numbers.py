@@ -1,4 +1,4 @@
-"""Numbers of a rank that no launcher gives together: what torchrun says of the node, and of a job on one host."""
+"""Numbers of a rank that don't fit each other: what torchrun says of the node, and of a job on one host."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ _REMEDY = "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WO
 
 
 def _fits(first: int, ranks: int, world: int, node: int, nodes: int) -> bool:
-    """Tell whether a node's first rank leaves room for at least one rank on each node before and after it; torchrun counts node by node."""
+    """Return whether a node's first rank leaves room for at least one rank on each node before and after it; torchrun counts node by node."""
     before, after = first, world - first - ranks
     return before >= node and after >= nodes - 1 - node and (before == 0 or node > 0) and (after == 0 or node < nodes - 1)  # fmt: skip

@@ -17,7 +17,7 @@ from rankwise.base.host_list import find_first_host
 from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_tf_config
 from rankwise.base.identity_facts import Identity, derive_port, expand_tasks
 from rankwise.base.identity_launchers import is_slurm_step, read_slurm
-from rankwise.doctor.variables.addresses import find_slip, is_plain
+from rankwise.doctor.variables.addresses import find_mistake, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,7 +80,7 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
 
 def count(env: Mapping[str, str], *names: str) -> int | None:
     """Return the first of some variables that is a number of things, 1 or more; None if none is."""
-    return next((told for name in names if (told := number(env, name)) is not None and told > 0), None)
+    return next((info for name in names if (info := number(env, name)) is not None and info > 0), None)
 
 
 def find_meeting(
@@ -97,13 +97,13 @@ def find_meeting(
     Returns:
         The address, and the port.
     """
-    told, ports = env.get("MASTER_ADDR", ""), [number(env, "MASTER_PORT")]
-    slip = find_slip(told)
-    if slip is not None:
-        told = slip.host
-        ports.append(slip.port)
+    info, ports = env.get("MASTER_ADDR", ""), [number(env, "MASTER_PORT")]
+    mistake = find_mistake(info)
+    if mistake is not None:
+        info = mistake.host
+        ports.append(mistake.port)
     there = (derived.master_addr if derived else "") or ""
-    names = (one for one in (told, there) if is_plain(one) and not is_unspecified(one))
+    names = (one for one in (info, there) if is_plain(one) and not is_unspecified(one))
     addr = next((one for one in names if is_first or not is_loopback(one)), blank)
     ports.append(derived.master_port if derived else None)
     return addr, next((port for port in ports if port is not None and 0 < port < 65536), DEFAULT_PORT)
@@ -114,8 +114,8 @@ def _forget_address(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _count_gpus(env: Mapping[str, str], *names: str) -> str:
-    told = count(env, *names)
-    return str(told) if told else "auto"
+    info = count(env, *names)
+    return str(info) if info else "auto"
 
 
 def _read_pet(env: Mapping[str, str]) -> Place | None:
@@ -152,11 +152,11 @@ def _read_pod(env: Mapping[str, str]) -> Place | None:
     if nodes == 1 or (nodes is None and "JOB_COMPLETION_INDEX" not in env):
         return None
     is_index = "JOB_COMPLETION_INDEX" in env
-    told = "a pod of an indexed job" if is_index else "a pod with RANK and WORLD_SIZE"
+    info = "a pod of an indexed job" if is_index else "a pod with RANK and WORLD_SIZE"
     # In Kubernetes the first pod is told `localhost`, and only the others get the name.
     addr, port = find_meeting(env, blank="POD0", is_first=node == 0)
     return Place(
-        told_by="Kubernetes", what=told, node_rank=node, num_nodes=nodes,
+        told_by="Kubernetes", what=info, node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), str(node), addr, str(port), "auto"),
         note="" if nodes else "no variable says how many pods there are: replace NODES with the job's completions",
     )  # fmt: skip

@@ -80,7 +80,7 @@ def list_names(*, explained: bool = False) -> list[str]:
 
 
 def is_explained(name: str) -> bool:
-    """Tell whether it is known what a variable does: then its value is no secret, whatever its name sounds like."""
+    """Return whether it is known what a variable does: then its value is no secret, whatever its name sounds like."""
     return (one := find(name)) is not None and bool(one.does)
 
 
@@ -111,7 +111,7 @@ def guess(name: str) -> str:
         for one in variables.values()
         if prefix and one.name.startswith(prefix) and one.kind != "slip for"
     )
-    return next((one for one in known if _is_slip(name[len(prefix) :], one[len(prefix) :])), "")
+    return next((one for one in known if _is_typo(name[len(prefix) :], one[len(prefix) :])), "")
 
 
 def find_misspellings(
@@ -148,8 +148,8 @@ def report_misspellings(
     ]  # fmt: skip
 
 
-def _is_slip(typed: str, known: str) -> bool:
-    """Tell whether one is the other with a slip: an underscore too many, letters swapped, one lost, added or wrong."""
+def _is_typo(typed: str, known: str) -> bool:
+    """Return whether one is the other with a slip: an underscore too many, letters swapped, one lost, added or wrong."""
     if typed.replace("_", "") == known.replace("_", ""):
         return True
     least = _LONG if len(typed) == len(known) else _LEAST

@@ -1,4 +1,4 @@
-"""What the environment was understood to say: who this process is, each value with the variable that it came from."""
+"""Which rank this process is by its environment: each value with the variable that it came from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.identity import Identity, read_all, read_identity
-from rankwise.doctor.variables.half_sets import find_exported_node, find_half_set
+from rankwise.doctor.variables.incomplete import find_exported_node, find_half_set
 from rankwise.doctor.variables.masking import mask_text, mask_value
 from rankwise.doctor.variables.places import find_place
 
@@ -98,7 +98,7 @@ def understand(env: Mapping[str, str]) -> Understood:
         return Understood(
             role=role, place=place, problem=mask_text(error.message), hint=mask_text(error.hint or "")
         )
-    others = tuple(_say(one) for one in read_all(env) if it is None or _source(one) != it.source)
+    others = tuple(_describe(one) for one in read_all(env) if it is None or _source(one) != it.source)
     if it is None:
         half = find_half_set(env)
         if half is not None:
@@ -128,16 +128,16 @@ def _values(it: Identity) -> list[Value]:
     ]  # fmt: skip
 
 
-def _source(told: Identity | UsageError) -> str:
-    return told.source if isinstance(told, Identity) else ""
+def _source(info: Identity | UsageError) -> str:
+    return info.source if isinstance(info, Identity) else ""
 
 
-def _say(told: Identity | UsageError) -> Source:
-    if isinstance(told, UsageError):
-        return Source(name="unreadable", says=mask_text(told.message))
-    rank, world = told.told.get("rank", ""), told.told.get("world_size", "")
+def _describe(info: Identity | UsageError) -> Source:
+    if isinstance(info, UsageError):
+        return Source(name="unreadable", says=mask_text(info.message))
+    rank, world = info.told.get("rank", ""), info.told.get("world_size", "")
     return Source(
-        name=told.source, says=mask_text(f"rank {told.rank} of {told.world_size} ({rank}, {world})")
+        name=info.source, says=mask_text(f"rank {info.rank} of {info.world_size} ({rank}, {world})")
     )
 
 

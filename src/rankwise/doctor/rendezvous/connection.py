@@ -1,0 +1,132 @@
+"""A connection to another host, on asyncio streams; and calls that block, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar, final
+
+from rankwise.doctor.rendezvous.wire import (
+    CLOSED,
+    GoneError,
+    Message,
+    StrangerError,
+    decode,
+    encode,
+    explain,
+    tune,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rankwise.doctor.reading import Fact
+
+Result = TypeVar("Result")
+#: So long a line may be: from somebody unknown, and from a host of the rendezvous.
+_FIRST_BYTES, _MOST_BYTES = 1 << 16, 64 << 20
+_READ_BYTES = 1 << 18
+
+
+@final
+class Connection:
+    """Messages to and from one other host: each is a line of JSON.
+
+    Args:
+        reader: The stream from the other host.
+        writer: The stream to it; it is ours from here on.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        tune(sock)
+        # A socket for both families shows addresses of IPv4 within IPv6.
+        self.address, self.local_address = (
+            str(*name[:1]).removeprefix("::ffff:").partition("%")[0] for name in (sock.getpeername(), sock.getsockname())
+        )  # fmt: skip
+        self._reader, self._writer = reader, writer
+        self._buffer, self._seen = bytearray(), 0
+        #: Whether the other side is known to be a doctor: then its messages may be long.
+        self.is_known = False
+        #: When something last arrived, by the event loop's clock.
+        self.heard_s = asyncio.get_running_loop().time()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits to be sent."""
+        return self._writer.transport.get_write_buffer_size()
+
+    def send(self, message: Mapping[str, Fact], line: bytes = b"") -> None:
+        """Send a message; ``line`` is the same, if it was encoded already.
+
+        Raises:
+            GoneError: The connection has ended.
+        """
+        if self._writer.is_closing():
+            raise GoneError(CLOSED)
+        self._writer.write(line or encode(message))
+
+    async def receive(self) -> Message:
+        """Return the next message.
+
+        Raises:
+            GoneError: The other side is gone, and has left no message that was not returned.
+            StrangerError: It is no doctor.
+        """
+        while (end := self._buffer.find(b"\n", self._seen)) < 0:
+            self._seen = len(self._buffer)
+            if self._seen > (_MOST_BYTES if self.is_known else _FIRST_BYTES):
+                raise StrangerError(
+                    f"it sends a line without an end, which begins with {bytes(self._buffer[:40])!r}"
+                )
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError as error:
+                raise GoneError(explain(error)) from error
+            if not data:
+                if self._buffer and not self.is_known:
+                    raise StrangerError(f"it sent {bytes(self._buffer[:40])!r}")
+                raise GoneError(CLOSED)
+            self.heard_s = asyncio.get_running_loop().time()
+            self._buffer += data
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._seen = 0
+        return decode(line)
+
+    def close(self) -> None:
+        """Close it, after what waits to be sent."""
+        self._writer.close()
+
+    async def wait_closed(self, timeout_s: float) -> None:
+        """Close it, and wait until what was to be sent has left."""
+        self.close()
+        with suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
+
+
+async def in_thread(function: Callable[[], Result]) -> Result:
+    """Call a function that blocks in a thread of its own, which nobody waits for at the end: it may block for ever."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: list[Result], error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result[0])
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, failure = list[Result](), None
+        try:
+            result.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again, where it is awaited
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    Thread(target=run, name="rankwise-doctor", daemon=True).start()
+    return await future

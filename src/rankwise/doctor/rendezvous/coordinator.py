@@ -1,0 +1,333 @@
+"""The coordinator's end of all connections: it admits hosts, gives them orders, waits for answers, and gives up hosts that are silent."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, final
+
+from rankwise.doctor.rendezvous.admission import Admission, refuse
+from rankwise.doctor.rendezvous.authentication import is_proof, make_nonce, mark, prove
+from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
+from rankwise.doctor.rendezvous.connection import Connection
+from rankwise.doctor.rendezvous.peer import Peer, list_names
+from rankwise.doctor.rendezvous.sanitize import clean_name, one_line
+from rankwise.doctor.rendezvous.wire import (
+    BEAT_S,
+    CLOSED,
+    GREETING,
+    VERSION,
+    GoneError,
+    Message,
+    StrangerError,
+    encode,
+    number,
+    text,
+    whole,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.rendezvous.plan import Plan
+
+#: So long a host that connects may take to say who it is; so many may be about to.
+_HELLO_S, _MOST_UNKNOWN = 10.0, 1024
+#: No job has more nodes: whoever claims more is no doctor.
+_MOST_HOSTS = 1 << 16
+#: So often the users are told which hosts are waited for, and after so long for the first time.
+_SAY_S, _FIRST_SAY_S = 10.0, 2.0
+#: Hosts that are all simulated by one process take so many times as long.
+_PATIENCE_SIMULATED = 10
+_GLANCE_S = 0.1
+
+
+class OwnHostLostError(Exception):
+    """The coordinator's own host does not take part any more; the text says why. Without it there is no result."""
+
+
+@final
+class Coordinator:
+    """All connections of the coordinator.
+
+    Args:
+        host: The host that it runs on.
+        plan: The plan.
+        hello_s: So long a host that connects may take to say who it is.
+    """
+
+    def __init__(self, host: Host, plan: Plan, *, hello_s: float = _HELLO_S) -> None:
+        self.peers: list[Peer] = []
+        self.admission = Admission(host.name, plan, self.here, host.clock)
+        #: Called with each other host that is lost.
+        self.on_loss: Callable[[Peer], None] = lambda _: None
+        self._plan, self._clock, self._hello_s = plan, host.clock, hello_s
+        self._patience = _PATIENCE_SIMULATED if plan.listen_address else 1
+        self._num_unknown, self._is_over, self._own_loss = 0, False, ""
+        self._changed = asyncio.Event()
+        self._connections: set[Connection] = set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept hosts, and watch those that are here, until this is cancelled."""
+        server = await asyncio.start_server(self._accept, sock=listener, backlog=2048)
+        try:
+            await self._watch()
+        finally:
+            server.close()
+            for connection in self._connections:
+                connection.close()
+
+    def here(self) -> list[Peer]:
+        """Return the hosts that still answer."""
+        return [one for one in self.peers if one.is_here]
+
+    async def ask(
+        self, orders: Mapping[Peer, Message], *, timeout_s: float, doing: str
+    ) -> dict[Peer, Message]:
+        """Give orders, and wait for the answers. A host that is late is lost.
+
+        Args:
+            orders: By host; all of one kind, which stands as ``do``.
+            timeout_s: How long to wait.
+            doing: What is done, in words: ``trying all links``.
+
+        Returns:
+            The answers of those that gave one.
+
+        Raises:
+            OwnHostLostError: Our own host is lost.
+        """
+        kind = next((text(one, "do") for one in orders.values()), "")
+        for peer, order in orders.items():
+            peer.answers.pop(kind, None)
+            self.tell(peer, order)
+
+        def list_waited() -> list[Peer]:
+            return [one for one in orders if one.is_here and kind not in one.answers]
+
+        loop = asyncio.get_running_loop()
+        end_s, next_say_s = loop.time() + timeout_s * self._patience, loop.time() + _FIRST_SAY_S
+        while (waited := list_waited()) and loop.time() < end_s:
+            await self.wait_change(min(end_s, next_say_s) - loop.time())
+            if loop.time() >= next_say_s and (waited := list_waited()):
+                next_say_s += _SAY_S
+                self.say(f"{doing}: waiting for {list_names(waited)}")
+        for peer in waited:
+            self.lose(peer, f"did not answer within {timeout_s * self._patience:.0f} s ({doing})")
+        self._check_own()
+        return {peer: peer.answers[kind] for peer in orders if kind in peer.answers and peer.is_here}
+
+    async def measure_clock(self, peer: Peer) -> tuple[float, float] | None:
+        """Return by how much a host's clock is ahead of ours, and how far off that may be, in seconds; None if it does not answer."""
+        begin, begin_s = self._clock.time(), self._clock.monotonic()
+        answers = await self.ask(
+            {peer: {"do": "time"}}, timeout_s=self._plan.silence_s, doing="asking for the time"
+        )
+        if peer not in answers:
+            return None
+        trip_s = self._clock.monotonic() - begin_s
+        return number(answers[peer], "at") - (begin + trip_s / 2), trip_s / 2
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Wait until a host arrives, answers or is lost, or until the time is over."""
+        self._check_own()
+        self._changed.clear()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(0.0, timeout_s))
+
+    def tell(self, peer: Peer, message: Message, line: bytes = b"") -> None:
+        """Send a message to a host; ``line`` is the same, if it was encoded already."""
+        if peer.is_here:
+            try:
+                peer.connection.send(message, line)
+            except GoneError as error:
+                self.lose(peer, _explain_end(error))
+
+    def tell_all(self, message: Message) -> None:
+        """Send a message to all hosts that are here."""
+        line = encode(message)
+        for peer in self.here():
+            self.tell(peer, message, line)
+
+    def say(self, line: str) -> None:
+        """Show a line to the users of all hosts."""
+        self.tell_all({"say": line})
+
+    def lose(self, peer: Peer, why: str) -> None:
+        """Give a host up; `ask` and `wait_change` raise if it is our own, which all others must be told."""
+        if not peer.is_here:
+            return
+        peer.lost = why
+        peer.connection.close()
+        self._changed.set()
+        if self._is_over:
+            return
+        if peer.is_own:
+            self._own_loss = why
+        else:
+            self.on_loss(peer)
+
+    async def break_off(self, why: str, hint: str) -> None:
+        """Report all hosts that there will be no result."""
+        self._is_over = True
+        self.tell_all(refuse(why, hint))
+        await self.wait_until_sent(2.0)
+
+    async def wait_until_sent(self, timeout_s: float) -> None:
+        """Wait until all that was sent has left."""
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while self._count_waiting() and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(_GLANCE_S)
+
+    async def wait_until_left(self, timeout_s: float, most_s: float) -> None:
+        """Wait until all have received their results, and have left: to close before would take the results away.
+
+        Args:
+            timeout_s: So long to wait at most while nobody takes any of what still waits to be sent.
+            most_s: So long to wait at all.
+        """
+        self._is_over = True
+        loop = asyncio.get_running_loop()
+        now_s = last_s = loop.time()
+        end_s, least = now_s + most_s, self._count_waiting()
+        while self.here() and now_s < min(last_s + timeout_s * self._patience, end_s):
+            await self.wait_change(_GLANCE_S)
+            now_s, left = loop.time(), self._count_waiting()
+            if left < least:
+                last_s, least = now_s, left
+
+    def _count_waiting(self) -> int:
+        return sum(one.connection.waiting_bytes for one in self.here())
+
+    def _check_own(self) -> None:
+        if self._own_loss and not self._is_over:
+            raise OwnHostLostError(self._own_loss)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            connection = Connection(reader, writer)
+        except OSError:  # gone already
+            writer.close()
+            return
+        self._connections.add(connection)
+        try:
+            # A handler that is cancelled at the end must end quietly: asyncio logs it otherwise (Python 3.11).
+            with suppress(asyncio.CancelledError):
+                peer = await self._admit(connection) if self._num_unknown < _MOST_UNKNOWN else None
+                if peer is not None:
+                    await self._listen(peer)
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+    async def _admit(self, connection: Connection) -> Peer | None:
+        self._num_unknown += 1
+        try:
+            return await asyncio.wait_for(self._shake_hands(connection), self._hello_s)
+        except (GoneError, asyncio.TimeoutError):
+            return None
+        finally:
+            self._num_unknown -= 1
+
+    async def _shake_hands(self, connection: Connection) -> Peer | None:
+        """Return the host at the other end, if it is one of ours; else it is told why not."""
+        hello = await connection.receive()
+        peer = Peer(
+            connection=connection, address=connection.address, met_at=connection.local_address,
+            name=clean_name(text(hello, "name")) or connection.address, node_rank=_read_count(hello, "node_rank"),
+            num_hosts=_read_count(hello, "num_hosts"), rival=text(hello, "holds"),
+            # Compared as a whole: nobody else knows it.
+            is_own=text(hello, "own") == self.admission.secret,
+        )  # fmt: skip
+        refusal = self._find_mismatch(hello)
+        # A rival is told nothing but that it is one.
+        if (
+            refusal is None
+            and self._plan.token
+            and not peer.rival
+            and not await self._prove(hello, connection)
+        ):
+            refusal = _refuse_other()
+        refusal = refusal or self.admission.admit(peer)
+        if refusal is not None:
+            connection.send(refusal)
+            return None
+        connection.is_known = True
+        self.peers.append(peer)
+        self.tell(peer, {"welcome": VERSION})
+        self._changed.set()
+        return peer
+
+    def _find_mismatch(self, hello: Message) -> Message | None:
+        if hello.get(GREETING) != VERSION:
+            return refuse(
+                f"the rendezvous host speaks version {VERSION} of the doctor's protocol, this host {one_line(repr(hello.get(GREETING)), 20)}",
+                "use the same version of rankwise on all hosts", "R11",
+            )  # fmt: skip
+        return _refuse_other() if text(hello, "mark") != mark(self._plan.token) else None
+
+    async def _prove(self, hello: Message, connection: Connection) -> bool:
+        """Prove that we know the token, and return whether the other side does, too."""
+        nonce, challenge = text(hello, "nonce"), make_nonce()
+        connection.send(
+            {"challenge": challenge, "proof": prove(self._plan.token, "coordinator", nonce, challenge)}
+        )
+        answer = await connection.receive()
+        return is_proof(text(answer, "proof"), self._plan.token, "peer", nonce, challenge)
+
+    async def _listen(self, peer: Peer) -> None:
+        try:
+            while peer.is_here:
+                self._take(peer, await peer.connection.receive())
+        except GoneError as error:
+            self.lose(peer, _explain_end(error))
+
+    def _take(self, peer: Peer, message: Message) -> None:
+        if text(message, "broke"):
+            why = one_line(text(message, "broke"), 500)
+            self.lose(peer, f"its doctor failed ({why}): please report this bug in rankwise")
+        elif text(message, "leaves"):
+            self.lose(peer, one_line(text(message, "leaves"), 500))
+        elif text(message, "answer"):
+            peer.answers[text(message, "answer")] = message
+            self._changed.set()
+
+    async def _watch(self) -> None:
+        """Send signs of life, and give up hosts that send none."""
+        loop = asyncio.get_running_loop()
+        beat, last_s = encode({"beat": 1}), loop.time()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now_s = loop.time()
+            # If we were stopped ourselves, what the others have sent still waits to be read: then nobody was silent.
+            was_stopped, last_s = now_s - last_s > self._plan.silence_s / 2, now_s
+            for peer in self.here():
+                if was_stopped:
+                    peer.connection.heard_s = now_s
+                # Our own is in this process: if it is slow, so are we.
+                if now_s - peer.connection.heard_s > self._plan.silence_s and not peer.is_own:
+                    why = f"nothing received for {self._plan.silence_s:.0f} s: it is frozen, or its cable is cut"
+                    self.lose(peer, why)
+                else:
+                    self.tell(peer, {}, beat)
+
+
+def _explain_end(error: GoneError) -> str:
+    """Return why a host is not here any more; that it closed the connection says all."""
+    if isinstance(error, StrangerError):
+        return f"{NO_SENSE}: {error}"
+    return str(error) if str(error) == CLOSED else f"its connection ended: {error}"
+
+
+def _refuse_other() -> Message:
+    return refuse(
+        "another doctor has its rendezvous at this port",
+        "start all hosts with the same arguments, or choose another port",
+    )
+
+
+def _read_count(message: Message, key: str) -> int | None:
+    count = whole(message, key)
+    return count if count is not None and 0 <= count <= _MOST_HOSTS else None

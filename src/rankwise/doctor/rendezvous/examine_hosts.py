@@ -1,0 +1,162 @@
+"""Several hosts examine each other: each of them calls this, and each gets the same result."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.rendezvous import cluster_report_json
+from rankwise.doctor.rendezvous.coordinator_client import bind_endpoint, find_rival, join, read_refusal
+from rankwise.doctor.rendezvous.host_tasks import HostTasks
+from rankwise.doctor.rendezvous.phases import END_S, Phases
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
+from rankwise.doctor.rendezvous.sanitize import one_line
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, GoneError, text
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.probe import Probe
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
+    from rankwise.doctor.rendezvous.coordinator_client import CoordinatorClient
+    from rankwise.doctor.rendezvous.wire import Message
+
+
+def examine_hosts(
+    host: Host, probes: Sequence[Probe], plan: Plan, say: Callable[[str], None]
+) -> ClusterReport:
+    """Meet the other hosts, look at this one and at the links to them, and judge what all of them found.
+
+    Every host of the set calls it at about the same time. Its time is bounded: a host that does not arrive, dies or freezes is
+    named, and the others continue.
+
+    Args:
+        host: This host.
+        probes: What to look at on each host; the same on all of them.
+        plan: Where to meet, and whom.
+        say: Called, in this thread, with a line that says what is waited for, where that takes long.
+
+    Returns:
+        The same on each host; where there are more than 32, a host other than the coordinator gets of the others only what is wrong.
+
+    Raises:
+        MeetingError: The coordinator can't be found or reached, rejected this host, or was lost.
+    """
+    if sys.platform == "win32":
+        # link_probe waits for sockets, which the usual loop there can't.
+        asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
+    return asyncio.run(_examine(host, probes, plan, say, bind_endpoint(plan)))
+
+
+async def _examine(
+    host: Host,
+    probes: Sequence[Probe],
+    plan: Plan,
+    say: Callable[[str], None],
+    listener: socket.socket | None,
+) -> ClusterReport:
+    tasks = HostTasks(host, probes, plan)
+    if listener is None:
+        return await _participate(host, tasks, plan, say, "")
+    phases = Phases(host, probes, plan)
+    coordinating = asyncio.create_task(phases.run(listener))
+    try:
+        found = await _participate(host, tasks, plan, say, phases.secret)
+    except BaseException as error:
+        # The others are told why this host is gone.
+        phases.why = error.message if isinstance(error, JoinError) else INTERRUPTED
+        coordinating.cancel()
+        raise
+    finally:
+        await asyncio.wait({coordinating}, timeout=END_S)
+    return found
+
+
+async def _participate(
+    host: Host, tasks: HostTasks, plan: Plan, say: Callable[[str], None], secret: str
+) -> ClusterReport:
+    work = [asyncio.create_task(_take_part(host, tasks, plan, say, secret))]
+    if secret and plan.is_coordinator and not plan.listen_address:
+        work.append(asyncio.create_task(_raise_rival(host, plan, secret)))
+    why = INTERRUPTED
+    try:
+        while not work[0].done():
+            await asyncio.wait([one for one in work if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+            if len(work) > 1 and work[1].done() and isinstance(error := work[1].exception(), JoinError):
+                why = error.message
+                break
+        return (work[0] if work[0].done() else work[1]).result()
+    finally:
+        for one in work:
+            one.cancel(why)
+        await asyncio.wait(work)
+        tasks.close()
+
+
+async def _raise_rival(host: Host, plan: Plan, secret: str) -> ClusterReport:
+    if (error := await find_rival(host, plan, secret)) is not None:
+        raise error
+    never: asyncio.Future[ClusterReport] = asyncio.get_running_loop().create_future()
+    return await never
+
+
+async def _take_part(
+    host: Host, tasks: HostTasks, plan: Plan, say: Callable[[str], None], secret: str
+) -> ClusterReport:
+    client = await join(host, plan, say, secret=secret)
+    try:
+        return await _obey(client, tasks, plan, say)
+    except asyncio.CancelledError as error:
+        # The others would take us for dead.
+        client.send({"leaves": str(*error.args) or INTERRUPTED})
+        raise
+    except JoinError as error:
+        client.send({"leaves": error.message})
+        raise
+    finally:
+        await client.close()
+
+
+async def _obey(
+    client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Callable[[str], None]
+) -> ClusterReport:
+    running: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            message = await client.receive()
+        except GoneError as error:
+            raise JoinError(
+                f"the host of the rendezvous at {plan.endpoint} is gone: {error}",
+                hint=f"look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again",
+            ) from error
+        if "no" in message:
+            raise read_refusal(message)
+        if isinstance(result := message.get("result"), dict):
+            return _read_result(result, plan)
+        if "say" in message:
+            say(one_line(text(message, "say")))
+        elif "do" in message:
+            # Beside us: whatever a task waits for, we notice at once if the coordinator dies.
+            running.add(task := asyncio.create_task(_do(tasks, message, client)))
+            task.add_done_callback(running.discard)
+
+
+async def _do(tasks: HostTasks, order: Message, client: CoordinatorClient) -> None:
+    try:
+        answer = await tasks.do(order, client.address)
+    except Exception as error:  # noqa: BLE001 - the coordinator waits for an answer, and reports all of it
+        answer = {"answer": text(order, "do"), "broke": f"{type(error).__name__}: {error}"}
+    client.send(answer)
+
+
+def _read_result(result: Message, plan: Plan) -> ClusterReport:
+    try:
+        return cluster_report_json.from_json(result)
+    except ValueError as error:
+        raise JoinError(
+            f"what the host at {plan.endpoint} sent is not a result: {error}",
+            hint="use the same version of rankwise on all hosts",
+        ) from error

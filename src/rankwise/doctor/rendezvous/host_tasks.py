@@ -1,0 +1,339 @@
+"""What a host does when the coordinator orders it: opens ports, tries all links, measures one, sends what its probes have read."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import socket
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore, Thread
+from typing import TYPE_CHECKING, cast, final
+
+from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.host import is_loopback
+from rankwise.doctor.examine import examine
+from rankwise.doctor.network.firewalls import suggest
+from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
+from rankwise.doctor.rendezvous.all_reduce import Reducing, describe_torch
+from rankwise.doctor.rendezvous.authentication import mark
+from rankwise.doctor.rendezvous.connection import in_thread
+from rankwise.doctor.rendezvous.judging_links import list_networks
+from rankwise.doctor.rendezvous.link_probe import Target, Tried, try_all
+from rankwise.doctor.rendezvous.link_server import LinkServer
+from rankwise.doctor.rendezvous.link_speed import measure_link
+from rankwise.doctor.rendezvous.sanitize import read_port
+from rankwise.doctor.rendezvous.wire import entries, number, parts, text, texts, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import TypeAlias
+
+    from rankwise.doctor.host import Host
+    from rankwise.doctor.network.firewalls import Hook
+    from rankwise.doctor.probe import Probe
+    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
+    from rankwise.doctor.rendezvous.plan import Plan
+    from rankwise.doctor.rendezvous.wire import Message
+
+    Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
+
+#: So long a link is measured at most, whatever the coordinator orders.
+_MOST_MEASURE_S = 60.0
+_PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
+_AT_ONCE, _AT_ONCE_SIMULATED = 128, 12
+_GREETING_S, _GREETING_S_SIMULATED = 10.0, 120.0
+#: Hosts that are all simulated by one process take turns: hundreds of threads at once would only slow each other.
+_TURNS = BoundedSemaphore(6)
+_NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
+_HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
+#: From the best to the worst: of several ports, the worst counts.
+_OUTCOMES: tuple[Outcome, ...] = (
+    "ok",
+    "not tried",
+    "no route",
+    "unreachable",
+    "reset",
+    "refused",
+    "timeout",
+    "other host",
+)
+
+
+@final
+class HostTasks:
+    """What one host can do.
+
+    Args:
+        host: The host.
+        probes: What to look at there; it begins at once.
+        plan: The plan.
+    """
+
+    def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
+        self._host, self._probes, self._plan = host, probes, plan
+        self._server: LinkServer | None = None
+        self._number, self._count = -1, 0
+        self._peers: list[Message] = []
+        self._networks: list[str] = []
+        self._reducing = Reducing(host)
+        self._handlers: dict[str, Handler] = {
+            "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
+            "suggest": self._suggest, "all-reduce": self._reduce, "stop": self._stop,
+        }  # fmt: skip
+        self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
+
+    async def do(self, order: Message, reached_at: str) -> Message:
+        """Do what the coordinator asks for; what is unknown here is answered with nothing.
+
+        Args:
+            order: The order.
+            reached_at: Our address, by which we reached the coordinator.
+
+        Returns:
+            The answer.
+        """
+        kind = text(order, "do")
+        if kind == "open" and not text(order, "own"):
+            order = {**order, "own": reached_at}
+        handler = self._handlers.get(kind)
+        takes_turns = self._plan.listen_address and kind in {"connect", "measure"}
+        if takes_turns:
+            await in_thread(_TURNS.acquire)
+        try:
+            return {**(await handler(order) if handler else {}), "answer": kind}
+        finally:
+            if takes_turns:
+                _TURNS.release()
+
+    def close(self) -> None:
+        """Close all ports, and end what was started."""
+        self._examined.cancel()
+        self._reducing.stop()
+        if self._server is not None:
+            self._server.close()
+
+    # ── the orders ──
+
+    async def _open(self, order: Message) -> Message:
+        host, plan = self._host, self._plan
+        self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
+        if self._server is not None:
+            self._server.close()
+        server = self._server = LinkServer(
+            mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock
+        )
+        own = plan.listen_address or text(order, "own")
+        interfaces, gloo, nccl = await in_thread(self._find_addresses)
+        places: list[tuple[Plane, str]] = [
+            ("gloo", own if is_loopback(gloo) and not plan.listen_address else gloo or own)
+        ]
+        if nccl and nccl != places[0][1]:
+            places.append(("nccl", nccl))
+        opened = [(plane, address, await self._listen(server, address)) for plane, address in places]
+        if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
+            opened[0] = ("gloo", own, await self._listen(server, own))
+        planes: list[Fact] = [
+            {"plane": plane, "address": address, "ports": ports} for plane, address, ports in opened if ports
+        ]
+        planes += await self._listen_as_master(server, is_first=bool(order.get("is_first")))
+        return {
+            "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
+            "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
+            "interfaces": [
+                {"name": one.name, "ip": address.ip} for one in interfaces if one.kind != "loopback"
+                for address in one.addresses
+            ],
+        }  # fmt: skip
+
+    def _find_addresses(self) -> tuple[Sequence[Interface], str, str]:
+        """Return the interfaces, and where Gloo and NCCL will listen."""
+        if self._plan.listen_address:
+            return (), self._plan.listen_address, ""
+        interfaces = list_interfaces(self._host)
+        return interfaces, find_gloo_address(self._host, interfaces), _find_nccl(self._host, interfaces)
+
+    async def _listen(self, server: LinkServer, address: str) -> list[Fact]:
+        ports: list[Fact] = []
+        with suppress(OSError):  # not ours: no port there is sent to the others
+            for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY):
+                ports += [await server.listen(address)]
+        return ports
+
+    async def _listen_as_master(self, server: LinkServer, *, is_first: bool) -> list[Fact]:
+        port, job = self._host.job.master_port, self._host.job
+        is_master = job.is_master if job.is_master is not None else is_first
+        if not is_master or port is None or port == self._plan.endpoint_port or self._plan.listen_address:
+            return []
+        try:
+            await server.listen("", port)
+        except OSError:  # taken: the probe of the master's port says by whom
+            return []
+        return [{"plane": "master", "address": job.master_addr or self._plan.endpoint_host, "ports": [port]}]
+
+    async def _connect(self, order: Message) -> Message:
+        self._peers = [one for one in parts(order, "peers") if whole(one, "number") != self._number]
+        self._networks = list_networks([text(one, "address") for one in self._peers])
+        simulated = bool(self._plan.listen_address)
+        names = {} if simulated else await in_thread(self._look_up)
+        targets = list(self._list_targets(names))
+        tried = await try_all(
+            targets, mark=mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
+            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S_SIMULATED if simulated else _GREETING_S,
+        )  # fmt: skip
+        message = [*self._report_names(names), *self._report_master_name(names)]
+        return {"links": [_report_link(one) for one in _take_worst(tried)], "names": message}
+
+    def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> Sequence[Target]:
+        found = []
+        for peer in self._peers:
+            for one in parts(peer, "planes"):
+                plane, address = cast("Plane", text(one, "plane")), text(one, "address")
+                got = names.get(address) if plane == "master" else None
+                found += [
+                    Target(
+                        number=whole(peer, "number") or 0, plane=plane, address=got[0] if got else address, port=read_port(port)
+                    )
+                    for port in entries(one, "ports") if got or _is_address(address)
+                ]  # fmt: skip
+        return found
+
+    def _master_name(self) -> str:
+        for peer in self._peers:
+            for one in parts(peer, "planes"):
+                if text(one, "plane") == "master" and not _is_address(text(one, "address")):
+                    return text(one, "address")
+        return ""
+
+    def _look_up(self) -> dict[str, tuple[str, ...] | None]:
+        wanted = {text(one, "name") for one in self._peers} | {self._master_name()}
+        return resolve_all(sorted(wanted - {"", self._host.name}))
+
+    def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
+        written = {
+            word
+            for line in self._host.read("/etc/hosts").splitlines()
+            for word in line.partition("#")[0].split()[1:]
+        }
+        message: list[Fact] = []
+        for peer in self._peers:
+            name = text(peer, "name")
+            got = names.get(name)
+            own = {text(peer, "address"), *texts(peer, "addresses")}
+            # Of many hosts only what is wrong is reported: right ones are as many as there are pairs.
+            if got is None or (self._count > _MANY and (not got or own & set(got))):
+                continue
+            message.append(
+                {"name": name, "to": whole(peer, "number"), "got": list(got), "is_written": name in written}
+            )
+        return message
+
+    def _report_master_name(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
+        name = self._master_name()
+        return (
+            [{"name": name, "to": None, "got": [], "is_written": False}]
+            if name and names.get(name) == ()
+            else []
+        )
+
+    async def _send_readings(self, order: Message) -> Message:
+        readings = await asyncio.shield(self._examined)
+        torch: list[Fact] = (
+            [await in_thread(partial(describe_torch, self._host))] if order.get("torch") else []
+        )
+        return {"readings": [one.to_json() for one in readings], "torch": torch}
+
+    async def _measure(self, order: Message) -> Message:
+        speed = await measure_link(
+            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=max(0.0, min(number(order, "seconds"), _MOST_MEASURE_S)),
+            source_address=self._plan.listen_address, bytes_per_s=number(order, "pace"),
+        )  # fmt: skip
+        return {
+            "target": whole(order, "target"), "latency": speed.latency_s, "speed": speed.bytes_per_s, "resent": speed.resent, "why": speed.why,
+        }  # fmt: skip
+
+    async def _reduce(self, order: Message) -> Message:
+        return await in_thread(partial(self._reducing.run, order))
+
+    async def _stop(self, _: Message) -> Message:
+        self._reducing.stop()
+        return {}
+
+    async def _suggest(self, _: Message) -> Message:
+        """Find how this host's firewall is opened for what comes from the others, and for what goes there."""
+        answer: Message = {}
+        for key, hook in _HOOKS.items():
+            with suppress(OSError, asyncio.TimeoutError):
+                run = in_thread(partial(suggest, self._host, self._networks, hook))
+                answer[key] = await asyncio.wait_for(run, _SUGGEST_S)
+        return answer
+
+
+def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+    """Look up names, many at a time and within some seconds; None for those without an answer."""
+    waiting: SimpleQueue[str] = SimpleQueue()
+    done: SimpleQueue[tuple[str, tuple[str, ...]]] = SimpleQueue()
+    for name in names:
+        waiting.put(name)
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                name = waiting.get_nowait()
+                done.put((name, resolve(name)))
+
+    for _ in range(min(_NAME_THREADS, len(names))):
+        Thread(target=work, name="rankwise-names", daemon=True).start()
+    found: dict[str, tuple[str, ...] | None] = dict.fromkeys(names)
+
+    def collect() -> None:
+        for _ in names:
+            name, got = done.get()
+            found[name] = got
+
+    with suppress(OverdueError):
+        call_within(_NAMES_S, collect)
+    return dict(found)
+
+
+def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
+    """Return where NCCL listens here; empty if nobody uses it."""
+    if host.job.backend == "gloo" or not (
+        host.job.backend == "nccl" or host.has("/proc/driver/nvidia/version")
+    ):
+        return ""
+    try:
+        module = importlib.import_module("rankwise.doctor.network.nccl")
+        find = cast("Callable[[Host, Sequence[Interface]], str]", module.find_nccl_address)
+    except (ImportError, AttributeError):
+        usable = [one for one in interfaces if one.is_up and one.kind not in {"loopback", "container"}]
+        return next((address.ip for one in usable for address in one.addresses if address.is_ipv4), "")
+    return find(host, interfaces)
+
+
+def _is_address(name: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError, ValueError):
+            socket.inet_pton(family, name)
+            return True
+    return False
+
+
+def _take_worst(tried: Sequence[Tried]) -> list[Tried]:
+    """Return one result for each host and plane: the worst of its ports."""
+    found: dict[tuple[int, Plane], Tried] = {}
+    for one in tried:
+        key = one.target.number, one.target.plane
+        old = found.get(key)
+        if old is None or _OUTCOMES.index(one.outcome) > _OUTCOMES.index(old.outcome):
+            found[key] = one
+    return list(found.values())
+
+
+def _report_link(one: Tried) -> Fact:
+    return {
+        "to": one.target.number, "plane": one.target.plane, "address": one.target.address, "port": one.target.port,
+        "outcome": one.outcome, "detail": one.detail, "s": one.connect_s,
+    }  # fmt: skip

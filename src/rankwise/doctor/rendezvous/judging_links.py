@@ -1,0 +1,365 @@
+"""Finds which links are blocked, and at which host."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.rendezvous.blaming import find_blames
+from rankwise.doctor.rendezvous.cluster_report import find_interface
+from rankwise.doctor.rendezvous.judging_routes import WHY_OF_OTHERS, judge_routes
+from rankwise.doctor.units import join_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankwise.doctor.rendezvous.blaming import Blame
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Plane
+
+_PLANES: tuple[Plane, ...] = ("gloo", "nccl", "master")
+_CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7", "master": "I2"}
+#: Of so many hosts the one at fault can't be known.
+_FEWEST = 2
+_SHUT = {"refused", "timeout", "unreachable", "reset"}
+_WHY: dict[Plane, str] = {
+    **WHY_OF_OTHERS,
+    "gloo": "Gloo and NCCL connect all hosts at ports that the kernel chooses: init_process_group succeeds, and then the first collective "
+    "hangs, or fails with 'Connection reset by peer' or 'connectFullMesh failed'",
+}
+
+
+def find_blocked(found: ClusterReport) -> set[str]:
+    """Return the hosts whose firewalls are to be looked at: at whose ports something fails, or who may let nothing out."""
+    alive = {one.name for one in found.hosts if not one.lost}
+    blocked: set[str] = set()
+    for plane in _PLANES:
+        tried = [one for one in found.links if one.plane == plane and {one.source, one.target} <= alive]
+        shut = {(one.source, one.target) for one in tried if one.outcome in _SHUT}
+        blocked |= {target for _, target in shut}
+        for blame in find_blames([(one.source, one.target) for one in tried], shut):
+            if blame.kind in {"out", "both"}:
+                blocked.add(blame.hosts[0])
+            elif blame.kind == "link":
+                blocked |= {source for source, _ in blame.bad}
+    return blocked
+
+
+def judge_links(found: ClusterReport) -> Iterator[Reading]:
+    """Report links that do not open, and hosts that answer in the place of others."""
+    cards = {one.name: one for one in found.hosts}
+    links = [one for one in found.links if not cards[one.source].lost and not cards[one.target].lost]
+    # Other probes may report these.
+    good = not any(one.outcome == "no route" for one in links)
+    for plane in _PLANES:
+        of_plane = {
+            (one.source, one.target): one
+            for one in links
+            if one.plane == plane and one.outcome != "not tried"
+        }
+        for reading in _judge_plane(plane, of_plane, cards):
+            good = False
+            yield reading
+    if links and good:
+        hosts = {one.source for one in links} | {one.target for one in links}
+        yield ok(f"all {len(links)} connections between {len(hosts)} hosts open")
+    untried = sorted({one.source for one in links if one.outcome == "not tried"})
+    if untried:
+        detail = next(one.detail for one in links if one.outcome == "not tried")
+        yield skipped(f"{', '.join(untried)} could not try all links", detail)
+
+
+def _judge_plane(
+    plane: Plane, links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+) -> Iterator[Reading]:
+    # An address that is another place on each host: whoever answers there, or does not, says nothing about a firewall.
+    private = _find_private(links, cards)
+    yield from _report_private(plane, private, cards)
+    links = {way: link for way, link in links.items() if (way[1], link.address) not in private}
+    yield from judge_routes(plane, [one for one in links.values() if one.outcome == "no route"], cards)
+    # A host without a route says nothing about what blocks the others.
+    links = {way: link for way, link in links.items() if link.outcome != "no route"}
+    # Each kind of failure by itself: two failed links may have different causes.
+    shut = {way for way, link in links.items() if link.outcome in _SHUT}
+    for blame in find_blames(links, shut):
+        yield _report_shut(plane, blame, links, cards)
+    for way, link in links.items():
+        if link.outcome == "other host":
+            yield _report_other(plane, link, cards[way[1]], cards[way[0]])
+    stalled = {way for way, link in links.items() if link.outcome == "stalled"}
+    for blame in find_blames(links, stalled):
+        yield _report_stalled(blame, cards)
+
+
+def _find_private(
+    links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+) -> dict[tuple[str, str], list[str]]:
+    """Return hosts that listen at an address of a container's bridge, or at one that the connecting host has itself; and which hosts do."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for (source, target), link in links.items():
+        card = cards[target]
+        is_bad = link.outcome in {"other host", "no route", *_SHUT}
+        if not is_bad or link.plane == "master" or link.address == card.address:
+            continue
+        has_it = bool(find_interface(cards[source], link.address))
+        if has_it or link.address in card.private:
+            found.setdefault((target, link.address), []).extend([source] if has_it else [])
+    return found
+
+
+def _report_private(
+    plane: Plane, private: dict[tuple[str, str], list[str]], cards: dict[str, HostCard]
+) -> Iterator[Reading]:
+    """Report hosts that listen where nobody reaches them: one reading for all that do so at one address."""
+    places: dict[tuple[str, str], list[str]] = {}
+    order = list(cards)
+    for target, address in sorted(private, key=lambda one: order.index(one[0])):
+        interface = find_interface(cards[target], address) or "an interface"
+        places.setdefault((address, interface), []).append(target)
+    library, variable = ("Gloo", "GLOO_SOCKET_IFNAME") if plane == "gloo" else ("NCCL", "NCCL_SOCKET_IFNAME")
+    for (address, interface), targets in places.items():
+        lines = [
+            line for name in targets
+            for line in (f"# on {name}:", f"export {variable}={find_interface(cards[name], cards[name].address) or '…'}")
+        ]  # fmt: skip
+        own = sorted({source for target in targets for source in private[target, address]} - set(targets))
+        what = f"{library} listens at {address} on {', '.join(targets)}: that is {interface} there"
+        if own or len(targets) > 1:
+            what += f", and {', '.join(own or targets)} {'has' if len(own or targets) == 1 else 'have'} that address, too"
+        yield Reading(
+            verdict="fail", what=what + "; the rendezvous reached " + ", ".join(f"{name} at {cards[name].address}" for name in targets),
+            why="other hosts look for it at their own such address, or find no route: 'connectFullMesh failed', 'Connection refused', or a hang",
+            class_id="I7" if plane == "nccl" else "", hosts=tuple(targets), fix="\n".join(lines),
+        )  # fmt: skip
+
+
+def _report_shut(
+    plane: Plane, blame: Blame, links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+) -> Reading:
+    bad = [links[way] for way in blame.bad]
+    if blame.kind == "split":
+        return _report_split(plane, blame, bad, cards)
+    hosts = blame.hosts if blame.kind in {"all", "link"} else blame.hosts[:1]
+    why = _WHY[plane]
+    if blame.kind == "link" and len(bad) == 1 and plane != "nccl":
+        way = f"{hosts[1]} lets nothing in, or {hosts[0]} nothing out"
+        if len(cards) > _FEWEST:
+            way = f"{hosts[1]} lets nothing in from {hosts[0]}, or {hosts[0]} nothing out to {hosts[1]}"
+        why += (
+            f". {'Either' if len(cards) > _FEWEST else 'With two hosts either'} side may be the cause: {way}"
+        )
+    return Reading(
+        verdict="fail", what=_describe_shut(plane, blame, bad, cards), why=why, class_id=_CLASSES[plane], hosts=hosts,
+        fix=_suggest(plane, blame, [cards[name] for name in hosts], list(cards.values())),
+    )  # fmt: skip
+
+
+def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> str:
+    words, sample, ports = _describe_outcome(bad), _give_sample(bad), _name_ports(plane, bad)
+    host, count = blame.hosts[0], f"{len(bad)} of {blame.tried}"
+    if blame.kind == "in":
+        address = cards[host].gloo_address if plane == "gloo" else cards[host].nccl_address
+        return f"connections from {count} hosts to {host} ({bad[0].address or address}), {ports}, {words} ({sample})"
+    if blame.kind == "out":
+        return f"connections from {host} to {count} hosts, {ports}, {words} ({sample}); others reach them"
+    if blame.kind == "both":
+        return f"connections from and to {host}, {ports}, {words}, {count} of them ({sample})"
+    if blame.kind == "all":
+        return f"no host reaches any other one at {ports}: connections {words} ({sample})"
+    source, target = blame.hosts
+    way = f"between {source} and {target}, both ways," if len(bad) == 2 else f"from {source} to {target},"
+    what = f"connections {way} {ports}, {words} ({sample})"
+    return what + ("; both reach other hosts" if len(cards) > _FEWEST else "")
+
+
+def _name_ports(plane: Plane, bad: Sequence[Link]) -> str:
+    if plane == "master":
+        return f"port {bad[0].port}"
+    return f"the ports that {'Gloo' if plane == 'gloo' else 'NCCL'} takes"
+
+
+def _give_sample(bad: Sequence[Link]) -> str:
+    return f"{bad[0].address} port {bad[0].port}" + (f": {bad[0].detail}" if bad[0].detail else "")
+
+
+def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
+    ports = _name_ports(plane, bad)
+    reach = "; ".join(f"{join_names(group)} reach each other" for group in blame.groups)
+    what = f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
+    guilty = _find_own_firewalls(blame, cards)
+    between = "a switch, a VLAN, a router, or the security groups of a cloud"
+    if guilty:
+        many = len(guilty) > 1
+        what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if many else 'firewall drops'} it: see firewall"
+        why = f"check the other hosts' own firewalls as well, and then what is between them: {between}"
+    else:
+        why = (
+            f"something between them blocks it: {between}, or their own firewalls; no host is to blame alone"
+        )
+    return Reading(
+        verdict="fail", class_id=_CLASSES[plane], hosts=blame.hosts, what=what, why=f"{why}. {_WHY[plane]}",
+        fix=_suggest_for_split(blame, guilty, cards),
+    )  # fmt: skip
+
+
+def _find_own_firewalls(blame: Blame, cards: dict[str, HostCard]) -> dict[str, Reading]:
+    """Return the readings of firewalls that are not well, of hosts at which nothing arrives from another group."""
+    targets = {target for _, target in blame.bad}
+    return {
+        name: message
+        for name in blame.hosts
+        if name in targets
+        for message in cards[name].readings
+        if message.probe == "firewall" and message.verdict in {"warn", "fail"}
+    }
+
+
+def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], cards: dict[str, HostCard]) -> str:
+    source, target = blame.bad[0]
+    lines = []
+    for name, message in guilty.items():
+        others = [one.address for one in cards.values() if one.name != name]
+        lines += [f"# on {name}:", message.fix or cards[name].opening or _open_plainly(others)]
+    way = [
+        f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:",
+        f"ip route get {cards[target].address}\ntraceroute {cards[target].address}",
+    ]
+    rest = next((one for _, one in blame.bad if one not in guilty), "")
+    rules = (
+        [f"# or in their own firewalls. The rules, on {rest}:", "sudo nft list ruleset; sudo iptables-save"]
+        if rest
+        else []
+    )
+    return "\n".join([*lines, *rules, *way] if guilty else [*way, *rules])
+
+
+def describe_sides(blame: Blame) -> str:
+    """Describe of a split between which groups nothing passes."""
+    sides = set(blame.sides)
+    count = len(blame.groups)
+    if len(sides) == count * (count - 1):
+        return "nothing passes between these groups" if count > _FEWEST else "nothing passes between the two"
+    message = []
+    for one, other in sorted(sides):
+        first, second = join_names(blame.groups[one]), join_names(blame.groups[other])
+        if (other, one) not in sides:
+            message.append(f"nothing passes from {first} to {second}")
+        elif one < other:
+            message.append(f"nothing passes between {first} and {second}")
+    return ", ".join(message)
+
+
+def _describe_outcome(bad: Sequence[Link]) -> str:
+    outcomes = {one.outcome for one in bad}
+    if outcomes == {"timeout"}:
+        return "are dropped without an answer"
+    if "timeout" in outcomes:
+        return "are dropped or refused"
+    return "are refused" if outcomes <= {"refused", "reset"} else "are rejected"
+
+
+def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], everyone: Sequence[HostCard]) -> str:
+    if plane == "nccl" and all(find_interface(one, one.gloo_address) for one in fixed):
+        targets = {target for _, target in blame.bad} if blame.kind == "link" else {one.name for one in fixed}
+        return "\n".join(
+            f"# on {one.name}:\nexport NCCL_SOCKET_IFNAME={find_interface(one, one.gloo_address)}  # the one by which Gloo reaches it"
+            for one in fixed
+            if one.name in targets
+        )
+    if blame.kind == "link":
+        return _suggest_for_link(blame, everyone)
+    lines = []
+    for card in fixed:
+        lines.append(f"# on {card.name}:")
+        if blame.kind != "out":
+            lines.append(_open(card, everyone))
+        if blame.kind in {"out", "both"}:
+            lines.append(_let_out(card, everyone))
+    return "\n".join(lines)
+
+
+def _suggest_for_link(blame: Blame, everyone: Sequence[HostCard]) -> str:
+    """Open what may drop something: where the target comes in, and else where the source goes out."""
+    cards = {one.name: one for one in everyone}
+    ways = [("in", target) for _, target in blame.bad] + [("out", source) for source, _ in blame.bad]
+    message = {
+        (side, name): (_open if side == "in" else _let_out)(cards[name], everyone) for side, name in ways
+    }
+    # A host that has looked at its rules, and found none in the way, says so in a comment.
+    guilty = [way for way in ways if not message[way].startswith("#")]
+    first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
+    lines = [line for way in first for line in (f"# on {way[1]}:", message[way])]
+    rest = [way for way in ways if way not in first and (way in guilty or not guilty)]
+    return "\n".join(
+        [
+            *lines,
+            *(line for way in rest for line in (f"# or, if that does not help, on {way[1]}:", message[way])),
+        ]
+    )
+
+
+def _let_out(card: HostCard, everyone: Sequence[HostCard]) -> str:
+    return card.opening_out or _let_out_plainly([one.address for one in everyone if one.name != card.name])
+
+
+def _open(card: HostCard, everyone: Sequence[HostCard]) -> str:
+    return card.opening or _open_plainly([one.address for one in everyone if one.name != card.name])
+
+
+def _let_out_plainly(others: Sequence[str]) -> str:
+    return f"sudo iptables -I OUTPUT -p tcp -d {','.join(list_networks(others))} -j ACCEPT"
+
+
+def _open_plainly(others: Sequence[str]) -> str:
+    return f"sudo iptables -I INPUT -p tcp -s {','.join(list_networks(others))} -j ACCEPT"
+
+
+def list_networks(addresses: Sequence[str]) -> list[str]:
+    """Return the network that holds all of some addresses, if it has 256 of IPv4 at most; else the addresses."""
+    try:
+        read = [ipaddress.ip_address(one) for one in addresses]
+    except ValueError:
+        return list(addresses)
+    networks = {str(ipaddress.ip_network(f"{one}/24", strict=False)) for one in read if one.version == 4}
+    if (
+        len(networks) == 1
+        and all(one.version == 4 for one in read)
+        and not any(one.is_loopback for one in read)
+    ):
+        return sorted(networks)
+    return sorted(set(addresses))
+
+
+def _report_other(plane: Plane, link: Link, target: HostCard, source: HostCard) -> Reading:
+    who = link.detail or "another host"
+    if plane == "master":
+        return Reading(
+            verdict="fail", what=f"at the master's address, as {source.name} resolves it ({link.address}), {who} answers, and not {target.name}",
+            why=_WHY[plane], class_id="I2", hosts=(source.name, target.name),
+            fix=f"# on {source.name}:\nexport MASTER_ADDR={target.address}",
+        )  # fmt: skip
+    variable = "GLOO_SOCKET_IFNAME" if plane == "gloo" else "NCCL_SOCKET_IFNAME"
+    interface = find_interface(target, target.address) or "…"
+    return Reading(
+        verdict="fail", what=f"at {link.address}, where {plane.capitalize() if plane == 'gloo' else 'NCCL'} listens on {target.name}, "
+        f"{source.name} finds {who}", why="two hosts have this address (a container's bridge?): ranks connect to the wrong one, or to themselves",
+        class_id="I7" if plane == "nccl" else "", hosts=(target.name, source.name),
+        fix=f"# on {target.name}:\nexport {variable}={interface}",
+    )  # fmt: skip
+
+
+def _report_stalled(blame: Blame, cards: dict[str, HostCard]) -> Reading:
+    pairs = ", ".join(f"{source} → {target}" for source, target in blame.bad[:6])
+    who = blame.hosts[0] if blame.kind in {"in", "out", "both"} else ""
+    fixed = [cards[name] for name in ((who,) if who else blame.hosts)]
+    lines = []
+    for card in fixed:
+        interface = find_interface(card, card.gloo_address) or "IFACE"
+        lines += [f"# on {card.name}:", f"sudo ip link set dev {interface} mtu 1400"]
+    target = cards[blame.bad[0][1]]
+    lines.append(f"ping -c 1 -M do -s 1472 {target.address}  # shows whether whole packets pass")
+    return Reading(
+        verdict="fail", what=f"small messages pass, but a stream does not ({pairs})" + (f": all at {who}" if who else ""),
+        why="large packets are dropped silently on the way (path MTU): init succeeds, and the first large collective hangs",
+        hosts=blame.hosts, fix="\n".join(lines),
+    )  # fmt: skip

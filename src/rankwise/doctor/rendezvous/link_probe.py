@@ -1,0 +1,208 @@
+"""The connecting side of a host: it tries the links to all others at once, and checks that the right host answers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rankwise.doctor.rendezvous.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.base.clock import Clock
+    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
+
+#: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting may take longer.
+_OPEN_S, _GREETING_S = 3.5, 10.0
+_MOST_GREETING_BYTES = 1024
+_RESET = {errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE}
+#: At once, these come from this host's own routing table; those of a router, or a firewall, come later.
+_NO_ROUTE = {errno.ENETUNREACH, errno.ENETDOWN, errno.EAFNOSUPPORT}
+_UNDER_WAY = {
+    0,
+    errno.EINPROGRESS,
+    errno.EWOULDBLOCK,
+    errno.EAGAIN,
+    errno.EINTR,
+    10035,
+}  # the last one: Windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where to connect: ``number`` is that of the host which is to answer there."""
+
+    number: int
+    plane: Plane
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """How it went."""
+
+    target: Target
+    outcome: Outcome
+    detail: str = ""
+    connect_s: float = 0.0
+
+
+def open_socket(address: str, source_address: str = "") -> socket.socket:
+    """Return a socket of an address's family that does not block.
+
+    Args:
+        address: Where it is to connect.
+        source_address: From where; empty: the kernel chooses.
+
+    Raises:
+        OSError: There is no descriptor left, or the source is not ours.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)  # noqa: FBT003 - its only form
+        if source_address:
+            sock.bind((source_address, 0))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def begin_connect(sock: socket.socket, address: str, port: int) -> None:
+    """Begin to connect.
+
+    Raises:
+        OSError: It fails at once.
+    """
+    code = sock.connect_ex((address, port))
+    if code not in _UNDER_WAY:
+        raise OSError(code, os.strerror(code))
+
+
+async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = False) -> None:
+    """Wait until a socket can be read from, or written to.
+
+    Raises:
+        TimeoutError: It can't in time.
+    """
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    (loop.add_writer if to_write else loop.add_reader)(sock, ready.set)
+    waiting = asyncio.ensure_future(ready.wait())
+    try:
+        # A process that was stopped meanwhile sees what has come before it sees that its time is over.
+        await asyncio.wait({waiting}, timeout=max(0.0, timeout_s))
+        if not ready.is_set():
+            raise TimeoutError
+    finally:
+        waiting.cancel()
+        (loop.remove_writer if to_write else loop.remove_reader)(sock)
+
+
+async def wait_connected(sock: socket.socket, timeout_s: float) -> None:
+    """Wait until a connection is open.
+
+    Raises:
+        OSError: It can't be opened, or not in time.
+    """
+    await wait_ready(sock, timeout_s, to_write=True)
+    if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(code, os.strerror(code))
+
+
+def judge_error(error: OSError) -> Outcome:
+    """Return the outcome that a system's error means."""
+    if error.errno == errno.ECONNREFUSED:
+        return "refused"
+    if error.errno in _RESET:
+        return "reset"
+    return "timeout" if error.errno == errno.ETIMEDOUT else "unreachable"
+
+
+async def try_all(
+    targets: Sequence[Target],
+    *,
+    mark: str,
+    clock: Clock,
+    source_address: str = "",
+    at_once: int = 128,
+    greeting_s: float = _GREETING_S,
+) -> list[Tried]:
+    """Connect to all targets, many at a time, and see who answers.
+
+    Args:
+        targets: Where.
+        mark: Of the rendezvous: a host that answers must send it.
+        clock: Where the time comes from.
+        source_address: From where to connect; empty: the kernel chooses.
+        at_once: How many connections may be open at a time.
+        greeting_s: For how long a host that has accepted may send nothing.
+
+    Returns:
+        How it went, in their order.
+    """
+    gate = asyncio.Semaphore(at_once)
+
+    async def try_one(target: Target) -> Tried:
+        async with gate:
+            return await _try(target, mark, clock, source_address, greeting_s)
+
+    return list(await asyncio.gather(*map(try_one, targets)))
+
+
+async def _try(target: Target, mark: str, clock: Clock, source_address: str, greeting_s: float) -> Tried:
+    try:
+        sock = open_socket(target.address, source_address)
+    except OSError as error:
+        return Tried(target=target, outcome="not tried", detail=explain(error))
+    with sock:
+        begin_s = clock.monotonic()
+        try:
+            begin_connect(sock, target.address, target.port)
+        except OSError as error:
+            # Where IPv6 is switched off, there is no address of our own to connect from. With IPv4 it is the ports that have run out.
+            is_off = error.errno == errno.EADDRNOTAVAIL and ":" in target.address
+            outcome: Outcome = "no route" if is_off or error.errno in _NO_ROUTE else judge_error(error)
+            return Tried(target=target, outcome=outcome, detail=explain(error))
+        connect_s, silence = 0.0, f"no answer within {_OPEN_S:g} s"
+        try:
+            await wait_connected(sock, _OPEN_S)
+            connect_s, silence = (
+                clock.monotonic() - begin_s,
+                f"it accepted, but sent nothing within {greeting_s:.0f} s",
+            )
+            stranger = _find_stranger(await _read_greeting(sock, clock, greeting_s), target, mark)
+            outcome, detail = "other host" if stranger else "ok", stranger
+        except OSError as error:
+            outcome, detail = (
+                ("timeout", silence) if error.errno is None else (judge_error(error), explain(error))
+            )
+        except GoneError as error:
+            outcome, detail = "other host" if isinstance(error, StrangerError) else "reset", str(error)
+        return Tried(target=target, outcome=outcome, detail=detail, connect_s=connect_s)
+
+
+async def _read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) -> dict[str, Fact]:
+    until_s, greeting = clock.monotonic() + timeout_s, b""
+    while b"\n" not in greeting:
+        await wait_ready(sock, until_s - clock.monotonic())
+        data = sock.recv(_MOST_GREETING_BYTES)
+        if not data:
+            raise GoneError("it closed the connection")
+        greeting += data
+        if b"\n" not in greeting and len(greeting) >= _MOST_GREETING_BYTES:
+            raise StrangerError(f"it sent {greeting[:40]!r}")
+    return decode(greeting.partition(b"\n")[0])
+
+
+def _find_stranger(greeting: dict[str, Fact], target: Target, mark: str) -> str:
+    if GREETING not in greeting or text(greeting, "mark") != mark:
+        return "it is not part of this rendezvous"
+    return "" if whole(greeting, "number") == target.number else text(greeting, "name") or "another host"

@@ -1,0 +1,220 @@
+"""Starts the doctor on other hosts over ssh: one process each, which ends when ours does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, final
+
+from rankwise.base.deadline import call_within
+from rankwise.base.errors import UsageError
+from rankwise.doctor.reading import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankwise.base.clock import Clock
+
+#: No question that nobody answers, and no wait of minutes for a host that is down; what the user gives stands before these and wins.
+_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-T")
+#: ssh's own exit code, where it did not reach the host or was not let in.
+_SSH_FAILED = 255
+_END_S, _LOOK_S = 5.0, 0.1
+#: So long a host may take to let us in and start a Python; from a busy network disk that takes a while.
+_TRY_S = 30.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Remote:
+    host: str
+    process: subprocess.Popen[bytes]
+    words: IO[bytes]
+    is_told: bool = False
+
+
+@final
+class RemoteHosts:
+    """The doctor on other hosts.
+
+    Args:
+        ssh: The command, with its own options: ``ssh -p 2222``.
+        say: Shows a line on the terminal.
+
+    Raises:
+        UsageError: The command can't be read.
+    """
+
+    def __init__(self, ssh: str, say: Callable[[str], None]) -> None:
+        try:
+            self._ssh = shlex.split(ssh)
+        except ValueError as error:
+            raise UsageError(
+                f"--ssh {ssh!r} can't be read: {error}", hint="quote it as a shell does"
+            ) from error
+        if not self._ssh:
+            raise UsageError("--ssh is empty", hint="--ssh 'ssh -p 2222'")
+        self._describe = say
+        self._remotes: list[_Remote] = []
+
+    def start(
+        self, host: str, command: Sequence[str], *, folder: Path, keeps_output: bool = False, secret: str = ""
+    ) -> None:
+        """Start a command on a host, in a folder there, if it has it.
+
+        Args:
+            host: As ssh knows it.
+            command: The words; the shell there gets them quoted.
+            folder: Where to start it.
+            keeps_output: Whether ``take_output`` will ask for what it prints.
+            secret: The first line of its standard input: a command line can be read by all users of a host.
+
+        Raises:
+            UsageError: There is no such program as the ssh command.
+        """
+        line = f"cd {shlex.quote(str(folder))} 2>/dev/null; exec {shlex.join(command)}"
+        words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        try:
+            process = subprocess.Popen(
+                [*self._ssh, *_OPTIONS, host, line], stdin=subprocess.PIPE, stderr=words,
+                stdout=subprocess.PIPE if keeps_output else subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            words.close()
+            raise UsageError(
+                f"{self._ssh[0]} can't be run: {error.strerror}", hint="install ssh, or name it by --ssh"
+            ) from error
+        if secret and process.stdin is not None:
+            # Not through its buffer: what an ssh that has ended did not take would be written again when it is closed.
+            with suppress(OSError):  # it has ended already: the next look says why
+                os.write(process.stdin.fileno(), f"{secret}\n".encode())
+        self._remotes.append(_Remote(host=host, process=process, words=words))
+
+    def try_all(self, hosts: Sequence[str], command: Sequence[str], clock: Clock) -> list[Reading]:
+        """Run a short command on all hosts at once, and forget it.
+
+        Args:
+            hosts: As ssh knows them.
+            command: Its words.
+            clock: Where the time comes from.
+
+        Returns:
+            The readings of those on which it could not be run; each has been said.
+        """
+        for host in hosts:
+            self.start(host, command, folder=Path.cwd())
+        end_s = clock.monotonic() + _TRY_S
+        while any(one.process.poll() is None for one in self._remotes) and clock.monotonic() < end_s:
+            clock.sleep(_LOOK_S)
+            self.look()
+        found = self.look()
+        late = [one for one in self._remotes if one.process.poll() is None]
+        found += [self._report_late(one) for one in late]
+        self.close(clock)
+        self._remotes.clear()
+        return found
+
+    def _report_late(self, remote: _Remote) -> Reading:
+        what = f"ssh to {remote.host} does not end within {_TRY_S:.0f} s"
+        self._describe(f"rankwise: {what}")
+        return Reading(
+            verdict="fail", what=what, why="the host, its login shell or its home folder hangs", fix=self._write_try(remote.host), probe="meeting",
+            hosts=(remote.host,),
+        )  # fmt: skip
+
+    def _write_try(self, host: str) -> str:
+        return (
+            f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', host, 'true'])}  # must work without a prompt"
+        )
+
+    def take_output(self, host: str, *, timeout_s: float) -> bytes:
+        """Wait for a host's end, and return what it has printed.
+
+        Raises:
+            OverdueError: It has not ended in time.
+        """
+        remote = next(one for one in self._remotes if one.host == host)
+        stream = remote.process.stdout
+        if stream is None:
+            return b""
+        # Not `communicate`: that ends its input, and with it the doctor there.
+        message = call_within(timeout_s, stream.read)
+        remote.process.wait(timeout=_END_S)
+        return message
+
+    def look(self) -> list[Reading]:
+        """Describe at once which hosts have failed, each once; return the readings of all of them."""
+        found = []
+        for remote in self._remotes:
+            code = remote.process.poll()
+            if code in {
+                None,
+                0,
+                1,
+            }:  # 1 says that something is wrong there, which the rendezvous reports better
+                continue
+            reading = self._judge(remote, code or 0)
+            found.append(reading)
+            if not remote.is_told:
+                remote.is_told = True
+                self._describe(f"rankwise: {reading.what}")
+        return found
+
+    def close(self, clock: Clock) -> None:
+        """End them: each one's standard input ends, and those that do not go by that are killed."""
+        for remote in self._remotes:
+            if remote.process.stdin is not None:
+                remote.process.stdin.close()
+        end_s = clock.monotonic() + _END_S
+        for remote in self._remotes:
+            while remote.process.poll() is None and clock.monotonic() < end_s:
+                clock.sleep(_LOOK_S)
+            if remote.process.poll() is None:
+                remote.process.kill()
+                remote.process.wait()
+            if remote.process.stdout is not None:
+                remote.process.stdout.close()
+            remote.words.close()
+
+    def _judge(self, remote: _Remote, code: int) -> Reading:
+        remote.words.seek(0)
+        lines = [line for line in remote.words.read().decode(errors="replace").splitlines() if line.strip()]
+        if code == _SSH_FAILED:
+            output = lines[-1] if lines else "it prints nothing"
+            return Reading(
+                verdict="fail", what=f"ssh does not reach {remote.host}: {output}", why="the host is down, its name is wrong, or it asks for a password",
+                fix=self._write_try(remote.host), probe="meeting", hosts=(remote.host,),
+            )  # fmt: skip
+        output = " ".join(lines[-2:]) if lines else f"exit code {code}"
+        what = f"the doctor could not be started on {remote.host}: {output}"
+        hint = (
+            "# install the same rankwise there, at the same path"
+            if code in {126, 127} or "No module named" in output
+            else ""
+        )
+        return Reading(verdict="fail", what=what, fix=hint, probe="meeting", hosts=(remote.host,))
+
+
+def find_own(
+    hosts: Sequence[str], own_name: str, own_addresses: Sequence[str], resolve: Callable[[str], Sequence[str]]
+) -> int | None:
+    """Return which of the hosts this one is; None if it is none of them.
+
+    Args:
+        hosts: Names or addresses.
+        own_name: This host's own name.
+        own_addresses: Its addresses.
+        resolve: Tells a name's addresses.
+    """
+    for number, host in enumerate(hosts):
+        bare = host.rpartition("@")[2]
+        if bare in {own_name, own_name.partition(".")[0]} or bare in own_addresses:
+            return number
+    for number, host in enumerate(hosts):
+        if set(resolve(host.rpartition("@")[2])) & set(own_addresses):
+            return number
+    return None

@@ -1,0 +1,168 @@
+"""What the coordinator has gathered so far: the hosts, and what each of them has answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, final
+
+from rankwise.doctor.rendezvous.answers import Opened, read_link, read_opened, read_readings
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Measure, NameLook
+from rankwise.doctor.rendezvous.sanitize import (
+    BadMessageError,
+    clean_host_name,
+    one_line,
+    read_address,
+    read_number,
+)
+from rankwise.doctor.rendezvous.wire import entries, number, parts, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.doctor.reading import Fact, Reading
+    from rankwise.doctor.rendezvous.peer import Peer
+    from rankwise.doctor.rendezvous.wire import Message
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """All that the hosts have answered. An answer is checked as a whole first: of an invalid one nothing is kept.
+
+    Attributes:
+        peers: The hosts by number.
+        missing: Who has not come.
+        doubled: Pairs of hosts that claimed one node rank, and the rank.
+        clocks: By number: ahead by, off by at most.
+        openings: By number: how its firewall is opened for what comes in, and for what goes out.
+        torch: By number: what it says of its torch.
+    """
+
+    peers: list[Peer] = field(default_factory=list)
+    missing: tuple[str, ...] = ()
+    doubled: list[tuple[str, str, int]] = field(default_factory=list)
+    clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
+    openings: dict[int, tuple[str, str]] = field(default_factory=dict)
+    torch: dict[int, Message] = field(default_factory=dict)
+    _opened: dict[int, Opened] = field(default_factory=dict)
+    _links: list[Link] = field(default_factory=list)
+    _open_at: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    _names: list[NameLook] = field(default_factory=list)
+    _readings: dict[int, tuple[Reading, ...]] = field(default_factory=dict)
+    _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
+
+    def take_opened(self, peer: Peer, message: Message) -> None:
+        """Take where a host listens.
+
+        Raises:
+            BadMessageError: No doctor would tell this; the same holds for all that is taken.
+        """
+        self._opened[peer.number] = read_opened(message)
+
+    def list_peers(self, here: Sequence[Peer]) -> list[Fact]:
+        """Return where all hosts can be reached, for all of them."""
+        return [
+            {
+                "number": one.number, "name": message.own_name, "planes": message.planes_to_json(), "address": self.address_of(one),
+                "addresses": [ip for _, ip in message.interfaces],
+            }
+            for one in here
+            if (message := self._opened.get(one.number)) is not None
+        ]  # fmt: skip
+
+    def address_of(self, peer: Peer) -> str:
+        """Return the address by which others reach a host."""
+        message = self._opened.get(peer.number)
+        return (message.reached_at if message else "") or peer.address
+
+    def take_links(self, peer: Peer, message: Message) -> None:
+        """Take what a host has tried, and what names mean to it.
+
+        Raises:
+            BadMessageError: See `take_opened`.
+        """
+        links = [
+            (target, read_link(one, peer.name, self.peers[target].name))
+            for one in parts(message, "links")
+            for target in (read_number(one.get("to"), len(self.peers), peer.number),)
+        ]
+        names = [self._read_name(peer, one) for one in parts(message, "names")]
+        for target, link in links:
+            self._links.append(link)
+            if link.outcome == "ok" and link.plane != "master":
+                self._open_at.setdefault((peer.number, target), (link.address, link.port))
+        self._names += names
+
+    def _read_name(self, peer: Peer, message: Message) -> NameLook:
+        place = message.get("to")
+        target = (
+            self.peers[read_number(place, len(self.peers), peer.number)].name if place is not None else ""
+        )
+        return NameLook(
+            source=peer.name, name=clean_host_name(text(message, "name")), target=target,
+            got=tuple(read_address(one) for one in entries(message, "got")), is_written=bool(message.get("is_written")),
+        )  # fmt: skip
+
+    def take_readings(self, peer: Peer, message: Message) -> None:
+        """Take what the probes have read on a host.
+
+        Raises:
+            BadMessageError: See `take_opened`.
+        """
+        self._readings[peer.number] = read_readings(message, peer.name)
+        self.torch[peer.number] = next(iter(parts(message, "torch")), {})
+
+    def take_measure(self, peer: Peer, message: Message) -> None:
+        """Take a measure; of several of one way, the best of each.
+
+        Raises:
+            BadMessageError: See `take_opened`.
+        """
+        target = read_number(message.get("target"), len(self.peers), peer.number)
+        if text(message, "why"):
+            return
+        new = Measure(
+            source=peer.name, target=self.peers[target].name, latency_s=number(message, "latency"), bytes_per_s=number(message, "speed"),
+            resent=number(message, "resent") if isinstance(message.get("resent"), float) else None,
+        )  # fmt: skip
+        if min(new.latency_s, new.bytes_per_s, new.resent or 0.0) < 0:
+            raise BadMessageError("it has measured less than nothing")
+        old = self._measures.get((peer.number, target), new)
+        lost = [one for one in (old.resent, new.resent) if one is not None]
+        self._measures[peer.number, target] = replace(
+            new, tries=old.tries + ((peer.number, target) in self._measures), latency_s=min(old.latency_s, new.latency_s), bytes_per_s=max(old.bytes_per_s, new.bytes_per_s),
+            resent=min(lost) if lost else None,
+        )  # fmt: skip
+
+    def find_open(self, source: int, target: int) -> tuple[str, int] | None:
+        """Return where a host reaches another one; None if nowhere."""
+        return self._open_at.get((source, target))
+
+    def number_of(self, name: str) -> int:
+        """Return the number of a host."""
+        return next(one.number for one in self.peers if one.name == name)
+
+    def to_together(self) -> ClusterReport:
+        """Return all of it as plain facts; nothing is judged yet."""
+        measures = tuple(self._measures[key] for key in sorted(self._measures))
+        stalled = {(one.source, one.target) for one in measures if not one.bytes_per_s}
+        links = tuple(
+            replace(one, outcome="stalled", detail="small messages pass, but a stream does not")
+            if one.outcome == "ok" and one.plane == "gloo" and (one.source, one.target) in stalled
+            else one
+            for one in self._links
+        )
+        return ClusterReport(
+            hosts=tuple(self._make_card(one) for one in self.peers), missing=self.missing, links=links, measures=measures,
+            names=tuple(self._names), doubled=tuple(self.doubled),
+        )  # fmt: skip
+
+    def _make_card(self, peer: Peer) -> HostCard:
+        message = self._opened.get(peer.number, Opened())
+        ahead_s, error_s = self.clocks.get(peer.number, (None, 0.0))
+        return HostCard(
+            name=peer.name, address=self.address_of(peer), readings=self._readings.get(peer.number, ()), clock_ahead_s=ahead_s,
+            clock_error_s=error_s, lost=one_line(peer.lost), node_rank=peer.node_rank, num_hosts=peer.num_hosts, interfaces=message.interfaces,
+            gloo_address=message.gloo, nccl_address=message.nccl, own_name=message.own_name, private=message.private,
+            opening=self.openings.get(peer.number, ("", ""))[0], opening_out=self.openings.get(peer.number, ("", ""))[1],
+        )  # fmt: skip

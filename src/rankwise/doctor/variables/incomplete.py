@@ -1,0 +1,93 @@
+"""Incomplete sets of variables: a node's number without a launcher, a local rank without a rank, a rank without a size.
+
+Nobody reads them as a rank, and yet such a process is not alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.base.identity import read_all
+from rankwise.doctor.reading import Reading
+from rankwise.doctor.variables.places import Place, find_meeting, find_place, number, write_static
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name of their own before it.
+_OTHER_LOCAL_RANK = re.compile(r"([A-Z][A-Z0-9_]*?)_LOCAL_?(?:RANK|RANKID|ID)")
+
+
+def find_half_set(env: Mapping[str, str]) -> Reading | None:
+    """Return the warning of a lone LOCAL_RANK or PMIX_RANK, or of a node's number beyond the nodes; None if there is none."""
+    if find_place(env) is not None or next(read_all(env), None) is not None:
+        return None
+    node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
+    if node is not None and nodes is not None and node >= nodes > 1:
+        return Reading(
+            verdict="warn", what=f"NODE_RANK={node}, but there are {nodes} nodes: they are numbered 0 to {nodes - 1}", class_id="I11",
+            why="a launcher with this number is refused, or the others wait for a node that never arrives", fix="# count NODE_RANK from 0",
+        )  # fmt: skip
+    if find_exported_node(env) is not None:
+        return None
+    local, pmix = number(env, "LOCAL_RANK"), number(env, "PMIX_RANK")
+    if pmix is not None and pmix >= 0:
+        return Reading(
+            verdict="warn", what=f"PMIX_RANK={pmix} is set, but no variable says how many processes there are",
+            why="a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
+            fix="export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
+        )  # fmt: skip
+    return _report_local(env, local) if local is not None and local >= 0 else None
+
+
+def _report_local(env: Mapping[str, str], local: int) -> Reading:
+    found = _find_other(env, local)
+    if found is None:
+        return Reading(
+            verdict="warn", what=f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
+            why="libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), "
+            f"and scripts take GPU {local}",
+            fix="unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …",
+        )  # fmt: skip
+    name, rank = found
+    return Reading(
+        verdict="warn", what=f"LOCAL_RANK={local} is set, as {name}={local} says too, but neither RANK nor WORLD_SIZE is",
+        why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one",
+        fix=f"export RANK={rank} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
+    )  # fmt: skip
+
+
+def _find_other(env: Mapping[str, str], local: int) -> tuple[str, str] | None:
+    """Return the variable by which another launcher tells the same local rank, and what stands for the rank in a shell; None if none does."""
+    for name in sorted(env):
+        found = _OTHER_LOCAL_RANK.fullmatch(name)
+        if found is not None and number(env, name) == local:
+            ranks = (f"{found[1]}_{end}" for end in ("RANKID", "RANK", "PROCID"))
+            return name, next((f"${one}" for one in ranks if number(env, one) is not None), "R")
+    return None
+
+
+def find_exported_node(env: Mapping[str, str]) -> Place | None:
+    """Return the place for a launcher that NODE_RANK and NNODES tell, as scripts set them by hand; None if they don't.
+
+    Nobody but such scripts knows these names, so only who asks for a command gets one: no probe waits for other hosts by them.
+    """
+    node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
+    # What lies around by itself says nothing; node 0 of several is told where the others come, as they are.
+    is_met = node == 0 and nodes is None and bool(env.get("MASTER_ADDR")) and find_meeting(env)[0] != "NODE0"
+    if not (nodes is None or nodes > 1) or not ((nodes or 0) > 1 or (node or 0) > 0 or is_met):
+        return None
+    if node is not None and not 0 <= node < (nodes or node + 1):
+        return None
+    count = "NNODES" if number(env, "NNODES") is not None else "NUM_NODES"
+    names = [name for name, value in (("NODE_RANK", node), (count, nodes)) if value is not None]
+    names += ["MASTER_ADDR"] if is_met else []
+    lacking = "" if nodes else "no variable says how many nodes there are: replace NODES with their number"
+    if node is None:
+        lacking = "no variable says which node this is: replace NODE with its number, counted from 0"
+    addr, port = find_meeting(env)
+    return Place(
+        told_by=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,
+        command=write_static(str(nodes or "NODES"), "NODE" if node is None else str(node), addr, str(port), "auto"), note=lacking,
+    )  # fmt: skip
