@@ -193,7 +193,7 @@ def test_who_leaves_before_the_greeting_leaves_no_descriptor() -> None:
 
     async def scene() -> None:
         server = LinkServer(mark="", number=0, name="host", clock=FakeClock())
-        port = await server.listen("127.0.0.1")
+        port = server.listen("127.0.0.1")
         for _ in range(3):
             sock = socket.create_connection(("127.0.0.1", port))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -201,10 +201,10 @@ def test_who_leaves_before_the_greeting_leaves_no_descriptor() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert json.loads(await reader.readline())["name"] == "host"
         for _ in range(1000):
-            if len(server._writers) == 1:
+            if len(server._tasks) == 1:
                 break
             await asyncio.sleep(0.01)
-        assert len(server._writers) == 1
+        assert len(server._tasks) == 1
         writer.close()
         await writer.wait_closed()
         server.close()

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from rankwise.doctor.reading import Reading
 from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 from rankwise.doctor.rendezvous.sanitize import clean_all
-from rankwise.doctor.rendezvous.wire import number, text, whole
+from rankwise.doctor.rendezvous.wire import number, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.doctor.reading import Fact, Facts
+
+    Reader: TypeAlias = Callable[[Fact], object]
 
 
 def to_json(found: ClusterReport) -> dict[str, Fact]:
     """Return it as plain JSON."""
-    return {one.name: _to_plain(getattr(found, one.name)) for one in fields(found)}
+    return {name: _to_plain(getattr(found, name)) for name in _list_fields(ClusterReport)}
 
 
 def from_json(message: Facts) -> ClusterReport:
@@ -33,57 +37,74 @@ def from_json(message: Facts) -> ClusterReport:
         raise ValueError(  # noqa: TRY004 - a text from elsewhere, not an argument of the wrong type
             f"this is not a result of several hosts: {message!r:.200}"
         )
-    found = _from_plain(ClusterReport, message)
+    found = _make_reader(ClusterReport)(message)
     assert isinstance(found, ClusterReport)  # noqa: S101 - for the type checker
     return found
 
 
 def _to_plain(value: object) -> Fact:
-    if isinstance(value, Reading):
-        return value.to_json()
-    if is_dataclass(value):
-        return {one.name: _to_plain(getattr(value, one.name)) for one in fields(value)}
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, tuple):
         return [_to_plain(one) for one in value]
-    return cast("Fact", value)
+    if isinstance(value, Reading):
+        return value.to_json()
+    kind: type = type(value)
+    return {name: _to_plain(getattr(value, name)) for name in _list_fields(kind)}
 
 
 @cache
-def _find_hints(kind: type) -> dict[str, object]:
-    return get_type_hints(kind, {**vars(cluster_report), "Reading": Reading})
+def _list_fields(kind: type) -> tuple[str, ...]:
+    return tuple(get_type_hints(kind, {**vars(cluster_report), "Reading": Reading}))
 
 
-def _from_plain(hint: object, value: Fact) -> object:
-    """Return a value of a type, or None if it is none; text is cleaned already."""
+@cache
+def _make_reader(hint: object) -> Reader:
+    """Return what reads a value of a type, and returns None for what is none; text is cleaned already."""
     origin, kinds = get_origin(hint), get_args(hint)
     if origin in {Union, types.UnionType}:
-        return None if value is None else _from_plain(kinds[0], value)
-    if origin is tuple and isinstance(value, list):
+        read = _make_reader(kinds[0])
+        return lambda value: None if value is None else read(value)
+    if origin is tuple:
+        return _make_tuple_reader(kinds)
+    if is_dataclass(hint) and isinstance(hint, type) and hint is not Reading:
+        return _make_dataclass_reader(hint)
+    scalars: dict[object, Reader] = {
+        bool: lambda value: value if isinstance(value, bool) else None,
+        int: lambda value: None if isinstance(value, bool) else whole({"": value}, ""),
+        float: lambda value: (
+            number({"": value}, "")
+            if isinstance(value, int | float) and not isinstance(value, bool)
+            else None
+        ),
+        Reading: lambda value: Reading.from_json(value) if isinstance(value, dict) else None,
+    }
+    return scalars.get(hint, lambda value: value if isinstance(value, str) else None)
+
+
+def _make_tuple_reader(kinds: tuple[object, ...]) -> Reader:
+    readers = [_make_reader(kind) for kind in kinds if kind is not Ellipsis]
+
+    def read(value: Fact) -> object:
+        if not isinstance(value, list):
+            return None
         if kinds[-1] is Ellipsis:
-            return tuple(read for one in value if (read := _from_plain(kinds[0], one)) is not None)
-        read = tuple(_from_plain(kind, one) for kind, one in zip(kinds, value, strict=False))
-        return read if len(value) == len(kinds) and None not in read else None
-    if hint is Reading and isinstance(value, dict):
-        return Reading.from_json(value)
-    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
-        known = {
-            name: _from_plain(kind, value[name]) for name, kind in _find_hints(hint).items() if name in value
-        }
-        blank = {
-            name: kind()
-            for name, kind in _find_hints(hint).items()
-            if kind in (str, int, float) and callable(kind)
-        }
-        return hint(**blank | {name: one for name, one in known.items() if one is not None})
-    return _read_scalar(hint, value)
+            return tuple(one for one in map(readers[0], value) if one is not None)
+        found = tuple(reader(one) for reader, one in zip(readers, value, strict=False))
+        return found if len(value) == len(readers) and None not in found else None
+
+    return read
 
 
-def _read_scalar(hint: object, value: Fact) -> str | float | bool | None:
-    if hint is bool or isinstance(value, bool):
-        return bool(value) if hint is bool else None
-    if hint is float and isinstance(value, int | float):
-        return number({"": value}, "")
-    if hint is int:
-        return whole({"": value}, "")
-    is_text = isinstance(value, str) and (hint is str or get_origin(hint) is Literal)
-    return text({"": value}, "") if is_text else None
+def _make_dataclass_reader(kind: type) -> Reader:
+    hints = get_type_hints(kind, {**vars(cluster_report), "Reading": Reading})
+    readers = {name: _make_reader(hint) for name, hint in hints.items()}
+    blank = {name: hint() for name, hint in hints.items() if hint in (str, int, float)}
+
+    def read(value: Fact) -> object:
+        if not isinstance(value, dict):
+            return None
+        known = ((name, reader(value[name])) for name, reader in readers.items() if name in value)
+        return kind(**blank | {name: one for name, one in known if one is not None})
+
+    return read

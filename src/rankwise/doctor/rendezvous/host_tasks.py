@@ -132,13 +132,13 @@ class HostTasks:
         ]
         if nccl and nccl != places[0][1]:
             places.append(("nccl", nccl))
-        opened = [(plane, address, await self._listen(server, address)) for plane, address in places]
+        opened = [(plane, address, self._listen(server, address)) for plane, address in places]
         if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
-            opened[0] = ("gloo", own, await self._listen(server, own))
+            opened[0] = ("gloo", own, self._listen(server, own))
         planes: list[Fact] = [
             {"plane": plane, "address": address, "ports": ports} for plane, address, ports in opened if ports
         ]
-        planes += await self._listen_as_master(server, is_first=bool(order.get("is_first")))
+        planes += self._listen_as_master(server, is_first=bool(order.get("is_first")))
         return {
             "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
             "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
@@ -155,20 +155,20 @@ class HostTasks:
         interfaces = list_interfaces(self._host)
         return interfaces, find_gloo_address(self._host, interfaces), _find_nccl(self._host, interfaces)
 
-    async def _listen(self, server: LinkServer, address: str) -> list[Fact]:
+    def _listen(self, server: LinkServer, address: str) -> list[Fact]:
         ports: list[Fact] = []
         with suppress(OSError):  # not ours: no port there is sent to the others
             for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY):
-                ports += [await server.listen(address)]
+                ports += [server.listen(address)]
         return ports
 
-    async def _listen_as_master(self, server: LinkServer, *, is_first: bool) -> list[Fact]:
+    def _listen_as_master(self, server: LinkServer, *, is_first: bool) -> list[Fact]:
         port, job = self._host.job.master_port, self._host.job
         is_master = job.is_master if job.is_master is not None else is_first
         if not is_master or port is None or port == self._plan.endpoint_port or self._plan.listen_address:
             return []
         try:
-            await server.listen("", port)
+            server.listen("", port)
         except OSError:  # taken: the probe of the master's port says by whom
             return []
         return [{"plane": "master", "address": job.master_addr or self._plan.endpoint_host, "ports": [port]}]

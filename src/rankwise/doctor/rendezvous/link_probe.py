@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.rendezvous.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
@@ -93,17 +94,37 @@ async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = 
         TimeoutError: It can't in time.
     """
     loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    (loop.add_writer if to_write else loop.add_reader)(sock, ready.set)
-    waiting = asyncio.ensure_future(ready.wait())
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def settle(*, is_late: bool = False) -> None:
+        if not ready.done():
+            ready.set_exception(TimeoutError()) if is_late else ready.set_result(None)
+
+    # A process that was stopped meanwhile sees what has come before it sees that its time is over: the loop looks at sockets first.
+    (loop.add_writer if to_write else loop.add_reader)(sock, settle)
+    timer = loop.call_later(max(0.0, timeout_s), partial(settle, is_late=True))
     try:
-        # A process that was stopped meanwhile sees what has come before it sees that its time is over.
-        await asyncio.wait({waiting}, timeout=max(0.0, timeout_s))
-        if not ready.is_set():
-            raise TimeoutError
+        await ready
     finally:
-        waiting.cancel()
+        timer.cancel()
         (loop.remove_writer if to_write else loop.remove_reader)(sock)
+
+
+async def read_exactly(sock: socket.socket, count: int, clock: Clock, until_s: float) -> bytes:
+    """Return so many bytes from a socket.
+
+    Raises:
+        TimeoutError: They have not come in time.
+        OSError: The connection has ended.
+    """
+    found = b""
+    while len(found) < count:
+        await wait_ready(sock, until_s - clock.monotonic())
+        data = sock.recv(count - len(found))
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        found += data
+    return found
 
 
 async def wait_connected(sock: socket.socket, timeout_s: float) -> None:

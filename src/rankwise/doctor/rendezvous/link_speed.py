@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.rendezvous.link_probe import begin_connect, open_socket, wait_connected, wait_ready
+from rankwise.doctor.rendezvous.link_probe import begin_connect, open_socket, read_exactly, wait_connected
 from rankwise.doctor.rendezvous.link_server import ORDER, PING, STALL_S, STREAM, TAKEN
 from rankwise.doctor.rendezvous.wire import explain, tune
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PINGS, _PINGS_S = 20, 3.0
 _MOST_BYTES = 64 << 20
-_CHUNK = bytes(1 << 18)
+_CHUNK = bytes(4 << 20)
 _OPEN_S, _GREETING_BYTES = 5.0, 1024
 #: Linux: struct tcp_info, tcpi_total_retrans and tcpi_segs_out; and the option that paces a stream.
 _TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
@@ -86,21 +86,10 @@ async def measure_link(
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-async def _read(sock: socket.socket, count: int, clock: Clock, until_s: float) -> bytes:
-    found = b""
-    while len(found) < count:
-        await wait_ready(sock, until_s - clock.monotonic())
-        data = sock.recv(count - len(found))
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        found += data
-    return found
-
-
 async def _skip_greeting(sock: socket.socket, clock: Clock) -> None:
     until_s = clock.monotonic() + _OPEN_S
     for _ in range(_GREETING_BYTES):
-        if await _read(sock, 1, clock, until_s) == b"\n":
+        if await read_exactly(sock, 1, clock, until_s) == b"\n":
             return
     raise ConnectionAbortedError("it is not a doctor")
 
@@ -112,7 +101,7 @@ async def _ping(sock: socket.socket, clock: Clock) -> float:
         begin_s = clock.monotonic()
         sock.send(order)
         try:
-            await _read(sock, ORDER.size, clock, until_s)
+            await read_exactly(sock, ORDER.size, clock, until_s)
         except TimeoutError:
             break
         found.append(clock.monotonic() - begin_s)
@@ -133,7 +122,7 @@ async def _stream(sock: socket.socket, clock: Clock, seconds: float) -> tuple[in
 
     sending = asyncio.create_task(send())
     try:
-        kind, took_us, taken = ORDER.unpack(await _read(sock, ORDER.size, clock, until_s))
+        kind, took_us, taken = ORDER.unpack(await read_exactly(sock, ORDER.size, clock, until_s))
     except TimeoutError:
         return 0, 1.0
     finally:
