@@ -96,6 +96,7 @@ def visit(scene: Callable[[Guest], None], **changes: Any) -> tuple[list[str], li
             guest.close()
             serving.cancel()
             await asyncio.wait({serving})
+            await made.close()
 
     return asyncio.run(play())
 

@@ -100,10 +100,12 @@ class Connection:
         self._writer.close()
 
     async def wait_closed(self, timeout_s: float) -> None:
-        """Close it, and wait until what was to be sent has left."""
+        """Close it, and wait until what was to be sent has left; what does not leave in time is dropped."""
         self.close()
-        with suppress(OSError, asyncio.TimeoutError):
+        try:
             await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
+        except (OSError, asyncio.TimeoutError):
+            self._writer.transport.abort()
 
 
 async def in_thread(function: Callable[[], Result]) -> Result:

@@ -41,7 +41,7 @@ _MOST_HOSTS = 1 << 16
 _SAY_S, _FIRST_SAY_S = 10.0, 2.0
 #: Hosts that are all simulated by one process take so many times as long.
 _PATIENCE_SIMULATED = 10
-_GLANCE_S = 0.1
+_GLANCE_S, _CLOSE_S = 0.1, 1.0
 
 
 class OwnHostLostError(Exception):
@@ -76,8 +76,10 @@ class Coordinator:
             await self._watch()
         finally:
             server.close()
-            for connection in self._connections:
-                connection.close()
+
+    async def close(self) -> None:
+        """Close all connections, after what waits to be sent, if it leaves soon."""
+        await asyncio.gather(*(one.wait_closed(_CLOSE_S) for one in self._connections))
 
     def here(self) -> list[Peer]:
         """Return the hosts that still answer."""
@@ -212,13 +214,12 @@ class Coordinator:
             writer.close()
             return
         self._connections.add(connection)
-        try:
-            # A handler that is cancelled at the end must end quietly: asyncio logs it otherwise (Python 3.11).
-            with suppress(asyncio.CancelledError):
-                peer = await self._admit(connection) if self._num_unknown < _MOST_UNKNOWN else None
-                if peer is not None:
-                    await self._listen(peer)
-        finally:
+        # A handler that is cancelled at the end must end quietly: asyncio logs it otherwise (Python 3.11). Its connection is closed by
+        # `close`: Ctrl-C cancels all tasks at once (Python 3.10), and the other hosts are still to be told.
+        with suppress(asyncio.CancelledError):
+            peer = await self._admit(connection) if self._num_unknown < _MOST_UNKNOWN else None
+            if peer is not None:
+                await self._listen(peer)
             self._connections.discard(connection)
             connection.close()
 

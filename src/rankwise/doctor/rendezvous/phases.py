@@ -84,6 +84,8 @@ class Phases:
         finally:
             serving.cancel()
             await asyncio.wait({serving})
+            await self._coordinator.close()
+            listener.close()
 
     # ── arrival ──
 
