@@ -264,7 +264,7 @@ class SeveralNodes:
         if "is not registered" in text:
             near = difflib.get_close_matches(meeting.backend, _BACKENDS, n=1)
             return UsageError(
-                f"torch knows no rendezvous backend {meeting.backend!r}",
+                f"--rdzv-backend {meeting.backend}: torch knows no such backend",
                 hint=f"did you mean {near[0]}?"
                 if near
                 else "static and c10d are always there; others need their own package",
