@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.hints import is_same_for_all, main_of, role_of
@@ -45,7 +46,7 @@ def call_function(
     if isinstance(function.node, ast.Lambda):
         with _inside(run, function, scope, node, module):
             return run.evaluate(run, scope, function.node.body)
-    if is_generator(run, function):
+    if has_yield(function.node):
         return _suspended(run, function, scope, node, module)
     key = _key(run, function, scope)
     if key is not None and key in run.barren:
@@ -201,15 +202,7 @@ def _did_collective(items: list[Any]) -> bool:
     return bool(items)
 
 
-def is_generator(run: Run, function: Function) -> bool:
-    """Whether calling it runs nothing yet."""
-    key = ("generator", function.node)
-    found = run.memo.get(key)
-    if found is None:
-        found = run.memo[key] = has_yield(function.node)
-    return bool(found)
-
-
+@lru_cache(maxsize=2048)
 def has_yield(node: ast.AST) -> bool:
     """Whether there is a `yield` in a function, or in a statement, that is its own."""
     todo = list(getattr(node, "body", ()))

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import span_of
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.job_view import parents_of, text_of
 from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, last_value
 from rankwise.lint.topics.wrapping import refers_to, wraps
 
@@ -130,7 +130,7 @@ def _set_by_statement(script: Script, wrap: Wrap) -> Iterator[ast.AST]:
         return
     made_later = [call for call in wrap.calls_after() if call.module is script.module]
     executed, modules = {id(call.node) for call in made_later}, _made_modules(made_later)
-    for node in ast.walk(script.tree):
+    for node in parents_of(script.tree):
         if not isinstance(node, ast.Assign) or not isinstance(
             node.targets[0], (ast.Attribute, ast.Subscript)
         ):

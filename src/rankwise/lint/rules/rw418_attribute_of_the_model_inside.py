@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import above, function_of, statement_of
+from rankwise.lint.topics.job_view import above, function_of, parents_of, statement_of
 from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, nodes_in
 from rankwise.lint.topics.wrapping import wraps
 
@@ -101,7 +101,7 @@ def _reads(tree: ast.Module, wrap: Wrap, statement: ast.stmt) -> Iterator[ast.At
     nodes = nodes_in(function_of(tree, statement))
     given = {
         one.attr
-        for one in ast.walk(tree)
+        for one in parents_of(tree)
         if isinstance(one, ast.Attribute)
         and not isinstance(one.ctx, ast.Load)
         and key_of(one.value) in wrap.names
