@@ -353,27 +353,10 @@ def _of_dataset(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return Value(max(call.receiver.spread, given.spread), given.origin, thing=call.receiver.thing)
 
 
+_OF_DATASET = ("shuffle", "map", "filter", "with_format", "set_format", "shard", "select", "take", "skip", "rename_column",
+               "remove_columns", "with_transform", "select_columns", "flatten_indices", "cast_column")  # fmt: skip
 METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {
-    **dict.fromkeys(
-        (
-            "shuffle",
-            "map",
-            "filter",
-            "with_format",
-            "set_format",
-            "shard",
-            "select",
-            "take",
-            "skip",
-            "rename_column",
-            "remove_columns",
-            "with_transform",
-            "select_columns",
-            "flatten_indices",
-            "cast_column",
-        ),
-        _of_dataset,
-    ),
+    **dict.fromkeys(_OF_DATASET, _of_dataset),
     "eval": _switch,
     "train": _switch,
     "backward": _backward_method,
