@@ -208,7 +208,14 @@ class _Stay:
         import threading
 
         lines: list[Any] = []
-        reader = threading.Thread(target=lambda: lines.extend(self._judge()), daemon=True)
+
+        def read() -> None:
+            try:
+                lines.extend(self._judge())
+            except Exception:  # the store may be what was lost; torch's error matters, not this one's
+                return
+
+        reader = threading.Thread(target=read, daemon=True)
         reader.start()
         reader.join(_EXPLAIN_S)
         for problem in lines[:1]:
