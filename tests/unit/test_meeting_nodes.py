@@ -27,12 +27,13 @@ class FakeHelper:
     Attributes:
         num_nodes: How many meet.
         over: Why this node does not.
-        again: Why those that have met meet once more.
+        again: Why those that have met meet once more, each time; empty where others have met without this node.
     """
 
     def __init__(self, news: dict[str, object]) -> None:
         self._news, self.clock = news, FakeClock()
-        self.num_nodes, self.over, self.again = 1, "", ""
+        self.num_nodes, self.over = 1, ""
+        self.again: list[str] = []
 
     def ask(self, op: str, *, on_wait: Callable[[float], None], **_facts: object) -> dict[str, object]:
         """Wait for 12 seconds, and find a world of one node; lose another at its end."""
@@ -48,7 +49,7 @@ class FakeHelper:
             look()
             raise AssertionError("it waits on for a node that is lost")
         if self.again:
-            return {"again": self.again}
+            return {"again": self.again.pop()}
         for second in range(13):
             on_wait(float(second))
         return {
@@ -152,11 +153,21 @@ def test_nodes_that_meet_in_vain_again_and_again_end_with_an_error() -> None:
     """Each time they say why; after the fourth time the job is not tried again."""
     spec = parse(["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
     helper, console = FakeHelper({}), FakeConsole()
-    helper.again = "a node did not number its ranks"
+    helper.again = ["a node did not number its ranks"] * 9
     nodes = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", console), lambda: ())
     with pytest.raises(RendezvousError, match="4 times, and each time a node did not number its ranks"):
         nodes.join(0)
     assert console.lines == ["rankwise: a node did not number its ranks: the nodes meet again"] * 4
+
+
+@pytest.mark.parametrize(("again", "has_come_anew"), [([], False), (["one was lost"], False), ([""], True)])
+def test_a_node_knows_that_it_was_cut_off_itself(again: list[str], *, has_come_anew: bool) -> None:
+    """The others have met without it: then the hosts that it had lost are not broken."""
+    spec = parse(["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
+    helper = FakeHelper({})
+    helper.again = again
+    nodes = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", FakeConsole()), lambda: ())
+    assert nodes.join(0).has_come_anew is has_come_anew
 
 
 def test_who_took_part_before_is_watched_no_more_in_a_static_rendezvous_either() -> None:

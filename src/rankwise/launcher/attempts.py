@@ -79,6 +79,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         part = _join(job, restarts, is_first=not index)
         if part is None:
             return 0
+        if part.has_come_anew:  # it was this node that was cut off, and not the hosts that it lost
+            losses = {host: times for host, times in losses.items() if not host}
         outcome = _run_attempt(job, part, index=index, restarts=restarts, failures=failures)
         case, verdict = outcome.case, judge(outcome.case)
         save_evidence(job, case, verdict)

@@ -120,9 +120,10 @@ class SeveralNodes:
         self._has_told_enough = False
         host = socket.gethostname() if self._spec.watch else ""
         part: dict[str, object] = {"again": ""}
-        num_failed = 0
+        num_failed = num_tries = 0
         while "again" in part:
             self._stand_by()
+            num_tries += 1
             part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles))
             if why := str(part.get("again", "")):
                 num_failed += 1
@@ -148,6 +149,7 @@ class SeveralNodes:
             run_id=str(part["run_id"]),
             listener=bind_store("", port, restart) if serve_here else None,
             secret=str(part["secret"]),
+            has_come_anew=num_tries > num_failed + 1,
             link=self._open_link(part, host),
         )
 
