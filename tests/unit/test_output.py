@@ -443,6 +443,7 @@ def test_what_ranks_have_just_printed_is_known() -> None:
     )
     assert console.has_shown(text)
     assert not console.has_shown(text + "KeyError: 1\n")
+    assert not console.has_shown("boom"), "that is a part of another line"
     console.write(2, b"step\n" * 4000)
     assert not console.has_shown(text)
     os.close(sink)
@@ -482,7 +483,7 @@ _INTERRUPTED = b'Traceback (most recent call last):\n  File "train.py", line 4, 
 def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(
     size: int, prefix: bytes, tmp_path: Path
 ) -> None:
-    """After Ctrl-C, in whatever pieces it comes, with what it interrupted the handling of; what else a rank says is shown, another exception too."""
+    """After Ctrl-C, in whatever pieces it comes; what else a rank says is shown, and another exception, too, whose handling was interrupted."""
     told = b"".join(prefix + line for line in _INTERRUPTED.splitlines(keepends=True))
     other = told.replace(b"KeyboardInterrupt", b"ValueError: no")
     chain = b"".join(
@@ -496,5 +497,8 @@ def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(
     for at in range(0, len(whole), size):
         ranks.say(0, whole[at : at + size])
         wait_until(lambda seen=at + size: _size_of(tmp_path / "0" / "stderr.log") >= min(seen, len(whole)))
-    assert ranks.finish() == b"saving\nsaved\n" + other + other + chain + other + b"\r 10%"
+    assert (
+        ranks.finish()
+        == b"saving\n" + other + prefix + b"\nsaved\n" + other + other + chain + other + b"\r 10%"
+    )
     assert (tmp_path / "0" / "stderr.log").read_bytes() == whole

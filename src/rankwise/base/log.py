@@ -1,12 +1,13 @@
 """Messages to the user as log records: the logger ``rankwise`` and those below it, on standard error unless the user routes them elsewhere.
 
-``logging.getLogger("rankwise").addHandler(...)`` before the first message takes them over; ``setLevel`` silences some.
+``logging.getLogger("rankwise").addHandler(...)`` takes them over; ``setLevel`` silences some. Handlers of the root logger do not see them.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import final
 
 ROOT = "rankwise"
@@ -17,12 +18,12 @@ class _StandardError(logging.Handler):
     """Writes to what is ``sys.stderr`` at that moment: a notebook or a test may have replaced it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record as a line; its level is shown from warnings on."""
+        """Write a record as a line, unless the user has a handler; its level is shown from warnings on."""
+        if len(logging.getLogger(ROOT).handlers) > 1:
+            return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        try:
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none, or its reader is gone
             sys.stderr.write(f"rankwise: {level}{self.format(record)}\n")
-        except (OSError, ValueError):  # closed, or its reader is gone
-            self.handleError(record)
 
 
 def get_logger(name: str) -> logging.Logger:

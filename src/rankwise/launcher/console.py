@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from typing import final
 
@@ -14,6 +15,8 @@ _LOOK_EVERY_S = 0.2
 _SHORT_PATIENCE_S = 1.0
 #: About a hundred lines: what stands there is found by scrolling up a little.
 _RECENT_BYTES = 8 << 10
+#: torch's, and those of ``--tee``.
+_PREFIXES = re.compile(r"^(\[[^\]]*\]:\s?)+")
 
 
 @final
@@ -43,7 +46,10 @@ class Console:
         """Tell whether all lines of a text are among the last that ranks wrote to standard error here."""
         with self._lock:
             recent = terminal.strip_escapes(self._recent.decode("utf-8", "replace"))
-        return all(line.strip() in recent for line in terminal.strip_escapes(text).splitlines())
+        shown = {"", *(_PREFIXES.sub("", line).strip() for line in recent.splitlines())}
+        return all(
+            _PREFIXES.sub("", line).strip() in shown for line in terminal.strip_escapes(text).splitlines()
+        )
 
     def say(self, text: str, *, apart: bool = False) -> None:
         """Write a line of our own to standard error, or drop it if nobody reads there.

@@ -25,6 +25,8 @@ class InterruptTraces:
         self._held = self._half = b""
         # What is held: a traceback that goes on; one that is complete; one behind which another one is announced.
         self._state: Literal["open", "complete", "chained"] = "open"
+        # Where the last traceback of a chain begins in it, with the line that announces it.
+        self._last_at = 0
 
     def filter(self, data: bytes) -> bytes:
         """Return what of the next bytes is shown now; a traceback that is not complete is held."""
@@ -41,19 +43,19 @@ class InterruptTraces:
         shown, begins = b"", bool(_BEGIN.match(line))
         if self._held and self._state != "open":
             if _CHAIN.match(line):
-                self._state = "chained"
+                self._state, self._last_at = "chained", len(self._held)
             elif not _BLANK.match(line) and not (begins and self._state == "chained"):
                 shown, self._held = self._held, b""
         if not self._held and not begins:
             return shown + line
+        self._last_at = self._last_at if self._held else 0
         self._held += line
         if begins:
             self._state = "open"
         elif self._state == "open" and not _INSIDE.match(line):
             if _END.match(line):
-                self._held = b""
-            else:
-                self._state = "complete"
+                self._held = self._held[: self._last_at]
+            self._state = "complete"
         return shown
 
     def flush(self) -> bytes:

@@ -181,4 +181,4 @@ def _abandon() -> None:
     try:
         call_within(_ABANDON_S, dist.destroy_process_group)
     except (OverdueError, RuntimeError) as error:
-        _LOGGER.info(f"what was left of a process group could not be closed: {error}")
+        _LOGGER.warning(f"what was left of a process group could not be closed: {error}")

@@ -470,7 +470,7 @@ class RankContext:
         try:
             call_within(bound_s, destroy)
         except OverdueError:
-            _LOGGER.info(
+            _LOGGER.warning(
                 f"[rank {self.rank}] left the job with a collective pending: its process group could not be closed within {bound_s:.0f} s"
             )
         # Told when we have left: what went wrong in the background must not stay there.

@@ -12,7 +12,13 @@ from rankwise.verdict.script_names import name_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_ENDING = {"exit", "_exit", "quit", "SystemExit"}
+_ENDING, _MODULES = {"exit", "_exit", "quit", "SystemExit"}, {"sys", "os", "builtins"}
+
+
+def _is_exit(called: ast.expr) -> bool:
+    """Tell whether a call ends the process: a window's ``quit()``, or a parser's ``exit()``, is another one."""
+    of_module = isinstance(called, ast.Attribute) and name_of(called.value) in _MODULES
+    return name_of(called) in _ENDING and (of_module or isinstance(called, ast.Name))
 
 
 def find_exit_call(sources: Mapping[str, str], code: int | None) -> str | None:
@@ -56,7 +62,7 @@ def _list_words(text: str) -> list[tuple[int, str]]:
     return [
         (node.lineno, said.strip())
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and name_of(node.func) in _ENDING
+        if isinstance(node, ast.Call) and _is_exit(node.func)
         for said in (one.value for one in node.args if isinstance(one, ast.Constant))
         if isinstance(said, str) and said.strip()
     ]
@@ -74,7 +80,7 @@ def _list_calls(text: str) -> list[tuple[int, int]]:
         (node.lineno, code)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        and name_of(node.func) in _ENDING
+        and _is_exit(node.func)
         and (code := _read_code(node)) is not None
         and any("__name__" not in lines[guard.line - 1] for guard in book.guards_at(node.lineno))
     ]

@@ -140,16 +140,17 @@ def _judge_by_stacks(case: Case) -> Verdict:
     # Who was elsewhere is named only beside others that waited for somebody.
     named = away if waiting and len(away) <= len(waiting) else []
     if named:
-        where = shorten(named[0][1].where)
+        gone, places = [end.rank for end, _ in named], {stack.where for _, stack in named}
+        where = f"at {shorten(places.pop())}" if len(places) == 1 else "elsewhere"
         waited = name_ranks([end.rank for end, _ in waiting])
-        text = f"{name_ranks([end.rank for end, _ in named])} did not reach a collective, but was at {where}; {waited} waited"
+        text = f"{name_ranks(gone)} did not reach a collective, but {verb(gone, 'were', 'was')} {where}; {waited} waited"
     return Verdict(
         kind="hang",
         culprits=tuple(sorted(end.rank for end, _ in named)),
         where=named[0][1].where if named else None,
         waiting=tuple(Waiting(rank=end.rank, where=stack.where, op=stack.op) for end, stack in waiting),
         message=text,
-        fix="look at where each of them was",
+        fix="look at what they waited for there" if named else "look at where each of them was",
         exit_code=1,
     )
 

@@ -100,7 +100,7 @@ class Recovery:
             if all(one.get("digest") == self._digest for one in facts):
                 whole.append((max(int(one["version"]) for one in facts), folder))
             else:
-                _LOGGER.info(f"{folder} is incomplete, or of another model or number of servers: not used")
+                _LOGGER.warning(f"{folder} is incomplete, or of another model or number of servers: not used")
         version, newest = max(whole, default=(-1, None))
         return newest if version >= num_updates else None
 

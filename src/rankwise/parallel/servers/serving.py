@@ -189,7 +189,7 @@ class Server:
             if self._store.check([f"ended/{worker}"]) and self._store.get(f"ended/{worker}"):
                 self._remove(worker, None, None)
             elif now > until_s:
-                _LOGGER.info(
+                _LOGGER.warning(
                     f"[rank {self.rank}] {name_ranks([worker])} did not reach the server in time; continuing without"
                 )
                 self._give_up(worker)
